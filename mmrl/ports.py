@@ -1,0 +1,71 @@
+"""The verbs: what the loop asks of its parts. Standard library only; concrete classes meet only in `build`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from mmrl.types import Experience, Group, Prompt, Rollout, Sample, SamplingLaw, Score, State
+
+
+class Source(Protocol):
+    """Where samples come from: an endless, seeded order that a cursor can return to."""
+
+    def take(self, cursor: int, count: int) -> Sequence[Sample]:
+        """The `count` samples that follow position `cursor`."""
+
+
+class Asker(Protocol):
+    """Turns a sample into what the model reads."""
+
+    def ask(self, sample: Sample) -> Prompt:
+        """Open and measure the media once; expand placeholders. Raises UserError naming the sample."""
+
+
+class Sampler(Protocol):
+    """Draws responses from the current policy."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
+    ) -> Sequence[Sequence[Rollout]]:
+        """`group_size` rollouts for each prompt, in order. Seeds derive from (run, step, sample, index)."""
+
+    def sync(self, version: int) -> None:
+        """Use the learner's weights from here on, and stamp segments with `version`."""
+
+
+class Judge(Protocol):
+    """Scores rollouts; the only caller of reward functions."""
+
+    def judge(self, rollouts: Sequence[Sequence[Rollout]]) -> Sequence[Group]:
+        """One group per prompt, in order."""
+
+    def score(self, rollout: Rollout) -> Score:
+        """The score of one rollout."""
+
+
+class Learner(Protocol):
+    """Turns experiences into new weights."""
+
+    def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
+        """One optimizer step over all experiences, empty or not; returns metrics named `learner/...`."""
+
+
+class Keeper(Protocol):
+    """Saves a run so that it can go on exactly."""
+
+    def save(self, state: State) -> None:
+        """Write a complete checkpoint; the previous one goes only after."""
+
+    def due(self, state: State) -> bool:
+        """Whether a checkpoint is due after this step."""
+
+
+class Teller(Protocol):
+    """Tells people what happens."""
+
+    def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+        """Record one step. `times` are wall-clock seconds and live apart from the reproducible metrics."""
+
+    def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
+        """Keep the step's rollouts for reading."""

@@ -1,0 +1,255 @@
+"""The nouns: frozen data that crosses rooms. Standard library only.
+
+A run is a chain of these, each made from the one before:
+
+    Sample ──ask──► Prompt ──answer──► Rollout ──judge──► Group ──choose──► Experience ──learn──► weights
+
+Example, one counting question on its way through the loop:
+
+    Sample(id="count-7", task="count", parts=(ImageRef(path="7.png", sha256="ab.."), "How many red dots?"),
+           target=Target(kind=Kind.NUMBER, value=3))
+    Prompt(sample=..., ids=(5, 9, 9, ..), grids=((1, 6, 6),), resizes=(ResizeMap((48, 48), (48, 48)),), ..)
+    Rollout(prompt=..., index=0, segments=(Segment(ids=(41, 3), logps=(-0.2, -1.1), author=Author.POLICY),), ..)
+    Score(terms={"count": Term(0.0, "2, expected 3")}, total=0.0)
+    Group(prompt=..., rollouts=(.., ..), scores=(.., ..))
+    Experience(rollout=..., advantage=-0.7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class UserError(Exception):
+    """Something the user can put right: a path, a key, a value, a full disk. Ends the command with exit code 2."""
+
+
+class Unscorable(Exception):
+    """A reward cannot judge this sample (unusable gold, a service that failed). It is never a score of 0."""
+
+
+class Author(StrEnum):
+    """Who produced a segment's tokens; what may be trained follows from it and from nothing else."""
+
+    POLICY = "policy"  # sampled by the model: the policy term
+    TEACHER = "teacher"  # a demonstration: the likelihood term
+    TRIGGER = "trigger"  # text forced upon the model: never trained
+    ENV = "env"  # a tool's or environment's text: never trained
+
+
+class Kind(StrEnum):
+    """What an answer is, hence how it is written, parsed and compared."""
+
+    TEXT = "text"
+    CHOICE = "choice"
+    NUMBER = "number"
+    BOX = "box"
+
+
+class Frame(StrEnum):
+    """What a coordinate is measured in. x runs right, y runs down, both from the top left corner."""
+
+    PX_ORIGINAL = "px_original"
+    PX_RESIZED = "px_resized"
+    NORM_1 = "norm_1"
+    NORM_1000 = "norm_1000"
+
+
+class Size(NamedTuple):
+    """A picture's extent, in pixels."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeMap:
+    """How one picture was resized before the model saw it; the only converter of coordinates between frames."""
+
+    original: Size
+    resized: Size
+
+    def convert(self, values: Sequence[float], source: Frame, target: Frame) -> tuple[float, ...]:
+        """Convert x, y, x, y, ... from one frame to another.
+
+        Raises:
+            ValueError: an odd number of values.
+        """
+        if len(values) % 2:
+            raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
+        if source == target:
+            return tuple(float(value) for value in values)
+        spans = self._span(source), self._span(target)
+        return tuple(value / spans[0][i % 2] * spans[1][i % 2] for i, value in enumerate(values))
+
+    def _span(self, frame: Frame) -> tuple[float, float]:
+        match frame:
+            case Frame.PX_ORIGINAL:
+                return self.original
+            case Frame.PX_RESIZED:
+                return self.resized
+            case Frame.NORM_1:
+                return (1.0, 1.0)
+            case Frame.NORM_1000:
+                return (1000.0, 1000.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef:
+    """A picture by reference: a path and the sha256 (hex) of the file's bytes, never pixels."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The right answer. `frame` is set for coordinates and only for them; they belong to the first image."""
+
+    kind: Kind
+    value: Any
+    frame: Frame | None = None
+
+
+Part = str | ImageRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One question of a dataset. `label` is what an annotator wrote, for imitation; `target` is what rewards check."""
+
+    id: str
+    task: str
+    parts: tuple[Part, ...]
+    target: Target
+    label: Target | None = None
+    thought: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def images(self) -> tuple[ImageRef, ...]:
+        """The pictures, in reading order."""
+        return tuple(part for part in self.parts if isinstance(part, ImageRef))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A sample as the model will read it. `ids` has every image placeholder expanded; `grids` is (t, h, w) patches."""
+
+    sample: Sample
+    ids: tuple[int, ...]
+    grids: tuple[tuple[int, int, int], ...]
+    resizes: tuple[ResizeMap, ...]
+    frame: Frame
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLaw:
+    """The distribution tokens are drawn from; the learner evaluates this same law. Temperature 0 means greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    banned: tuple[int, ...] = ()
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive tokens by one author. `logps` are behaviour log-probs in nats, one per token, under the law."""
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    author: Author
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A response, parsed once. `value` is None when nothing of the right kind stands where the answer belongs."""
+
+    text: str | None
+    thought: str | None
+    value: Any
+    problems: tuple[str, ...] = ()
+
+
+class Finish(StrEnum):
+    """Why a rollout ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One response to a prompt; `index` is its place among its siblings."""
+
+    prompt: Prompt
+    index: int
+    segments: tuple[Segment, ...]
+    text: str
+    answer: Answer
+    finish: Finish
+    law: SamplingLaw
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens after the prompt, whoever wrote them."""
+        return sum(len(segment.ids) for segment in self.segments)
+
+
+class Term(NamedTuple):
+    """What one reward says: a value in its declared range and one line a person can read."""
+
+    value: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Named reward terms and their weighted total."""
+
+    terms: Mapping[str, Term]
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One prompt, its rollouts and their scores, in the same order."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    scores: tuple[Score, ...]
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """Total reward of each rollout."""
+        return tuple(score.total for score in self.scores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A rollout with what it teaches. `advantage` scales the policy term of its POLICY tokens."""
+
+    rollout: Rollout
+    advantage: float
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """What a run remembers beyond weights and optimizer: exactly what a checkpoint adds to them."""
+
+    stage: int = 0
+    step: int = 0
+    cursor: int = 0
+    version: int = 0
+    barren_steps: int = 0
+    stage_done: bool = False
+    metrics_bytes: int = 0
+    evals: dict[str, dict[str, Any]] = field(default_factory=dict)
