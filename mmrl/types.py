@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -134,6 +135,33 @@ class Sample:
     def images(self) -> tuple[ImageRef, ...]:
         """The pictures, in reading order."""
         return tuple(part for part in self.parts if isinstance(part, ImageRef))
+
+
+class Reject(NamedTuple):
+    """A row a dataset could not turn into a sample, and why."""
+
+    id: str
+    reason: str
+
+
+class Place(NamedTuple):
+    """Where a dataset function works: files it makes go under `work`; relative paths start from `base`."""
+
+    work: Path
+    base: Path
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What a reward sees of a rollout; it sees the whole sample too. Coordinates in `answer` are in `frame`."""
+
+    text: str
+    answer: Answer
+    finish: Finish
+    num_tokens: int
+    resizes: tuple[ResizeMap, ...]
+    frame: Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
