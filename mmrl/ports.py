@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from mmrl.types import Experience, Group, Prompt, Rollout, Sample, SamplingLaw, Score, State
+from mmrl.types import Experience, Group, Prompt, Rollout, Sample, SamplingLaw, Score, State, Target
 
 
 class Source(Protocol):
@@ -20,6 +20,9 @@ class Asker(Protocol):
 
     def ask(self, sample: Sample) -> Prompt:
         """Open and measure the media once; expand placeholders. Raises UserError naming the sample."""
+
+    def demonstrate(self, prompt: Prompt, answer: Target) -> Rollout:
+        """The response a teacher would give."""
 
 
 class Sampler(Protocol):
@@ -40,8 +43,8 @@ class Judge(Protocol):
     def judge(self, rollouts: Sequence[Sequence[Rollout]]) -> Sequence[Group]:
         """One group per prompt, in order."""
 
-    def score(self, rollout: Rollout) -> Score:
-        """The score of one rollout."""
+    def score(self, rollout: Rollout, *, evaluation: bool = False) -> Score:
+        """The score of one rollout; in evaluation, terms that only shape training are left out."""
 
 
 class Learner(Protocol):
@@ -51,14 +54,22 @@ class Learner(Protocol):
         """One optimizer step over all experiences, empty or not; returns metrics named `learner/...`."""
 
 
+class Gate(Protocol):
+    """Decides whether a stage has reached its goal."""
+
+    def passed(self, state: State) -> bool:
+        """Look when a look is due; True ends the stage."""
+
+
 class Keeper(Protocol):
     """Saves a run so that it can go on exactly."""
 
-    def save(self, state: State) -> None:
-        """Write a complete checkpoint; the previous one goes only after."""
+    def keep(self, state: State) -> None:
+        """Called after every step: save when a checkpoint is due or the user wants to stop.
 
-    def due(self, state: State) -> bool:
-        """Whether a checkpoint is due after this step."""
+        Raises:
+            Interrupted: the user wanted to stop; everything is saved.
+        """
 
 
 class Teller(Protocol):

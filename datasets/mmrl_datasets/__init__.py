@@ -1,0 +1,1 @@
+"""Datasets: functions from a place and a split to samples."""

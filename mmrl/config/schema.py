@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+Word = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 Role = Literal["vision", "projector", "language"]
 
 
@@ -24,7 +27,7 @@ class VisionScratch(Strict):
     depth: Positive = 2
     """Transformer blocks."""
     width: Positive = 64
-    """Hidden size; a multiple of `heads`."""
+    """Hidden size; a multiple of 4 x `heads`."""
     heads: Positive = 4
     """Attention heads."""
     mlp: Positive = 128
@@ -34,6 +37,12 @@ class VisionScratch(Strict):
     merge: Positive = 2
     """Patches per side merged into one language-model token."""
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> VisionScratch:
+        if self.width % (4 * self.heads):  # rotary positions turn pairs along two axes
+            raise ValueError(f"width {self.width} must be a multiple of 4 x heads ({self.heads})")
+        return self
+
 
 class LanguageScratch(Strict):
     """The language model of a from-scratch model."""
@@ -41,15 +50,15 @@ class LanguageScratch(Strict):
     depth: Positive = 2
     """Transformer blocks."""
     width: Positive = 96
-    """Hidden size; a multiple of `heads`."""
+    """Hidden size; a multiple of 2 x `heads`."""
     heads: Positive = 4
     """Attention heads."""
     kv_heads: Positive = 2
     """Key and value heads; divides `heads`."""
     mlp: Positive = 192
     """Inner size of the feed-forward layers."""
-    vocab: Positive = 448
-    """Tokens the byte-level BPE may learn, special tokens included (at least 300)."""
+    vocab: Annotated[int, Field(ge=300)] = 448
+    """Tokens the byte-level BPE may learn, special tokens included; 256 bytes and the special tokens need 300."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> LanguageScratch:
@@ -57,8 +66,6 @@ class LanguageScratch(Strict):
             raise ValueError(f"width {self.width} must be a multiple of 2 x heads ({self.heads})")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-        if self.vocab < 300:
-            raise ValueError(f"vocab {self.vocab} is too small: 256 bytes and the special tokens need 300")
         return self
 
 
@@ -194,7 +201,7 @@ class Optimizer(Strict):
 
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
     """Peak learning rate."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the moment estimates."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Decoupled weight decay."""
@@ -222,8 +229,8 @@ class Until(Strict):
 class Stage(Strict):
     """What every stage has."""
 
-    name: str
-    """Name in metrics and on the console; unique in the run."""
+    name: Word
+    """Name in metrics, file names and on the console; unique in the run."""
     steps: Positive
     """Optimizer steps at most."""
     optimizer: Optimizer = Optimizer()
@@ -323,7 +330,7 @@ class Checkpoints(Strict):
 class Run(Strict):
     """The run itself."""
 
-    name: str
+    name: FileName
     """Name of the run."""
     dir: str = "runs/{name}"
     """Where everything of the run is written; `{name}` is the run's name."""
@@ -355,12 +362,13 @@ class Config(Strict):
     checkpoints: Checkpoints = Checkpoints()
     """When the run is saved."""
 
-    @model_validator(mode="after")
-    def _stages_fit(self) -> Config:
-        names = [stage.name for stage in self.stages]
+    @field_validator("stages")
+    @classmethod
+    def _stages_fit(cls, stages: tuple[Sft | Rl, ...], info: ValidationInfo) -> tuple[Sft | Rl, ...]:
+        names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
-            raise ValueError(f"stage names must be unique, got {names}")
-        gated = [stage.name for stage in self.stages if stage.until]
-        if gated and not self.data.validation:
+            raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+        gated = [stage.name for stage in stages if stage.until]
+        if gated and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {gated[0]!r} has `until`, which needs `data.validation`")
-        return self
+        return stages

@@ -1,0 +1,1 @@
+"""Rewards: pure functions that score one response against one sample. How to add one: rewards/README.md."""

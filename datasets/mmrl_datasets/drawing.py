@@ -1,0 +1,144 @@
+"""What the scene generators share: seeded streams, boxes that do not overlap, held-out compositions, PNG files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from mmrl.types import ImageRef, UserError
+from mmrl_datasets.pictures import Split, cutout
+
+Box = tuple[int, int, int, int]
+
+COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
+    "red": (226, 32, 38),
+    "green": (30, 160, 60),
+    "blue": (36, 84, 220),
+    "yellow": (248, 208, 24),
+    "purple": (150, 50, 190),
+    "white": (250, 250, 250),
+}
+SHAPES: Final = ("disc", "square", "triangle")
+FINENESS: Final = 4  # shapes are drawn this much larger, then shrunk: smooth edges
+MAX_DRAWS: Final = 5000  # of a layout; a composition falls into a split by chance, one in ten into the rarest
+
+
+class Thing(NamedTuple):
+    """A named thing and the pixels it fills: x1, y1 inclusive, x2, y2 exclusive."""
+
+    name: str
+    box: Box
+
+
+def stream(seed: int, *names: str) -> np.random.Generator:
+    """A random stream that depends on these names alone, never on order, size or clock."""
+    digest = hashlib.sha256("/".join((str(seed), *names)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
+
+def split_of(things: Sequence[Thing]) -> Split:
+    """The one split a composition may occur in, by a hash of what stands where: 80 % train, 10 % each of the others."""
+    tenth = hashlib.sha256(repr(sorted(things)).encode()).digest()[0] % 10
+    return "test" if tenth == 0 else "validation" if tenth == 1 else "train"
+
+
+def compose(split: Split, draw: Callable[[], Sequence[Thing] | None]) -> Sequence[Thing]:
+    """Draw layouts until one exists (is not None) and belongs to the split.
+
+    Raises:
+        UserError: things of this number and size find no room.
+    """
+    for _ in range(MAX_DRAWS):
+        things = draw()
+        if things is not None and split_of(things) == split:
+            return things
+    raise UserError("the things find no room in the picture; use fewer of them or a larger `image_px`")
+
+
+def scatter(
+    rng: np.random.Generator, extents: Sequence[tuple[int, int]], *, image_px: int, step: int, gap: int
+) -> list[Box] | None:
+    """Boxes of these widths and heights at random corners on a grid of `step`, `gap` pixels apart; None if stuck."""
+    boxes: list[Box] = []
+    for width, height in extents:
+        for _ in range(20):
+            left = step * int(rng.integers((image_px - width) // step + 1))
+            top = step * int(rng.integers((image_px - height) // step + 1))
+            box = (left, top, left + width, top + height)
+            if not any(_touch(box, other, gap) for other in boxes):
+                boxes.append(box)
+                break
+        else:
+            return None
+    return boxes
+
+
+def backdrop(
+    rng: np.random.Generator, textures: Sequence[Image.Image], *, image_px: int, strength: float, grey: int
+) -> Image.Image:
+    """A square patch of a real texture, faded towards `grey`: `strength` 1 keeps it, 0 leaves plain grey."""
+    patch = cutout(rng, textures[int(rng.integers(len(textures)))], image_px, image_px)
+    return Image.blend(Image.new("RGB", patch.size, (grey, grey, grey)), patch, strength)
+
+
+def paste_print(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
+    """Paste a photo like a print with a thin white margin; both together fill the box."""
+    margin = max(1, canvas.width // 64)
+    x1, y1, x2, y2 = box
+    inner = (x1 + margin, y1 + margin, x2 - margin, y2 - margin)
+    canvas.paste(COLOURS["white"], box)
+    canvas.paste(photo.resize((inner[2] - inner[0], inner[3] - inner[1])), inner)
+
+
+def paint_shape(canvas: Image.Image, thing: Thing) -> None:
+    """Draw a thing named "<colour> <shape>" so that it touches all four sides of its box."""
+    colour, shape = thing.name.split()
+    x1, y1, x2, y2 = thing.box
+    width, height = x2 - x1, y2 - y1
+    stencil = Image.new("L", (width * FINENESS, height * FINENESS))
+    draw = ImageDraw.Draw(stencil)
+    right, bottom = stencil.width - 1, stencil.height - 1
+    match shape:
+        case "disc":
+            draw.ellipse((0, 0, right, bottom), fill=255)
+        case "square":
+            draw.rectangle((0, 0, right, bottom), fill=255)
+        case "triangle":
+            draw.polygon(((right / 2, 0), (right, bottom), (0, bottom)), fill=255)
+        case _:
+            raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
+    canvas.paste(COLOURS[colour], (x1, y1), stencil.resize((width, height), Image.Resampling.BOX))
+
+
+def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
+    """Write a picture once; its name carries the start of its digest, so another picture never takes its place.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=1)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    path = folder / f"{stem}-{digest[:8]}.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (path.is_file() and path.read_bytes() == content):
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            partial.write_bytes(content)
+            partial.replace(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{path}: cannot write the picture: {reason}; make room or choose another place") from error
+    return ImageRef(path=str(path), sha256=digest)
+
+
+def _touch(a: Box, b: Box, gap: int) -> bool:
+    return a[0] < b[2] + gap and b[0] < a[2] + gap and a[1] < b[3] + gap and b[1] < a[3] + gap

@@ -1,0 +1,334 @@
+"""Three small tasks on real pixels with exact ground truth: count coloured shapes, find a thing, read a number.
+
+Pictures, compositions and handwritten digits of one split occur in no other. A sample depends on the seed, the split
+and its index alone. `label` is what a careless annotator writes; it has a random stream of its own, so that a picture
+does not depend on how it is labelled.
+
+Options all three share:
+    split: train, validation or test.
+    size: number of samples.
+    image_px: side of the square picture.
+    background: how strongly a real texture shows behind, 0 to 1.
+    seed: fixes the samples whatever the run's seed, which is taken when None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from PIL import Image
+
+from mmrl.types import Frame, Kind, Place, Sample, Target, UserError
+from mmrl_datasets.drawing import (
+    COLOURS,
+    SHAPES,
+    Box,
+    Thing,
+    backdrop,
+    compose,
+    paint_shape,
+    paste_print,
+    save_png,
+    scatter,
+    stream,
+)
+from mmrl_datasets.pictures import Split, as_split, cutout, handwriting, materials, textures
+
+GREY: Final = 128
+PAPER: Final = 224
+INK: Final = (24, 28, 64)
+UNCLEAR: Final = "unclear"
+DRAWN: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dice:
+    """One sample's independent random streams."""
+
+    layout: np.random.Generator
+    pixels: np.random.Generator
+    label: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    picture: Image.Image
+    question: str
+    target: Target
+    label: Target
+    things: Sequence[Thing]
+
+
+def counting(
+    place: Place,
+    *,
+    split: str,
+    size: int,
+    image_px: int = 48,
+    max_count: int = 4,
+    colours: Sequence[str] = ("red", "green", "blue", "yellow"),
+    background: float = 0.3,
+    label_miss: float = 0.0,
+    seed: int | None = None,
+) -> Iterator[Sample]:
+    """Task "count": how many shapes have a colour, 0 to `max_count` equally often, among up to two of other colours.
+
+    Options:
+        max_count: largest answer.
+        colours: two or more names of colours.
+        label_miss: chance that the annotator overlooks a shape, for each shape.
+
+    Raises:
+        UserError: an option is out of range.
+    """
+    part = as_split(split)
+    _check_fractions(background=background, label_miss=label_miss)
+    _check_least(1, size=size, max_count=max_count)
+    _check_least(24, image_px=image_px)
+    _check_colours(colours)
+    scenery = textures(part, image_px)
+
+    def draw(dice: _Dice) -> _Scene:
+        colour = colours[int(dice.layout.integers(len(colours)))]
+        count = int(dice.layout.integers(max_count + 1))
+        others = [other for other in colours if other != colour]
+        things = compose(part, lambda: _shapes(dice.layout, [colour] * count, others, image_px))
+        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
+        for thing in things:
+            paint_shape(canvas, thing)
+        noticed = int((dice.label.random(count) >= label_miss).sum())
+        return _Scene(
+            picture=canvas,
+            question=_either(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes."),
+            target=Target(kind=Kind.NUMBER, value=count),
+            label=Target(kind=Kind.NUMBER, value=noticed),
+            things=things,
+        )
+
+    return _samples(place, "count", part, draw, size=size, seed=seed)
+
+
+def grounding(
+    place: Place,
+    *,
+    split: str,
+    size: int,
+    image_px: int = 48,
+    max_things: int = 2,
+    grid_px: int = 4,
+    things: Literal["photos", "shapes"] = "photos",
+    background: float = 0.3,
+    label_pad_px: int = 0,
+    seed: int | None = None,
+) -> Iterator[Sample]:
+    """Task "ground": the box of one of 1 to `max_things` differently named things, in original pixels.
+
+    Options:
+        max_things: most things in a picture.
+        grid_px: corners lie on a grid of this many pixels, which divides `image_px`.
+        things: prints of real photographs ("coins"), or drawn shapes ("red disc").
+        label_pad_px: the annotator pushes each side outwards by 0, 1 or 2 times this, with chances 1/4, 1/2, 1/4.
+
+    Raises:
+        UserError: an option is out of range.
+    """
+    part = as_split(split)
+    _check_fractions(background=background)
+    _check_least(1, size=size, max_things=max_things, grid_px=grid_px)
+    _check_least(0, label_pad_px=label_pad_px)
+    sides = _sides(image_px, grid_px)
+    photos = materials(part, sides[-1]) if _is_photos(things) else {}
+    names = tuple(photos) or DRAWN
+    if max_things > len(names):
+        raise UserError(f"max_things={max_things} exceeds the {len(names)} things there are: {', '.join(names)}")
+    scenery = textures(part, image_px)
+
+    def draw(dice: _Dice) -> _Scene:
+        count = 1 + int(dice.layout.integers(max_things))
+        placed = compose(
+            part, lambda: _named(dice.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
+        )
+        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
+        for thing in placed:
+            _put(canvas, thing, photos, dice.pixels)
+        asked = placed[0]
+        return _Scene(
+            picture=canvas,
+            question=_either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}."),
+            target=_box_target(asked.box),
+            label=_box_target(_padded(dice.label, asked.box, label_pad_px, image_px)),
+            things=placed,
+        )
+
+    return _samples(place, "ground", part, draw, size=size, seed=seed)
+
+
+def digits(
+    place: Place,
+    *,
+    split: str,
+    size: int,
+    image_px: int = 48,
+    length: int = 2,
+    min_length: int | None = None,
+    background: float = 0.15,
+    label_giveup: float = 0.0,
+    label_miss: float = 0.0,
+    seed: int | None = None,
+) -> Iterator[Sample]:
+    """Task "read": the number written in real handwritten digits on faintly textured paper.
+
+    Options:
+        length: most digits.
+        min_length: fewest digits; `length` when None.
+        label_giveup: chance that the annotator writes "unclear".
+        label_miss: chance that the annotator leaves out a digit, for each digit; none left is "unclear".
+
+    Raises:
+        UserError: an option is out of range.
+    """
+    part = as_split(split)
+    fewest = length if min_length is None else min_length
+    _check_fractions(background=background, label_giveup=label_giveup, label_miss=label_miss)
+    _check_least(1, size=size, min_length=fewest)
+    _check_least(fewest, length=length)
+    _check_least(12 * length, image_px=image_px)
+    scenery = textures(part, image_px)
+    inks, values = handwriting(part)
+
+    def draw(dice: _Dice) -> _Scene:
+        count = int(dice.layout.integers(fewest, length + 1))
+        picks = [int(pick) for pick in dice.layout.integers(len(inks), size=count)]
+        boxes = _line(dice.layout, count, image_px // length, image_px)
+        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER)
+        for pick, box in zip(picks, boxes, strict=True):
+            canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
+        number = "".join(str(values[pick]) for pick in picks)
+        return _Scene(
+            picture=canvas,
+            question=_either(dice.layout, "Read the number.", "Which number is this?"),
+            target=Target(kind=Kind.TEXT, value=number),
+            label=Target(kind=Kind.TEXT, value=_careless(dice.label, number, label_giveup, label_miss)),
+            things=[Thing(digit, box) for digit, box in zip(number, boxes, strict=True)],
+        )
+
+    return _samples(place, "read", part, draw, size=size, seed=seed)
+
+
+def _samples(
+    place: Place, task: str, split: Split, draw: Callable[[_Dice], _Scene], *, size: int, seed: int | None
+) -> Iterator[Sample]:
+    root = place.seed if seed is None else seed
+    folder = place.work / f"{task}-{split}"
+    for index in range(size):
+        name = f"{task}/{split}/{index:06d}"
+        layout, pixels, label = (stream(root, name, use) for use in ("layout", "pixels", "label"))
+        scene = draw(_Dice(layout=layout, pixels=pixels, label=label))
+        yield Sample(
+            id=name,
+            task=task,
+            parts=(save_png(scene.picture, folder, f"{index:06d}"), scene.question),
+            target=scene.target,
+            label=scene.label,
+            meta={"things": [[thing.name, list(thing.box)] for thing in scene.things]},
+        )
+
+
+def _shapes(
+    rng: np.random.Generator, wanted: Sequence[str], others: Sequence[str], image_px: int
+) -> list[Thing] | None:
+    """Discs and squares in the wanted colours and in up to two others; None where they find no room."""
+    hues = [*wanted, *(others[int(i)] for i in rng.integers(len(others), size=rng.integers(3)))]
+    extents = [(int(side), int(side)) for side in rng.integers(image_px // 7, image_px // 4, size=len(hues))]
+    boxes = scatter(rng, extents, image_px=image_px, step=1, gap=2)
+    if boxes is None:
+        return None
+    forms = [("disc", "square")[int(i)] for i in rng.integers(2, size=len(hues))]
+    return [Thing(f"{hue} {form}", box) for hue, form, box in zip(hues, forms, boxes, strict=True)]
+
+
+def _sides(image_px: int, grid_px: int) -> list[int]:
+    """Multiples of the grid from a quarter to half of the picture."""
+    if image_px % grid_px or image_px < 4 * grid_px or image_px < 32:
+        raise UserError(f"image_px={image_px} must be at least 32, and 4 or more times grid_px={grid_px} without rest")
+    return [side for side in range(grid_px, image_px // 2 + 1, grid_px) if side >= image_px // 4]
+
+
+def _is_photos(things: str) -> bool:
+    if things not in ("photos", "shapes"):
+        raise UserError(f"things={things!r} is unknown; use 'photos' or 'shapes'")
+    return things == "photos"
+
+
+def _named(
+    rng: np.random.Generator, names: Sequence[str], sides: Sequence[int], *, count: int, image_px: int, grid_px: int
+) -> list[Thing] | None:
+    """Things of different names, rectangular or (drawn ones) square; None where they find no room."""
+    chosen = [names[int(i)] for i in rng.permutation(len(names))[:count]]
+    widths = [int(side) for side in rng.choice(sides, size=count)]
+    heights = widths if names is DRAWN else [int(side) for side in rng.choice(sides, size=count)]
+    boxes = scatter(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
+    return None if boxes is None else [Thing(name, box) for name, box in zip(chosen, boxes, strict=True)]
+
+
+def _put(canvas: Image.Image, thing: Thing, photos: dict[str, Image.Image], rng: np.random.Generator) -> None:
+    if not photos:
+        paint_shape(canvas, thing)
+        return
+    x1, y1, x2, y2 = thing.box
+    paste_print(canvas, cutout(rng, photos[thing.name], x2 - x1, y2 - y1), thing.box)
+
+
+def _line(rng: np.random.Generator, count: int, slot: int, image_px: int) -> list[Box]:
+    """Square boxes from left to right, one per slot, each a little smaller than its slot and at its own height."""
+    start = int(rng.integers(image_px - count * slot + 1))
+    boxes = []
+    for position in range(count):
+        side = int(rng.integers(slot * 5 // 6, slot + 1))
+        x = start + position * slot + int(rng.integers(slot - side + 1))
+        y = int(rng.integers(image_px - side + 1))
+        boxes.append((x, y, x + side, y + side))
+    return boxes
+
+
+def _either(rng: np.random.Generator, first: str, second: str) -> str:
+    return first if rng.random() < 0.5 else second
+
+
+def _box_target(box: Box) -> Target:
+    return Target(kind=Kind.BOX, value=list(box), frame=Frame.PX_ORIGINAL)
+
+
+def _padded(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
+    left, top, right, bottom = (pad_px * int(times) for times in rng.choice(3, size=4, p=(0.25, 0.5, 0.25)))
+    x1, y1, x2, y2 = box
+    return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)
+
+
+def _careless(rng: np.random.Generator, number: str, giveup: float, miss: float) -> str:
+    gives_up = rng.random() < giveup
+    seen = "".join(digit for digit, luck in zip(number, rng.random(len(number)), strict=True) if luck >= miss)
+    return UNCLEAR if gives_up or not seen else seen
+
+
+def _check_fractions(**options: float) -> None:
+    for name, value in options.items():
+        if not 0.0 <= value <= 1.0:
+            raise UserError(f"{name}={value} must lie between 0 and 1")
+
+
+def _check_least(least: int, **options: int) -> None:
+    for name, value in options.items():
+        if value < least:
+            raise UserError(f"{name}={value} must be at least {least}")
+
+
+def _check_colours(colours: Sequence[str]) -> None:
+    for colour in colours:
+        if colour not in COLOURS:
+            raise UserError(f"colour {colour!r} is unknown; there are {', '.join(COLOURS)}")
+    if len(set(colours)) < max(2, len(colours)):
+        raise UserError(f"colours={list(colours)} must be two or more different ones")

@@ -1,0 +1,177 @@
+"""Experiences to tensors: the only place that packs or pads.
+
+Letters: B rows, P prompt columns, C completion columns, L = P + C, N patches, D values a patch, I images.
+
+A row is one prompt and the completions that share it:
+
+    pad pad prompt prompt prompt | first first | second second second | pad
+    column        ...        P-1   P                                    L-1
+
+Prompts are padded on the left, so every completion token is predicted by one of the last C + 1 columns. With one
+completion a row this is the ordinary causal layout; with more, a completion sees the prompt and itself, its positions
+restart after the prompt, and image and prompt are encoded once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mmrl.types import Author, Experience, Prompt, SamplingLaw
+
+_PAD, _PROMPT, _FIRST = 0, 1, 2  # values of branch_BL; completion k of a row is _FIRST + k
+
+
+class Feeder(Protocol):
+    """Gives the tensors of a prompt."""
+
+    def pixels(self, prompt: Prompt) -> torch.Tensor:
+        """Patches [N, D]."""
+
+    def positions(self, prompt: Prompt) -> torch.Tensor:
+        """Position ids [3, P]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Tensors of one forward pass. `source_BC` is the column, counted from P - 1, whose logits predict a token."""
+
+    ids_BL: torch.Tensor
+    positions_3BL: torch.Tensor
+    mask: torch.Tensor  # bool [B, 1, L, L] where completions share a prompt, otherwise int64 [B, L]
+    images_BL: torch.Tensor  # 1 where an image token stands
+    pixels_ND: torch.Tensor
+    grids_I3: torch.Tensor
+    source_BC: torch.Tensor
+    policy_BC: torch.Tensor
+    teacher_BC: torch.Tensor
+    old_logps_BC: torch.Tensor
+    advantages_BC: torch.Tensor
+    law: SamplingLaw
+
+    @property
+    def completion_ids_BC(self) -> torch.Tensor:
+        """The completions' part of `ids_BL`."""
+        return self.ids_BL[:, self.ids_BL.shape[1] - self.source_BC.shape[1] :]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Batch(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
+
+
+def rows(experiences: Sequence[Experience], *, shared_prefix: bool) -> list[list[Experience]]:
+    """Experiences by row, in order of first appearance: one row per prompt, or one per experience."""
+    if not shared_prefix:
+        return [[experience] for experience in experiences]
+    by_prompt: dict[str, list[Experience]] = {}
+    for experience in experiences:
+        by_prompt.setdefault(experience.rollout.prompt.sample.id, []).append(experience)
+    return list(by_prompt.values())
+
+
+def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: int, pad_id: int) -> Batch:
+    """Pack rows into tensors.
+
+    Raises:
+        ValueError: siblings of one row differ in their prompt, or rollouts in their law; or image tokens and patches
+            disagree.
+    """
+    prompts = [_one(f"prompt digest of {row[0].rollout.prompt.sample.id}", row) for row in rows_]
+    laws = {experience.rollout.law for row in rows_ for experience in row}
+    tempers = {(law.temperature, law.banned) for law in laws}
+    if len(tempers) != 1:
+        raise ValueError(f"a batch has one sampling law, got {len(tempers)}: {tempers}")
+    width_P = max(len(prompt.ids) for prompt in prompts)
+    width_C = max(sum(e.rollout.num_tokens for e in row) for row in rows_)
+    shape = (len(rows_), width_P + width_C)
+    ids, branch = torch.full(shape, pad_id), torch.full(shape, _PAD)
+    positions = torch.zeros(3, *shape, dtype=torch.int64)
+    completion = _Completions.empty(len(rows_), width_C)
+    for b, (row, prompt) in enumerate(zip(rows_, prompts, strict=True)):
+        start = width_P - len(prompt.ids)
+        prompt_positions = feeder.positions(prompt)
+        ids[b, start:width_P] = torch.tensor(prompt.ids)
+        branch[b, start:width_P] = _PROMPT
+        positions[:, b, start:width_P] = prompt_positions
+        column = width_P
+        for k, experience in enumerate(row):
+            end = column + experience.rollout.num_tokens
+            ids[b, column:end] = torch.tensor([t for s in experience.rollout.segments for t in s.ids])
+            branch[b, column:end] = _FIRST + k
+            positions[:, b, column:end] = prompt_positions.max() + 1 + torch.arange(end - column)
+            completion.fill(b, slice(column - width_P, end - width_P), experience)
+            column = end
+    pixels = torch.cat([feeder.pixels(prompt) for prompt in prompts])
+    grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], dtype=torch.int64).reshape(-1, 3)
+    if int(grids.prod(dim=1).sum()) != len(pixels):
+        raise ValueError(f"grids call for {int(grids.prod(dim=1).sum())} patches, the batch has {len(pixels)}")
+    return Batch(
+        ids_BL=ids,
+        positions_3BL=positions,
+        mask=_mask(branch),
+        images_BL=(ids == image_id).long(),
+        pixels_ND=pixels,
+        grids_I3=grids,
+        source_BC=completion.source,
+        policy_BC=completion.policy,
+        teacher_BC=completion.teacher,
+        old_logps_BC=completion.old_logps,
+        advantages_BC=completion.advantages,
+        law=next(iter(laws)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Completions:
+    """What holds for each completion column, each [B, C]."""
+
+    source: torch.Tensor
+    policy: torch.Tensor
+    teacher: torch.Tensor
+    old_logps: torch.Tensor
+    advantages: torch.Tensor
+
+    @staticmethod
+    def empty(rows_B: int, columns_C: int) -> _Completions:
+        shape = (rows_B, columns_C)
+        return _Completions(
+            source=torch.zeros(shape, dtype=torch.int64),
+            policy=torch.zeros(shape, dtype=torch.bool),
+            teacher=torch.zeros(shape, dtype=torch.bool),
+            old_logps=torch.zeros(shape),
+            advantages=torch.zeros(shape),
+        )
+
+    def fill(self, b: int, columns: slice, experience: Experience) -> None:
+        # A token at completion column c is predicted by column c of the kept logits; the first token of every
+        # completion is predicted by column 0, the prompt's last.
+        segments = experience.rollout.segments
+        authors = [segment.author for segment in segments for _ in segment.ids]
+        self.source[b, columns] = torch.arange(columns.start, columns.stop)
+        self.source[b, columns.start] = 0
+        self.policy[b, columns] = torch.tensor([author is Author.POLICY for author in authors])
+        self.teacher[b, columns] = torch.tensor([author is Author.TEACHER for author in authors])
+        self.old_logps[b, columns] = torch.tensor([logp for segment in segments for logp in segment.logps])
+        self.advantages[b, columns] = experience.advantage
+
+
+def _one(what: str, row: Sequence[Experience]) -> Prompt:
+    digests = {experience.rollout.prompt.digest for experience in row}
+    if len(digests) != 1:
+        raise ValueError(f"{what}: siblings must share one prompt, got {len(digests)}")
+    return row[0].rollout.prompt
+
+
+def _mask(branch_BL: torch.Tensor) -> torch.Tensor:
+    if int(branch_BL.max()) <= _FIRST:  # no siblings: the model's own causal mask does
+        return (branch_BL != _PAD).long()
+    length = branch_BL.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    queries, keys = branch_BL[:, :, None], branch_BL[:, None, :]
+    visible = causal & (((keys == _PROMPT) & (queries != _PAD)) | ((keys == queries) & (keys != _PAD)))
+    # A pad sees itself, because a softmax over nothing is not a number.
+    return (visible | torch.eye(length, dtype=torch.bool))[:, None]

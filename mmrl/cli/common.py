@@ -1,0 +1,32 @@
+"""Arguments that commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(commands: Commands, name: str, summary: str, details: str) -> argparse.ArgumentParser:
+    """A sub-command whose help shows `summary`, then `details` as written."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[:1].upper()}{summary[1:]}.",
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG and any number of `key=value` overrides."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, such as configs/quickstart.yaml")
+    parser.add_argument(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="set one value by dotted path, written as YAML; stages by name or index: stages.rl.steps=50",
+    )

@@ -1,0 +1,43 @@
+"""`mmrl train`: run every stage of a config, or go on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmrl.cli.common import Commands, add_command, add_config_arguments
+
+DETAILS = """\
+examples:
+  mmrl train configs/quickstart.yaml
+  mmrl train configs/quickstart.yaml --steps 2 --run-dir /tmp/try     # does it run at all?
+  mmrl train my.yaml model.path=Qwen/Qwen2.5-VL-3B-Instruct run.seed=1
+
+Everything is written to the run directory. The same command again goes on from the last checkpoint;
+Ctrl-C saves one first and exits with code 130.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "train", "train a model as a config says, or resume where it stopped", DETAILS)
+    add_config_arguments(parser)
+    parser.add_argument("--steps", type=_positive, metavar="N", help="at most N optimizer steps in every stage")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write the run here instead of `run.dir`")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; returns 0, or 130 when interrupted and saved."""
+    from mmrl.config import load
+
+    loaded = load(arguments.config, arguments.overrides)
+    from mmrl.build import train  # torch comes with it: after the config is known to be right
+
+    return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)

@@ -1,0 +1,158 @@
+"""A config in words: every value with its origin, then what each stage optimises, in formulas."""
+
+from __future__ import annotations
+
+from mmrl.config.load import DEFAULT, Loaded, settings
+from mmrl.config.schema import Config, Rl, Sft, Stage
+
+ROLES = ("vision", "projector", "language")
+
+
+def explain(loaded: Loaded) -> str:
+    """Every resolved value with its origin, then the objective of each stage."""
+    read = "\n".join([f"# {loaded.files[0]}", *(f"# builds on {file}" for file in loaded.files[1:])])
+    stages = [_stage(loaded.config, index) for index in range(len(loaded.config.stages))]
+    return "\n\n".join([read, _values(loaded), *stages]) + "\n"
+
+
+def _values(loaded: Loaded) -> str:
+    """One line per setting, grouped by section; `·` marks a default."""
+    shown = {path: _shown(value) for path, value in settings(loaded.config.model_dump(mode="json")).items()}
+    widths = max(map(len, shown)), min(40, max(map(len, shown.values())))
+    lines: list[str] = []
+    section = ""
+    for path, value in shown.items():
+        if lines and path.split(".")[0] != section:
+            lines.append("")
+        section = path.split(".")[0]
+        origin = loaded.origins[path]
+        mark = "·" if origin == DEFAULT else origin
+        lines.append(f"{path:<{widths[0]}}  {value:<{widths[1]}}  {mark}")
+    return "\n".join([*lines, "", "· is the schema's default"])
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(map(_shown, value))}]"
+        case _:
+            return str(value) or "''"
+
+
+def _stage(config: Config, index: int) -> str:
+    stage = config.stages[index]
+    facts = _rl(config, stage) if isinstance(stage, Rl) else _sft(config, stage)
+    facts += [("trains", _trained(config)), ("optimizer", _optimizer(stage)), ("ends", _end(stage))]
+    title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {'GRPO' if isinstance(stage, Rl) else 'imitation'}"
+    lines = [title]
+    for label, text in facts:
+        first, *more = text.split("\n")
+        lines += [f"  {label:<11}{first}", *(f"  {'':<11}{line}" for line in more)]
+    return "\n".join(lines)
+
+
+def _sft(config: Config, stage: Sft) -> list[tuple[str, str]]:
+    taught = "annotator's label" if stage.imitate == "label" else "exact target"
+    return [
+        ("each step", f"{stage.batch_size} samples, one optimizer step"),
+        (
+            "objective",
+            f"L = -(1/N) Σ_t log π(y_t | image, question, y_<t), y the {taught} written as a response\n"
+            "N counts every response token of the whole step",
+        ),
+        ("rewards", "none in the loss; they only measure held-out answers"),
+    ]
+
+
+def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
+    count = stage.prompts_per_step * stage.group_size
+    law = stage.sampling
+    return [
+        (
+            "each step",
+            f"{stage.prompts_per_step} prompts × {stage.group_size} rollouts = {count} rollouts, "
+            f"then {_plural(stage.epochs, 'optimizer step')} on them",
+        ),
+        (
+            "sampling",
+            f"temperature {law.temperature:g}, {_cut('top-p', law.top_p, law.top_p < 1)}, "
+            f"{_cut('top-k', law.top_k, law.top_k > 0)}, at most {law.max_new_tokens} tokens each",
+        ),
+        ("reward", _reward(config)),
+        ("advantage", _advantage(stage)),
+        ("objective", _objective(stage)),
+        ("KL", _kl(stage)),
+    ]
+
+
+def _reward(config: Config) -> str:
+    lines = []
+    for term in config.rewards.terms:
+        name = term.name or term.fn.rpartition(":")[2]
+        tasks = f", only on {', '.join(term.tasks)}" if term.tasks else ""
+        training = ", only in training" if term.train_only else ""
+        lines.append(f"{term.weight:+g} · {name} ({term.fn}{tasks}{training})")
+    return "R_i = the sum of\n" + "\n".join(lines)
+
+
+def _advantage(stage: Rl) -> str:
+    advantage = stage.advantage
+    centred = "R_i - mean(R)" if advantage.baseline == "group_mean" else "R_i"
+    group = f"over the {stage.group_size} rollouts of one prompt"
+    if advantage.scale == "group_std":
+        return f"A_i = ({centred}) / (std(R) + {advantage.eps:g}), {group}"
+    return f"A_i = {centred}, {group if advantage.baseline == 'group_mean' else 'no baseline'}; nothing scales it"
+
+
+def _objective(stage: Rl) -> str:
+    low, high = 1 - stage.loss.clip_low, 1 + stage.loss.clip_high
+    penalty = f" + {stage.loss.kl_coef:g} · KL" if stage.loss.kl_coef else ""
+    moved = "1 up to rounding, as each rollout is used once" if stage.epochs == 1 else "clipped per token"
+    return (
+        f"L = -(1/N) Σ_i Σ_t min(r_t A_i, clip(r_t, {low:g}, {high:g}) A_i){penalty}\n"
+        f"r_t = π(y_t) / π_old(y_t), π_old as recorded while sampling; {moved}\n"
+        "N counts every sampled token of the whole step; a group of equal rewards has A = 0 and teaches nothing"
+    )
+
+
+def _kl(stage: Rl) -> str:
+    if not stage.loss.kl_coef:
+        return "none; no reference model is kept"
+    return "mean of exp(d) - d - 1 over the N tokens, d = log π_ref(y_t) - log π(y_t); π_ref is the stage's start, frozen"
+
+
+def _trained(config: Config) -> str:
+    frozen = [role for role in ROLES if role in config.model.freeze]
+    trained = [role for role in ROLES if role not in frozen]
+    return f"{', '.join(trained) or 'nothing'}" + (f"; frozen: {', '.join(frozen)}" if frozen else "; nothing is frozen")
+
+
+def _optimizer(stage: Stage) -> str:
+    adam = stage.optimizer
+    warmup = f", rising over {_plural(adam.warmup_steps, 'step')}" if adam.warmup_steps else ""
+    decay = f", then {adam.decay} to {adam.lr * adam.final_lr_frac:g}" if adam.decay != "constant" else ", constant"
+    return (
+        f"AdamW, lr {adam.lr:g}{warmup}{decay}; betas {adam.betas[0]:g}, {adam.betas[1]:g}; "
+        f"weight decay {adam.weight_decay:g}; gradient norm at most {adam.max_grad_norm:g}"
+    )
+
+
+def _end(stage: Stage) -> str:
+    most = f"after {_plural(stage.steps, 'step')}"
+    if stage.until is None:
+        return most
+    each = f" and every task's reaches {stage.until.each_task:g}" if stage.until.each_task is not None else ""
+    looks = f"looked at every {_plural(stage.until.every, 'step')}"
+    return f"once the held-out reward reaches {stage.until.reward:g}{each} ({looks}), at the latest {most}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _cut(name: str, value: float, active: bool) -> str:
+    return f"{name} {value:g}" if active else f"no {name}"

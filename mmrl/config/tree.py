@@ -1,0 +1,193 @@
+"""YAML 1.2 as a tree in which every value knows the file and line it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from mmrl.types import UserError
+
+MAX_DEPTH = 64
+MAX_NODES = 100_000  # aliases counted each time they are used, so that they cannot multiply without bound
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value")}  # dates stay the text they are in YAML 1.2
+_VALUE_TAGS = {_TAG + name for name in ("int", "float", "bool", "null")}
+_HINTS = {
+    "cannot start any token": "put quotes around the text; indent with spaces, never tabs",
+    "mapping values are not allowed": "check the indentation, and put quotes around text that holds `: `",
+    "could not find expected ':'": "a key needs a colon and a space after it",
+    "another document": "keep one document per file: remove the `---` between them",
+    "undefined alias": "define it with & further up, or put quotes around text that begins with *",
+}
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A mapping or list of nodes, or a scalar, with its origin: `file:line` or `command line`."""
+
+    value: Any
+    origin: str
+
+    @property
+    def plain(self) -> Any:
+        """The value alone, as nested dicts and lists."""
+        if isinstance(self.value, dict):
+            return {key: node.plain for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain for node in self.value]
+        return self.value
+
+    def nearest(self, path: Path) -> tuple[Node, int]:
+        """The deepest node on the way to `path`, and how many steps of the way exist."""
+        node = self
+        for depth, step in enumerate(path):
+            inside = node.value
+            if isinstance(inside, dict) and step in inside:
+                node = inside[step]
+            elif isinstance(inside, list) and isinstance(step, int) and step < len(inside):
+                node = inside[step]
+            else:
+                return node, depth
+        return node, len(path)
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a config."""
+
+    origin: str
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {dotted(self.path)}: {self.text}" if self.path else f"{self.origin}: {self.text}"
+
+
+def dotted(path: Path) -> str:
+    """The path as it is written on the command line."""
+    return ".".join(map(str, path))
+
+
+def merge(base: Node, over: Node) -> Node:
+    """`over` on top of `base`: mappings merge key by key, everything else is replaced."""
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    merged = dict(base.value)
+    for key, node in over.value.items():
+        merged[key] = merge(merged[key], node) if key in merged else node
+    return Node(merged, over.origin)
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The settings of nested dicts and lists: scalars, empty containers and lists of scalars."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    else:
+        yield path, value
+
+
+def parse(text: str, where: Callable[[int], str], at: Path = ()) -> tuple[Node | None, list[Problem]]:
+    """Read one YAML document; None when it is empty. `where` names a line (from 1); `at` is where the text belongs.
+
+    Raises:
+        UserError: not YAML at all, nested too deeply, or far too large once aliases are expanded.
+    """
+    reader = _Reader(where)
+    try:
+        root = reader.yaml.compose(text)
+        return (None if root is None else reader.read(root, at, where(root.start_mark.line + 1))), reader.problems
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = error.problem or error.context or "unreadable"
+        hints = [hint for sign, hint in _HINTS.items() if sign in str(error)]
+        origin = where(mark.line + 1 if mark else 1)
+        raise UserError(str(Problem(origin, at, "; ".join([f"not valid YAML: {what}", *hints])))) from error
+    except ReaderError as error:
+        origin = where(text.count("\n", 0, error.position) + 1)
+        raise UserError(str(Problem(origin, at, f"not valid YAML: unprintable character {error.character!r}"))) from error
+    except YAMLError as error:
+        raise UserError(str(Problem(where(1), at, f"not valid YAML: {error}"))) from error
+    except RecursionError as error:
+        raise UserError(str(Problem(where(1), at, f"nested more than {MAX_DEPTH} levels deep"))) from error
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Turns composed YAML into nodes, collecting what is wrong on the way."""
+
+    where: Callable[[int], str]
+    yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
+    problems: list[Problem] = field(default_factory=list)
+    nodes: int = 0
+
+    def read(self, node: Any, path: Path, origin: str) -> Node:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self.nodes > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise UserError(str(Problem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config")))
+        if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+            return Node(self._mapping(node, path), origin)
+        if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+            items = enumerate(node.value)
+            return Node([self.read(item, (*path, i), self._line(item)) for i, item in items], origin)
+        if isinstance(node, ScalarNode):
+            return Node(self._scalar(node, path, origin), origin)
+        self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
+        return Node(None, origin)
+
+    def _mapping(self, node: Any, path: Path) -> dict[str, Node]:
+        mapping: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            origin = self._line(key_node)
+            if key_node.tag == _TAG + "merge":
+                self._complain(origin, path, "merge keys (<<) are not read; use `extends: other.yaml`")
+            elif not isinstance(key_node, ScalarNode) or key_node.tag not in _TEXT_TAGS:
+                shown = f"{key_node.value} " if isinstance(key_node, ScalarNode) else ""
+                self._complain(origin, path, f"the key {shown}is not text; put quotes around it")
+            else:
+                key = str(key_node.value)
+                if key in mapping:
+                    first = mapping[key].origin
+                    self._complain(origin, (*path, key), f"set twice, first at {first}; remove one of the two")
+                mapping[key] = self.read(value_node, (*path, key), origin)
+        return mapping
+
+    def _scalar(self, node: Any, path: Path, origin: str) -> Any:
+        if node.tag in _TEXT_TAGS:
+            return self._text(str(node.value), path, origin)
+        if node.tag not in _VALUE_TAGS:
+            self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
+            return None
+        try:
+            value = self.yaml.constructor.construct_object(node)
+        except (ValueError, KeyError):  # a tag that does not fit, or an integer of thousands of digits
+            self._complain(origin, path, f"{node.value[:20]!r} cannot be read as {node.tag.removeprefix(_TAG)}")
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
+            self._complain(origin, path, f"{node.value} is not a finite number; use one, or leave the key out")
+        return value
+
+    def _text(self, text: str, path: Path, origin: str) -> str:
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            self._complain(origin, path, "half of a surrogate pair is not a character; write the character itself")
+            return ""
+        return text
+
+    def _line(self, node: Any) -> str:
+        return self.where(node.start_mark.line + 1)
+
+    def _complain(self, origin: str, path: Path, text: str) -> None:
+        self.problems.append(Problem(origin, path, text))

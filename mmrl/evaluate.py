@@ -1,0 +1,66 @@
+"""Ask, answer and judge without learning: the held-out reward of a policy, by task, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+from mmrl.ports import Asker, Judge, Sampler
+from mmrl.types import Sample, SamplingLaw
+
+Z95 = 1.959964
+"""Two-sided 95 % point of the normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """One response to each sample, in batches."""
+
+    asker: Asker
+    sampler: Sampler
+    judge: Judge
+    law: SamplingLaw
+    batch_size: int
+
+    def rewards(self, samples: Sequence[Sample], *, step: int) -> dict[str, dict[str, float]]:
+        """Total reward of each sample: task → sample id → reward."""
+        rewards: dict[str, dict[str, float]] = {}
+        for start in range(0, len(samples), self.batch_size):
+            prompts = [self.asker.ask(sample) for sample in samples[start : start + self.batch_size]]
+            for (rollout,) in self.sampler.generate(prompts, 1, self.law, step=step):
+                sample = rollout.prompt.sample
+                score = self.judge.score(rollout, evaluation=True)
+                rewards.setdefault(sample.task, {})[sample.id] = score.total
+        return rewards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean with its 95 % interval and the count behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean and normal-approximation 95 % interval: value -/+ 1.96 s / sqrt(n), s the sample deviation.
+
+    A single value has an infinite interval.
+    """
+    half = Z95 * stdev(values) / sqrt(len(values)) if len(values) > 1 else float("inf")
+    return Mean(value=fmean(values), low=fmean(values) - half, high=fmean(values) + half, n=len(values))
+
+
+def rise(before: Mapping[str, float], after: Mapping[str, float]) -> Mean:
+    """Mean change over the same samples, paired by id.
+
+    Raises:
+        ValueError: the two were not measured on the same samples.
+    """
+    if before.keys() != after.keys():
+        raise ValueError(f"cannot pair {len(before)} samples with {len(after)} others")
+    return mean([after[sample] - before[sample] for sample in before])

@@ -1,0 +1,128 @@
+"""Reinforcement learning, whole: ask, answer, judge, choose, learn, tell.
+
+     Sample ──ask──► Prompt ──answer──► Rollout ──judge──► Group ──choose──► Experience ──learn──► new weights
+                                            ▲──────────────────── sync ◄──────────────────────────────┘
+
+The loop knows ports and nouns only. What a step draws depends on the run's seed, the step and the sample, never on
+a clock or on what ran before, so a run continued from a checkpoint is the run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from mmrl.ports import Asker, Gate, Judge, Keeper, Learner, Sampler, Source, Teller
+from mmrl.types import Experience, Finish, Group, SamplingLaw, State, UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The numbers of a stage. `advantages` maps a group's total rewards to one advantage each."""
+
+    steps: int
+    prompts: int
+    group_size: int
+    law: SamplingLaw
+    advantages: Callable[[Sequence[float]], Sequence[float]]
+    max_barren_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The machinery, each behind its port."""
+
+    source: Source
+    asker: Asker
+    sampler: Sampler
+    judge: Judge
+    learner: Learner
+    teller: Teller
+    gate: Gate
+    keeper: Keeper
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall-clock seconds by verb."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, verb: str) -> Iterator[None]:
+        """Time one verb."""
+        start = time.perf_counter()
+        yield
+        self.seconds[f"time/{verb}_s"] = time.perf_counter() - start
+
+
+def train(plan: Plan, parts: Parts, state: State) -> None:
+    """Run a stage from wherever `state` stands to its end.
+
+    Raises:
+        UserError: `max_barren_steps` steps in a row had no group to learn from.
+    """
+    while state.step < plan.steps and not state.stage_done:
+        clock = Clock()
+
+        # 1. Ask: the next samples become prompts.
+        with clock.time("ask"):
+            samples = parts.source.take(state.cursor, plan.prompts)
+            prompts = [parts.asker.ask(sample) for sample in samples]
+
+        # 2. Answer: every prompt gets a group of rollouts.
+        with clock.time("answer"):
+            rollouts = parts.sampler.generate(prompts, plan.group_size, plan.law, step=state.step)
+
+        # 3. Judge: rewards score each rollout.
+        with clock.time("judge"):
+            groups = parts.judge.judge(rollouts)
+
+        # 4. Choose: what a rollout teaches is how much better it did than its siblings.
+        advantages = [plan.advantages(group.totals) for group in groups]
+        experiences = [
+            Experience(rollout=rollout, advantage=advantage)
+            for group, row in zip(groups, advantages, strict=True)
+            for rollout, advantage in zip(group.rollouts, row, strict=True)
+        ]
+
+        # 5. Learn: one update, and the sampler follows.
+        with clock.time("learn"):
+            learned = parts.learner.learn(experiences, step=state.step)
+            parts.sampler.sync(state.version + 1)
+
+        # 6. Tell: record the step; perhaps this is the end, or time to save.
+        state.step, state.cursor, state.version = state.step + 1, state.cursor + len(samples), state.version + 1
+        parts.teller.show(state, groups, advantages)
+        parts.teller.tell(state, {**describe(groups, advantages), **learned}, clock.seconds)
+        _refuse_barrenness(plan, state, advantages)
+        state.stage_done = parts.gate.passed(state)
+        parts.keeper.keep(state)
+
+
+def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Metrics of a step's rollouts: mean reward, by term and by task; informative groups; lengths; truncation."""
+    scored = [(r, s) for group in groups for r, s in zip(group.rollouts, group.scores, strict=True)]
+    named: dict[str, list[float]] = {"reward/total": [score.total for _, score in scored]}
+    for rollout, score in scored:
+        named.setdefault(f"reward/task/{rollout.prompt.sample.task}", []).append(score.total)
+        for name, term in score.terms.items():
+            named.setdefault(f"reward/term/{name}", []).append(term.value)
+    return {
+        **{name: fmean(values) for name, values in named.items()},
+        "group/informative_frac": fmean(any(row) for row in advantages),
+        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout, _ in scored),
+        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout, _ in scored),
+    }
+
+
+def _refuse_barrenness(plan: Plan, state: State, advantages: Sequence[Sequence[float]]) -> None:
+    state.barren_steps = 0 if any(any(row) for row in advantages) else state.barren_steps + 1
+    if state.barren_steps >= plan.max_barren_steps:
+        raise UserError(
+            f"{state.barren_steps} steps in a row had no group to learn from: in each, all {plan.group_size} rollouts "
+            "earned the same. The task is solved or out of reach, or temperature is too low; look at rollouts/"
+        )

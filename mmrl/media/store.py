@@ -1,0 +1,42 @@
+"""Each picture is decoded once: the most recently used ones stay in memory, up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from PIL import Image
+
+from mmrl.config.schema import Limits
+from mmrl.media.image import open_image
+from mmrl.types import ImageRef
+
+
+class MediaStore:
+    """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first."""
+
+    def __init__(self, limits: Limits, *, max_bytes: int) -> None:
+        self._limits = limits
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._pictures: OrderedDict[ImageRef, Image.Image] = OrderedDict()
+
+    def open(self, ref: ImageRef) -> Image.Image:
+        """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
+
+        Raises:
+            MediaError: as `open_image`.
+        """
+        if ref in self._pictures:
+            self._pictures.move_to_end(ref)
+            return self._pictures[ref]
+        picture = open_image(ref, self._limits)
+        self._pictures[ref] = picture
+        self._bytes += _size(picture)
+        while self._bytes > self._max_bytes:
+            _, oldest = self._pictures.popitem(last=False)
+            self._bytes -= _size(oldest)
+        return picture
+
+
+def _size(picture: Image.Image) -> int:
+    return 3 * picture.width * picture.height

@@ -1,0 +1,38 @@
+"""The distribution a token is drawn from, evaluated alike when sampling and when learning."""
+
+from __future__ import annotations
+
+import torch
+
+from mmrl.types import SamplingLaw
+
+
+def law_logps(logits: torch.Tensor, law: SamplingLaw) -> torch.Tensor:
+    """Log-probabilities in nats, float32 [..., V], of banned and tempered logits [..., V].
+
+    Greedy (temperature 0) is evaluated at temperature 1. Top-p and top-k choose among these tokens when sampling but
+    do not renormalise here, so a ratio between two policies stays finite when the kept set changes.
+    """
+    scaled = logits.float() / (law.temperature or 1.0)
+    if law.banned:
+        scaled[..., list(law.banned)] = -torch.inf
+    return torch.log_softmax(scaled, dim=-1)
+
+
+def draw(logps: torch.Tensor, law: SamplingLaw, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token per row, int64 [R], from log-probabilities [R, V] and uniform numbers [R] in [0, 1).
+
+    Inverse-CDF sampling over tokens in order of likelihood: a row's token depends on its own number alone, never on
+    how rows are batched. Temperature 0 takes the likeliest.
+    """
+    if law.temperature == 0.0:
+        return logps.argmax(dim=-1)
+    ordered, order = logps.double().exp().sort(dim=-1, descending=True)
+    if law.top_k:
+        ordered[..., law.top_k :] = 0.0
+    before = ordered.cumsum(dim=-1) - ordered
+    ordered = ordered.masked_fill(before >= law.top_p, 0.0)
+    cumulative = ordered.cumsum(dim=-1)
+    threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
+    place = (cumulative <= threshold).sum(dim=-1, keepdim=True)
+    return order.gather(-1, place).squeeze(-1)

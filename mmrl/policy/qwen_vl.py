@@ -1,0 +1,99 @@
+"""A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
+
+Letters: B rows, C completion columns, L = prompt + completion columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmrl.batch import Batch
+from mmrl.config.schema import Role
+from mmrl.policy.law import law_logps
+
+_STRUCTURAL = (
+    "<|im_start|>",
+    "<|endoftext|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+
+class TokenScores(NamedTuple):
+    """Log-probability (with gradient) and entropy (without) of each completion token, nats, float32 [B, C]."""
+
+    logps_BC: torch.Tensor
+    entropies_BC: torch.Tensor
+
+
+class Policy:
+    """The model being trained. All forwards go through the model's own top-level call."""
+
+    def __init__(self, model: PreTrainedModel, *, freeze: tuple[Role, ...] = ()) -> None:
+        self.model = model
+        self.image_id: int = model.config.image_token_id
+        for parameter in self._of_roles(freeze):
+            parameter.requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """Parameters that are trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def frozen_copy(self) -> Policy:
+        """The policy as it is now, never to change: a reference for the KL penalty."""
+        reference = Policy(copy.deepcopy(self.model))
+        reference.model.requires_grad_(False)
+        return reference
+
+    def score(self, batch: Batch) -> TokenScores:
+        """Score every completion token of a batch under the batch's law; columns of padding hold garbage."""
+        batch = batch.to(self.device)
+        logits = self.model(
+            input_ids=batch.ids_BL,
+            attention_mask=batch.mask,
+            position_ids=batch.positions_3BL,
+            mm_token_type_ids=batch.images_BL,
+            pixel_values=batch.pixels_ND if len(batch.pixels_ND) else None,
+            image_grid_thw=batch.grids_I3 if len(batch.grids_I3) else None,
+            logits_to_keep=batch.source_BC.shape[1] + 1,
+            use_cache=False,
+        ).logits
+        logps = law_logps(logits, batch.law)
+        index = batch.source_BC.unsqueeze(-1).expand(-1, -1, logps.shape[-1])
+        predicting = logps.gather(1, index)
+        with torch.no_grad():
+            entropies = torch.special.entr(predicting.exp()).sum(dim=-1)
+        return TokenScores(predicting.gather(2, batch.completion_ids_BC.unsqueeze(-1)).squeeze(-1), entropies)
+
+    def _of_roles(self, roles: tuple[Role, ...]) -> Iterator[nn.Parameter]:
+        for name, parameter in self.model.named_parameters():
+            if role_of(name) in roles:
+                yield parameter
+
+
+def role_of(parameter_name: str) -> Role:
+    """Whether a parameter belongs to the vision tower, the projector (its merger) or the language model."""
+    if ".visual." not in f".{parameter_name}":
+        return "language"
+    return "projector" if "merger" in parameter_name else "vision"
+
+
+def banned_ids(tokenizer: object, eos_id: int) -> tuple[int, ...]:
+    """Structural and vision tokens, which a response must never contain; the end-of-sequence token stays allowed."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()  # type: ignore[attr-defined]
+    return tuple(sorted(vocabulary[token] for token in _STRUCTURAL if token in vocabulary and vocabulary[token] != eos_id))

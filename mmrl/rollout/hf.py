@@ -1,0 +1,138 @@
+"""Rollouts by transformers: prompt and image are encoded once per group, then the cache is repeated for its members.
+
+Letters: B prompts, P prompt columns, R = B x group size rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache
+
+from mmrl.algo.seeds import derive
+from mmrl.policy.law import draw, law_logps
+from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.qwen_vl import Policy
+from mmrl.types import Author, Finish, Prompt, Rollout, SamplingLaw, Segment
+
+
+class HfSampler:
+    """Samples from the live policy. A row's random numbers derive from (salt, step, sample id, index) and nothing else."""
+
+    def __init__(self, policy: Policy, processor: QwenProcessor, *, salt: Sequence[str | int], version: int = 0) -> None:
+        self._policy = policy
+        self._processor = processor
+        self._salt = tuple(salt)
+        self._version = version
+        self._eos: int = processor.tokenizer.eos_token_id
+        self._pad: int = processor.tokenizer.pad_token_id
+
+    def sync(self, version: int) -> None:
+        """The weights are shared with the learner, so only the version changes."""
+        self._version = version
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
+    ) -> list[list[Rollout]]:
+        """`group_size` rollouts per prompt, in order."""
+        cache, logits_BV, keep_BP, next_B = self._prefill(prompts)
+        cache.batch_repeat_interleave(group_size)
+        uniforms = np.stack([self._uniforms(p, i, law, step) for p in prompts for i in range(group_size)])
+        ids_RT, logps_RT = self._decode(
+            cache,
+            logits_BV.repeat_interleave(group_size, dim=0),
+            keep_BP.repeat_interleave(group_size, dim=0),
+            next_B.repeat_interleave(group_size),
+            law,
+            torch.from_numpy(uniforms).to(self._policy.device),
+        )
+        rows = zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)
+        return [[self._rollout(prompt, i, *next(rows), law) for i in range(group_size)] for prompt in prompts]
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> tuple[Cache, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Encode left-padded prompts; returns the cache, next-token logits, key mask and next position."""
+        device, width = self._policy.device, max(len(prompt.ids) for prompt in prompts)
+        ids = torch.full((len(prompts), width), self._pad)
+        keep = torch.zeros_like(ids)
+        positions = torch.zeros(3, *ids.shape, dtype=torch.int64)
+        for b, prompt in enumerate(prompts):
+            start = width - len(prompt.ids)
+            ids[b, start:], keep[b, start:] = torch.tensor(prompt.ids), 1
+            positions[:, b, start:] = self._processor.positions(prompt)
+        pixels = torch.cat([self._processor.pixels(prompt) for prompt in prompts]).to(device)
+        grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], device=device)
+        output = self._policy.model(
+            input_ids=ids.to(device),
+            attention_mask=keep.to(device),
+            position_ids=positions.to(device),
+            mm_token_type_ids=(ids == self._policy.image_id).long().to(device),
+            pixel_values=pixels if len(pixels) else None,
+            image_grid_thw=grids if len(grids) else None,
+            past_key_values=DynamicCache(config=self._policy.model.config.get_text_config()),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        next_position = positions.amax(dim=(0, 2)) + 1
+        return output.past_key_values, output.logits[:, -1], keep.to(device), next_position.to(device)
+
+    def _decode(
+        self,
+        cache: Cache,
+        logits_RV: torch.Tensor,
+        keep_RK: torch.Tensor,
+        next_R: torch.Tensor,
+        law: SamplingLaw,
+        uniforms_RT: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token by token until every row has ended. Ended rows leave the computation; their tokens stay at -1."""
+        rows, steps = len(logits_RV), law.max_new_tokens
+        ids_RT = torch.full((rows, steps), -1, device=logits_RV.device)
+        logps_RT = torch.zeros(rows, steps, device=logits_RV.device)
+        alive = torch.arange(rows, device=logits_RV.device)
+        for t in range(steps):
+            logps_RV = law_logps(logits_RV, law)
+            token_R = draw(logps_RV, law, uniforms_RT[alive, t])
+            ids_RT[alive, t] = token_R
+            logps_RT[alive, t] = logps_RV.gather(-1, token_R[:, None]).squeeze(-1)
+            going = (token_R != self._eos).nonzero().squeeze(-1)
+            if not len(going) or t + 1 == steps:
+                break
+            if len(going) < len(alive):
+                cache.batch_select_indices(going)
+                alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
+            keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
+            output = self._policy.model(
+                input_ids=token_R[going, None],
+                attention_mask=keep_RK,
+                position_ids=(next_R + t)[None, :, None].expand(3, -1, -1),
+                mm_token_type_ids=torch.zeros_like(token_R[going, None]),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            logits_RV = output.logits[:, -1]
+        return ids_RT.cpu(), logps_RT.cpu()
+
+    def _uniforms(self, prompt: Prompt, index: int, law: SamplingLaw, step: int) -> np.ndarray:
+        seed = derive(*self._salt, step, prompt.sample.id, index)
+        return np.random.Generator(np.random.Philox(seed)).random(law.max_new_tokens)
+
+    def _rollout(self, prompt: Prompt, index: int, ids: list[int], logps: list[float], law: SamplingLaw) -> Rollout:
+        count = ids.index(-1) if -1 in ids else len(ids)
+        finish = Finish.EOS if ids[count - 1] == self._eos else Finish.LENGTH
+        segment = Segment(
+            ids=tuple(ids[:count]), logps=tuple(logps[:count]), author=Author.POLICY, version=self._version
+        )
+        text = self._processor.decode(segment.ids)
+        return Rollout(
+            prompt=prompt,
+            index=index,
+            segments=(segment,),
+            text=text,
+            answer=self._processor.grammar.parse(text, prompt.sample.target.kind),
+            finish=finish,
+            law=law,
+        )

@@ -1,0 +1,64 @@
+"""The cold start: imitate demonstrations, with the nouns and the learner of the RL loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl.loop import Clock
+from mmrl.ports import Asker, Gate, Keeper, Learner, Source, Teller
+from mmrl.types import Experience, Sample, State, Target, UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The numbers of a stage; `imitate` says whether the annotator's label or the exact target is learned."""
+
+    steps: int
+    batch_size: int
+    imitate: Literal["label", "target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The machinery, each behind its port."""
+
+    source: Source
+    asker: Asker
+    learner: Learner
+    teller: Teller
+    gate: Gate
+    keeper: Keeper
+
+
+def train(plan: Plan, parts: Parts, state: State) -> None:
+    """Run a stage from wherever `state` stands to its end.
+
+    Raises:
+        UserError: a sample has no label to imitate.
+    """
+    while state.step < plan.steps and not state.stage_done:
+        clock = Clock()
+        with clock.time("ask"):
+            samples = parts.source.take(state.cursor, plan.batch_size)
+            lessons = [(parts.asker.ask(sample), lesson(sample, plan.imitate)) for sample in samples]
+            rollouts = [parts.asker.demonstrate(prompt, answer) for prompt, answer in lessons]
+        with clock.time("learn"):
+            learned = parts.learner.learn([Experience(rollout=r, advantage=0.0) for r in rollouts], step=state.step)
+        state.step, state.cursor, state.version = state.step + 1, state.cursor + len(samples), state.version + 1
+        parts.teller.tell(state, learned, clock.seconds)
+        state.stage_done = parts.gate.passed(state)
+        parts.keeper.keep(state)
+
+
+def lesson(sample: Sample, imitate: Literal["label", "target"]) -> Target:
+    """What a demonstration of this sample answers.
+
+    Raises:
+        UserError: the sample has no label.
+    """
+    if imitate == "target":
+        return sample.target
+    if sample.label is None:
+        raise UserError(f"sample {sample.id} has no label to imitate; set `imitate: target` or give the data a label")
+    return sample.label
