@@ -207,10 +207,14 @@ def _written(target: Target) -> str:
     """A target as it stands in a demonstration: numbers without a trailing .0, corners rounded to whole units."""
     value = target.value
     match target.kind:
-        case Kind.NUMBER if isinstance(value, float) and value.is_integer():
-            return str(int(value))
+        case Kind.NUMBER if isinstance(value, float):
+            return _short(value)
         case Kind.BOX if isinstance(value, Sequence) and all(isfinite(corner) for corner in value):
             digits = 3 if target.frame is Frame.NORM_1 else None
-            return f"[{', '.join(str(round(corner, digits)) for corner in value)}]"
+            return f"[{', '.join(_short(round(corner, digits)) for corner in value)}]"
         case _:
             return str(value)
+
+
+def _short(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)

@@ -63,6 +63,34 @@ class Batch:
         return Batch(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """Prompts alone, padded on the left. `keep_BP` is 1 where there is no padding."""
+
+    ids_BP: torch.Tensor
+    keep_BP: torch.Tensor
+    positions_3BP: torch.Tensor
+    pixels_ND: torch.Tensor
+    grids_I3: torch.Tensor
+
+
+def collate_prompts(prompts: Sequence[Prompt], feeder: Feeder, *, pad_id: int) -> PromptBatch:
+    """Pack prompts into tensors.
+
+    Raises:
+        ValueError: grids and patches disagree.
+    """
+    shape = (len(prompts), max(len(prompt.ids) for prompt in prompts))
+    ids, keep = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
+    positions = torch.zeros(3, *shape, dtype=torch.int64)
+    for b, prompt in enumerate(prompts):
+        start = shape[1] - len(prompt.ids)
+        ids[b, start:], keep[b, start:] = torch.tensor(prompt.ids), 1
+        positions[:, b, start:] = feeder.positions(prompt)
+    pixels, grids = _media(prompts, feeder)
+    return PromptBatch(ids_BP=ids, keep_BP=keep, positions_3BP=positions, pixels_ND=pixels, grids_I3=grids)
+
+
 def rows(experiences: Sequence[Experience], *, shared_prefix: bool) -> list[list[Experience]]:
     """Experiences by row, in order of first appearance: one row per prompt, or one per experience."""
     if not shared_prefix:
@@ -87,35 +115,29 @@ def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: 
         raise ValueError(f"a batch has one sampling law, got {len(tempers)}: {tempers}")
     width_P = max(len(prompt.ids) for prompt in prompts)
     width_C = max(sum(e.rollout.num_tokens for e in row) for row in rows_)
-    shape = (len(rows_), width_P + width_C)
-    ids, branch = torch.full(shape, pad_id), torch.full(shape, _PAD)
-    positions = torch.zeros(3, *shape, dtype=torch.int64)
+    prompts_only = collate_prompts(prompts, feeder, pad_id=pad_id)
+    ids = torch.cat([prompts_only.ids_BP, torch.full((len(rows_), width_C), pad_id)], dim=1)
+    branch = torch.where(prompts_only.keep_BP == 1, _PROMPT, _PAD)
+    branch = torch.cat([branch, torch.full((len(rows_), width_C), _PAD)], dim=1)
+    positions = torch.cat([prompts_only.positions_3BP, torch.zeros(3, len(rows_), width_C, dtype=torch.int64)], dim=2)
+    starts = prompts_only.positions_3BP.amax(dim=(0, 2)) + 1
     completion = _Completions.empty(len(rows_), width_C)
-    for b, (row, prompt) in enumerate(zip(rows_, prompts, strict=True)):
-        start = width_P - len(prompt.ids)
-        prompt_positions = feeder.positions(prompt)
-        ids[b, start:width_P] = torch.tensor(prompt.ids)
-        branch[b, start:width_P] = _PROMPT
-        positions[:, b, start:width_P] = prompt_positions
+    for b, row in enumerate(rows_):
         column = width_P
         for k, experience in enumerate(row):
             end = column + experience.rollout.num_tokens
             ids[b, column:end] = torch.tensor([t for s in experience.rollout.segments for t in s.ids])
             branch[b, column:end] = _FIRST + k
-            positions[:, b, column:end] = prompt_positions.max() + 1 + torch.arange(end - column)
+            positions[:, b, column:end] = starts[b] + torch.arange(end - column)
             completion.fill(b, slice(column - width_P, end - width_P), experience)
             column = end
-    pixels = torch.cat([feeder.pixels(prompt) for prompt in prompts])
-    grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], dtype=torch.int64).reshape(-1, 3)
-    if int(grids.prod(dim=1).sum()) != len(pixels):
-        raise ValueError(f"grids call for {int(grids.prod(dim=1).sum())} patches, the batch has {len(pixels)}")
     return Batch(
         ids_BL=ids,
         positions_3BL=positions,
         mask=_mask(branch),
         images_BL=(ids == image_id).long(),
-        pixels_ND=pixels,
-        grids_I3=grids,
+        pixels_ND=prompts_only.pixels_ND,
+        grids_I3=prompts_only.grids_I3,
         source_BC=completion.source,
         policy_BC=completion.policy,
         teacher_BC=completion.teacher,
@@ -157,6 +179,15 @@ class _Completions:
         self.teacher[b, columns] = torch.tensor([author is Author.TEACHER for author in authors])
         self.old_logps[b, columns] = torch.tensor([logp for segment in segments for logp in segment.logps])
         self.advantages[b, columns] = experience.advantage
+
+
+def _media(prompts: Sequence[Prompt], feeder: Feeder) -> tuple[torch.Tensor, torch.Tensor]:
+    pixels = torch.cat([feeder.pixels(prompt) for prompt in prompts])
+    grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], dtype=torch.int64).reshape(-1, 3)
+    needed = int(grids.prod(dim=1).sum())
+    if needed != len(pixels):
+        raise ValueError(f"grids call for {needed} patches, the batch has {len(pixels)}")
+    return pixels, grids
 
 
 def _one(what: str, row: Sequence[Experience]) -> Prompt:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
-from transformers import PreTrainedModel, ProcessorMixin
 
 from mmrl.types import State, UserError
 
@@ -40,10 +39,25 @@ def save(folder: Path, *, weights: nn.Module, optimizer: Mapping[str, Any], stat
 
 def load(folder: Path, *, weights: nn.Module) -> tuple[State, dict[str, Any]]:
     """Restore weights and RNG in place; returns the State and the optimizer's state."""
-    load_model(weights, folder / "model.safetensors")
+    load_weights(folder, weights)
     torch.set_rng_state(torch.load(folder / "rng.pt", weights_only=True))
     optimizer: dict[str, Any] = torch.load(folder / "optimizer.pt", weights_only=True)
     return State(**json.loads((folder / "state.json").read_text())), optimizer
+
+
+def save_weights(folder: Path, weights: nn.Module) -> None:
+    """Write weights alone at `folder`, or nothing.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
+    with _whole(folder) as aside:
+        save_model(weights, str(aside / "model.safetensors"))
+
+
+def load_weights(folder: Path, weights: nn.Module) -> None:
+    """Restore weights in place."""
+    load_model(weights, folder / "model.safetensors")
 
 
 def latest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
@@ -64,15 +78,22 @@ def prune(checkpoints: Path, keep: int) -> None:
         shutil.rmtree(scrap)
 
 
-def export_hf(folder: Path, model: PreTrainedModel, processor: ProcessorMixin) -> None:
+class Exportable(Protocol):
+    """A model or processor of transformers."""
+
+    def save_pretrained(self, save_directory: Path) -> object:
+        """Write itself into a folder."""
+
+
+def export_hf(folder: Path, *parts: Exportable) -> None:
     """A Hugging Face folder that `from_pretrained` loads; replaces an earlier export whole.
 
     Raises:
         UserError: the disk is full or not writable.
     """
     with _whole(folder) as aside:
-        model.save_pretrained(aside)
-        processor.save_pretrained(aside)
+        for part in parts:
+            part.save_pretrained(aside)
 
 
 @contextmanager
@@ -87,10 +108,12 @@ def _whole(folder: Path) -> Iterator[Path]:
         for path in aside.rglob("*"):
             _sync(path)
         _sync(aside)
+        retired = folder.parent / f".{folder.name}.retired.partial"
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(retired)
         aside.rename(folder)
         _sync(folder.parent)
+        shutil.rmtree(retired, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise UserError(_cannot_save(folder, error)) from error

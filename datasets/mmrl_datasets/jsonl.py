@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ def rows(
     """Samples of a JSON Lines file; a line that makes none becomes a `Reject` that names file, line and reason.
 
     Options:
+        split: part of the samples' ids, so that files of several splits may number their rows alike.
         path: the file, relative to `place.base`.
         columns: which column plays which role: question and answer, and optionally id, images (a path or a list),
             label and thought. Columns without a role go into `meta`. Where the question says `<image>`, a picture
@@ -72,8 +74,8 @@ def rows(
     )
     if (layout.kind is Kind.BOX) != (layout.frame is not None):
         raise UserError(f"kind={kind!r} with frame={frame!r}: set `frame` for boxes and only for them")
-    if not file.is_file():
-        raise UserError(f"{file}: no such file; `path` is relative to {place.base}")
+    if not (file.is_file() and os.access(file, os.R_OK)):
+        raise UserError(f"{file}: no such file that can be read; `path` is relative to {place.base}")
     return _read(file, layout, task or file.stem, split, limit)
 
 
@@ -83,6 +85,8 @@ def _read(file: Path, layout: _Layout, task: str, split: str, limit: int | None)
         for number, line in enumerate(lines, start=1):
             if limit is not None and number > limit:
                 return
+            if not line.strip():
+                continue
             where = f"{file}:{number}"
             try:
                 row = _parsed(line)
@@ -236,4 +240,4 @@ def _one_of(choices: type[_Choice], value: str, option: str) -> _Choice:
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
     close = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f" (did you mean '{close[0]}'?)" if close else ""

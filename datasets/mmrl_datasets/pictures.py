@@ -41,7 +41,7 @@ def textures(split: Split, patch_px: int) -> list[Image.Image]:
     """Backdrops: each photograph's own columns of the split, RGB, scaled for patches of up to `patch_px`."""
     china, _ = load_sample_images().images
     photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
-    return [_region(photograph, split, patch_px) for photograph in photographs]
+    return [region(photograph, split, patch_px) for photograph in photographs]
 
 
 def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
@@ -55,15 +55,24 @@ def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
         "sky": skimage.data.rocket()[0:110, 150:540],
         "stars": skimage.data.hubble_deep_field(),
     }
-    return {name: _region(photograph, split, patch_px) for name, photograph in photographs.items()}
+    return {name: region(photograph, split, patch_px) for name, photograph in photographs.items()}
 
 
 def handwriting(split: Split) -> tuple[list[Image.Image], list[int]]:
-    """Handwritten digits as 8 x 8 ink (0 none, 255 full), and their values. Shares are contiguous, as writers are."""
+    """Handwritten digits as 8 x 8 ink (0 none, 255 full), and their values; runs by one writer stay together."""
     bunch = load_digits()
     chosen = share(split, len(bunch.images))
     ink = (bunch.images[chosen] * (255 / 16)).astype(np.uint8)
     return [Image.fromarray(digit) for digit in ink], [int(digit) for digit in bunch.target[chosen]]
+
+
+def region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
+    """A split's own columns of a photograph, scaled alike in all splits: the narrowest is `LOOSE` patches wide."""
+    width = photograph.shape[1]
+    narrowest = min(len(range(width)[share(other, width)]) for other in SPLITS)
+    scale = LOOSE * patch_px / narrowest
+    columns = Image.fromarray(photograph[:, share(split, width)]).convert("RGB")
+    return columns.resize((ceil(scale * columns.width), ceil(scale * columns.height)), Image.Resampling.BICUBIC)
 
 
 def cutout(rng: np.random.Generator, picture: Image.Image, width: int, height: int) -> Image.Image:
@@ -74,12 +83,3 @@ def cutout(rng: np.random.Generator, picture: Image.Image, width: int, height: i
     return picture.resize(
         (width, height), Image.Resampling.BICUBIC, box=(left, top, left + zoom * width, top + zoom * height)
     )
-
-
-def _region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
-    """A split's columns, at one scale for all splits: the narrowest is `LOOSE` patches wide."""
-    width = photograph.shape[1]
-    region = Image.fromarray(photograph[:, share(split, width)]).convert("RGB")
-    narrowest = min(len(range(width)[share(other, width)]) for other in SPLITS)
-    scale = LOOSE * patch_px / narrowest
-    return region.resize((ceil(scale * region.width), ceil(scale * region.height)), Image.Resampling.BICUBIC)

@@ -16,7 +16,9 @@ Prints every value with the file and line it comes from, then the objective of e
 
 def add_parser(commands: Commands) -> None:
     """Declare the command."""
-    parser = add_command(commands, "explain", "print every setting with its origin, and the objective in words", DETAILS)
+    parser = add_command(
+        commands, "explain", "print every setting with its origin, and the objective in words", DETAILS
+    )
     add_config_arguments(parser)
     parser.set_defaults(run=run)
 

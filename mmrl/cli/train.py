@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.config import load
 
     loaded = load(arguments.config, arguments.overrides)
-    from mmrl.build import train  # torch comes with it: after the config is known to be right
+    from mmrl.run import train  # torch comes with it: after the config is known to be right
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
 

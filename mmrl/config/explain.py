@@ -47,7 +47,9 @@ def _stage(config: Config, index: int) -> str:
     stage = config.stages[index]
     facts = _rl(config, stage) if isinstance(stage, Rl) else _sft(config, stage)
     facts += [("trains", _trained(config)), ("optimizer", _optimizer(stage)), ("ends", _end(stage))]
-    title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {'GRPO' if isinstance(stage, Rl) else 'imitation'}"
+    title = (
+        f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {'GRPO' if isinstance(stage, Rl) else 'imitation'}"
+    )
     lines = [title]
     for label, text in facts:
         first, *more = text.split("\n")
@@ -74,7 +76,7 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
     return [
         (
             "each step",
-            f"{stage.prompts_per_step} prompts × {stage.group_size} rollouts = {count} rollouts, "
+            f"{stage.prompts_per_step} prompts x {stage.group_size} rollouts = {count} rollouts, "
             f"then {_plural(stage.epochs, 'optimizer step')} on them",
         ),
         (
@@ -122,13 +124,17 @@ def _objective(stage: Rl) -> str:
 def _kl(stage: Rl) -> str:
     if not stage.loss.kl_coef:
         return "none; no reference model is kept"
-    return "mean of exp(d) - d - 1 over the N tokens, d = log π_ref(y_t) - log π(y_t); π_ref is the stage's start, frozen"
+    return (
+        "mean of exp(d) - d - 1 over the N tokens, d = log π_ref(y_t) - log π(y_t); π_ref is the stage's start, frozen"
+    )
 
 
 def _trained(config: Config) -> str:
     frozen = [role for role in ROLES if role in config.model.freeze]
     trained = [role for role in ROLES if role not in frozen]
-    return f"{', '.join(trained) or 'nothing'}" + (f"; frozen: {', '.join(frozen)}" if frozen else "; nothing is frozen")
+    return f"{', '.join(trained) or 'nothing'}" + (
+        f"; frozen: {', '.join(frozen)}" if frozen else "; nothing is frozen"
+    )
 
 
 def _optimizer(stage: Stage) -> str:

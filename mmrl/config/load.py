@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pydantic import ValidationError
 
 from mmrl.config.refusals import refusal
 from mmrl.config.schema import Config
-from mmrl.config.tree import Node, Problem, dotted, leaves, merge, parse
-from mmrl.config.tree import Path as TreePath
+from mmrl.config.tree import MAX_DEPTH, Address, Node, Plain, Problem, dotted, leaves, merge, parse
 from mmrl.types import UserError
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 MAX_BYTES = 1_000_000
+MAX_FILES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ def cap_steps(loaded: Loaded, steps: int) -> Loaded:
     return replace(loaded, config=config, origins=MappingProxyType({**loaded.origins, **capped}))
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Plain]:
     """The settings written in one file by dotted path, unchecked: for comparing it with another.
 
     Raises:
@@ -73,7 +72,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings(_Sources().read(path, asked_by="").plain)
 
 
-def settings(value: Mapping[str, Any]) -> dict[str, Any]:
+def settings(value: Plain) -> dict[str, Plain]:
     """Every leaf of a nested mapping by dotted path."""
     return {dotted(path): leaf for path, leaf in leaves(value)}
 
@@ -87,11 +86,15 @@ class _Sources:
 
     def read(self, path: Path, *, asked_by: str, chain: tuple[Path, ...] = ()) -> Node:
         """A file's tree on top of what it extends."""
+        text = _read_text(path, asked_by)
         real = path.resolve()
         if real in chain:
             raise UserError(f"{asked_by}{path} extends itself: {' -> '.join(step.name for step in (*chain, real))}")
-        text = _read_text(path, asked_by)
         self.files.append(path)
+        if len(self.files) > MAX_FILES:
+            raise UserError(
+                f"{asked_by}{path} is file number {len(self.files)}; a config builds on {MAX_FILES} at most"
+            )
         root, problems = parse(text, lambda line: f"{path}:{line}")
         self.problems += problems
         if root is None:
@@ -105,16 +108,15 @@ class _Sources:
         bases = self._bases(root.value["extends"])
         below = Node({}, tree.origin)
         for base, origin in bases:
-            asked = f"{origin}: extends: "
-            below = merge(below, self.read(path.parent / base, asked_by=asked, chain=(*chain, real)))
+            below = merge(below, self.read(path.parent / base, asked_by=f"{origin}: extends: ", chain=(*chain, real)))
         return merge(below, tree)
 
     def _bases(self, extends: Node) -> list[tuple[str, str]]:
         entries = extends.value if isinstance(extends.value, list) else [extends]
-        for entry in entries:
-            if not isinstance(entry.value, str) or not entry.value:
-                raise UserError(f"{entry.origin}: extends: must be a file name or a list of them")
-        return [(entry.value, entry.origin) for entry in entries]
+        bases = [(entry.value, entry.origin) for entry in entries if isinstance(entry.value, str) and entry.value]
+        if len(bases) < len(entries):
+            raise UserError(f"{extends.origin}: extends: must be a file name or a list of them")
+        return bases
 
     def override(self, root: Node, text: str) -> Node:
         """The tree with one `dotted.path=value` applied."""
@@ -122,6 +124,8 @@ class _Sources:
         keys = address.strip().split(".")
         if not equals or not all(keys):
             raise UserError(f"{COMMAND_LINE}: {text!r} is no override; write dotted.path=value, such as run.seed=1")
+        if len(keys) > MAX_DEPTH:
+            raise UserError(f"{COMMAND_LINE}: {address[:40]}... is more than {MAX_DEPTH} levels deep")
         path = _resolve(root, keys)
         node, problems = parse(value, lambda line: COMMAND_LINE, path)
         self.problems += problems
@@ -146,12 +150,14 @@ def _read_text(path: Path, asked_by: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8") from error
+        raise UserError(
+            f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8"
+        ) from error
 
 
-def _resolve(root: Node, keys: Sequence[str]) -> TreePath:
+def _resolve(root: Node, keys: Sequence[str]) -> Address:
     """The place that keys name: list entries by index or by their `name`."""
-    path: TreePath = ()
+    path: Address = ()
     for key in keys:
         node, depth = root.nearest(path)
         if depth < len(path) or node.value is None or isinstance(node.value, dict):
@@ -159,23 +165,23 @@ def _resolve(root: Node, keys: Sequence[str]) -> TreePath:
         elif isinstance(node.value, list):
             path = (*path, _index(node.value, key, path))
         else:
-            what = f"is {node.value!r}, a single value; nothing can be set beneath it"
-            raise UserError(str(Problem(COMMAND_LINE, path, what)))
+            problem = Problem(COMMAND_LINE, path, f"is {node.value!r}, a single value; nothing can be set beneath it")
+            raise UserError(str(problem))
     return path
 
 
-def _index(items: Sequence[Node], key: str, path: TreePath) -> int:
-    if key.isdecimal() and int(key) < len(items):
-        return int(key)
-    names = [item.value["name"].value if isinstance(item.value, dict) and "name" in item.value else None for item in items]
-    if key in names:
-        return names.index(key)
-    named = [str(name) for name in names if name is not None]
-    choices = f"0 to {len(items) - 1}" + (f" or {', '.join(named)}" if named else "") if items else "none, the list is empty"
-    raise UserError(str(Problem(COMMAND_LINE, (*path, key), f"no such entry; there are {choices}")))
+def _index(items: Sequence[Node], key: str, path: Address) -> int:
+    places = {str(index): index for index in range(len(items))}
+    for index, item in enumerate(items):
+        if isinstance(item.value, dict) and "name" in item.value:
+            places.setdefault(str(item.value["name"].value), index)
+    if key not in places:
+        what = f"no such entry; there is {', '.join(places)}" if places else "no such entry; the list is empty"
+        raise UserError(str(Problem(COMMAND_LINE, (*path, key), what)))
+    return places[key]
 
 
-def _assign(node: Node, path: TreePath, value: Node) -> Node:
+def _assign(node: Node, path: Address, value: Node) -> Node:
     if not path:
         return value
     key, rest = path[0], path[1:]
@@ -183,7 +189,7 @@ def _assign(node: Node, path: TreePath, value: Node) -> Node:
         items = list(node.value)
         items[key] = _assign(items[key], rest, value)
         return Node(items, node.origin)
-    mapping = dict(node.value or {})
+    mapping = dict(node.value) if isinstance(node.value, dict) else {}
     mapping[str(key)] = _assign(mapping.get(str(key), Node(None, COMMAND_LINE)), rest, value)
     return Node(mapping, node.origin)
 

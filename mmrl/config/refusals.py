@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from mmrl.config.schema import Config
-from mmrl.config.tree import Node, Path, Problem
+from mmrl.config.tree import Address, Node, Problem
 
 _WANTED = {
     "int_type": "a whole number",
@@ -61,9 +61,9 @@ def refusal(error: ErrorDetails, root: Node) -> Problem | None:
     return Problem(node.origin if depth else root.origin, path, text)
 
 
-def _locate(loc: Sequence[int | str]) -> tuple[Path, Any, Any]:
+def _locate(loc: Sequence[int | str]) -> tuple[Address, Any, Any]:
     """A pydantic location without its union tags, the type that holds its last step, and that step's own type."""
-    path: Path = ()
+    path: Address = ()
     owner: Any = None
     here: Any = Config
     for step in loc:
@@ -77,17 +77,17 @@ def _locate(loc: Sequence[int | str]) -> tuple[Path, Any, Any]:
     return path, owner, here
 
 
-def _inside(owner: Any, step: int | str) -> Any:
+def _inside(owner: object, step: int | str) -> object:
     if isinstance(owner, type) and issubclass(owner, BaseModel) and step in owner.model_fields:
         return owner.model_fields[str(step)].annotation
     return get_args(owner)[0] if get_origin(owner) is tuple else Any
 
 
-def _bare(annotation: Any) -> Any:
+def _bare(annotation: object) -> object:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _models(annotation: Any) -> tuple[type[BaseModel], ...]:
+def _models(annotation: object) -> tuple[type[BaseModel], ...]:
     """The models a value of this type may be."""
     bare = _bare(annotation)
     choices = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
@@ -98,7 +98,7 @@ def _tag(model: type[BaseModel]) -> str:
     return str(get_args(model.model_fields["kind"].annotation)[0])
 
 
-def _about(owner: Any, key: int | str) -> str:
+def _about(owner: object, key: int | str) -> str:
     if not (isinstance(owner, type) and issubclass(owner, BaseModel)):
         return ""
     text = owner.model_fields[str(key)].description or ""
@@ -130,7 +130,7 @@ def _listed(choices: Sequence[Any]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     match value:
         case None:
             return "nothing (null)"
@@ -146,25 +146,27 @@ def _shown(value: Any) -> str:
             return repr(value)
 
 
-def _remedy(kind: str, given: Any) -> str:
+def _remedy(kind: str, given: object) -> str:
     match kind, given:
         case "int_type" | "float_type", str() if _is_number(given):
-            return "; remove the quotes"
+            remedy = "remove the quotes"
         case "int_type", float() if given.is_integer():
-            return f"; write {int(given)}"
-        case "bool_type", "on" | "yes" | "y" | "true" | "True":
-            return "; write true"
-        case "bool_type", "off" | "no" | "n" | "false" | "False":
-            return "; write false"
+            remedy = f"write {int(given)}"
+        case "bool_type", "on" | "yes" | "true" | "On" | "Yes":
+            remedy = "write true"
+        case "bool_type", "off" | "no" | "false" | "Off" | "No":
+            remedy = "write false"
         case "string_type", int() | float():
-            return "; put quotes around it"
+            remedy = "put quotes around it"
         case "tuple_type", dict():
-            return "; begin each entry with `- `"
+            remedy = "begin each entry with `- `"
         case "tuple_type", str() | int() | float():
-            return "; write [" + str(given) + "]"
+            remedy = f"write [{given}]"
         case _, None:
-            return "; leave the key out to keep the default"
-    return ""
+            remedy = "leave the key out to keep the default"
+        case _:
+            return ""
+    return f"; {remedy}"
 
 
 def _is_number(text: str) -> bool:

@@ -300,7 +300,8 @@ class Rl(Stage):
     def _group_compares(self) -> Rl:
         if self.group_size < 2 and self.advantage.baseline == "group_mean":
             raise ValueError(
-                f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; use 2 or more"
+                f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
+                "use 2 or more"
             )
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")

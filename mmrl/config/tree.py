@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import Node as YamlNode
 from ruamel.yaml.reader import ReaderError
 
 from mmrl.types import UserError
@@ -28,18 +29,20 @@ _HINTS = {
     "undefined alias": "define it with & further up, or put quotes around text that begins with *",
 }
 
-Path = tuple[str | int, ...]
+Address = tuple[str | int, ...]
+Scalar = str | int | float | bool | None
+Plain: TypeAlias = "dict[str, Plain] | list[Plain] | Scalar"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A mapping or list of nodes, or a scalar, with its origin: `file:line` or `command line`."""
 
-    value: Any
+    value: dict[str, Node] | list[Node] | Scalar
     origin: str
 
     @property
-    def plain(self) -> Any:
+    def plain(self) -> Plain:
         """The value alone, as nested dicts and lists."""
         if isinstance(self.value, dict):
             return {key: node.plain for key, node in self.value.items()}
@@ -47,17 +50,17 @@ class Node:
             return [node.plain for node in self.value]
         return self.value
 
-    def nearest(self, path: Path) -> tuple[Node, int]:
+    def nearest(self, path: Address) -> tuple[Node, int]:
         """The deepest node on the way to `path`, and how many steps of the way exist."""
         node = self
         for depth, step in enumerate(path):
-            inside = node.value
-            if isinstance(inside, dict) and step in inside:
-                node = inside[step]
-            elif isinstance(inside, list) and isinstance(step, int) and step < len(inside):
-                node = inside[step]
-            else:
-                return node, depth
+            match node.value, step:
+                case dict() as mapping, str() if step in mapping:
+                    node = mapping[step]
+                case list() as items, int() if step < len(items):
+                    node = items[step]
+                case _:
+                    return node, depth
         return node, len(path)
 
 
@@ -65,14 +68,15 @@ class Problem(NamedTuple):
     """One thing that is wrong with a config."""
 
     origin: str
-    path: Path
+    path: Address
     text: str
 
     def __str__(self) -> str:
+        """The line a user reads."""
         return f"{self.origin}: {dotted(self.path)}: {self.text}" if self.path else f"{self.origin}: {self.text}"
 
 
-def dotted(path: Path) -> str:
+def dotted(path: Address) -> str:
     """The path as it is written on the command line."""
     return ".".join(map(str, path))
 
@@ -87,7 +91,7 @@ def merge(base: Node, over: Node) -> Node:
     return Node(merged, over.origin)
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: Plain, path: Address = ()) -> Iterator[tuple[Address, Plain]]:
     """The settings of nested dicts and lists: scalars, empty containers and lists of scalars."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
@@ -99,7 +103,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def parse(text: str, where: Callable[[int], str], at: Path = ()) -> tuple[Node | None, list[Problem]]:
+def parse(text: str, where: Callable[[int], str], at: Address = ()) -> tuple[Node | None, list[Problem]]:
     """Read one YAML document; None when it is empty. `where` names a line (from 1); `at` is where the text belongs.
 
     Raises:
@@ -117,7 +121,9 @@ def parse(text: str, where: Callable[[int], str], at: Path = ()) -> tuple[Node |
         raise UserError(str(Problem(origin, at, "; ".join([f"not valid YAML: {what}", *hints])))) from error
     except ReaderError as error:
         origin = where(text.count("\n", 0, error.position) + 1)
-        raise UserError(str(Problem(origin, at, f"not valid YAML: unprintable character {error.character!r}"))) from error
+        raise UserError(
+            str(Problem(origin, at, f"not valid YAML: unprintable character {error.character!r}"))
+        ) from error
     except YAMLError as error:
         raise UserError(str(Problem(where(1), at, f"not valid YAML: {error}"))) from error
     except RecursionError as error:
@@ -133,11 +139,13 @@ class _Reader:
     problems: list[Problem] = field(default_factory=list)
     nodes: int = 0
 
-    def read(self, node: Any, path: Path, origin: str) -> Node:
+    def read(self, node: YamlNode, path: Address, origin: str) -> Node:
         self.nodes += 1
         if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self.nodes > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise UserError(str(Problem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config")))
+            raise UserError(
+                str(Problem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config"))
+            )
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return Node(self._mapping(node, path), origin)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
@@ -148,7 +156,7 @@ class _Reader:
         self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
         return Node(None, origin)
 
-    def _mapping(self, node: Any, path: Path) -> dict[str, Node]:
+    def _mapping(self, node: YamlNode, path: Address) -> dict[str, Node]:
         mapping: dict[str, Node] = {}
         for key_node, value_node in node.value:
             origin = self._line(key_node)
@@ -158,21 +166,21 @@ class _Reader:
                 shown = f"{key_node.value} " if isinstance(key_node, ScalarNode) else ""
                 self._complain(origin, path, f"the key {shown}is not text; put quotes around it")
             else:
-                key = str(key_node.value)
+                key = self._text(str(key_node.value), path, origin)
                 if key in mapping:
                     first = mapping[key].origin
                     self._complain(origin, (*path, key), f"set twice, first at {first}; remove one of the two")
                 mapping[key] = self.read(value_node, (*path, key), origin)
         return mapping
 
-    def _scalar(self, node: Any, path: Path, origin: str) -> Any:
+    def _scalar(self, node: YamlNode, path: Address, origin: str) -> Scalar:
         if node.tag in _TEXT_TAGS:
             return self._text(str(node.value), path, origin)
         if node.tag not in _VALUE_TAGS:
             self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
             return None
         try:
-            value = self.yaml.constructor.construct_object(node)
+            value: Scalar = self.yaml.constructor.construct_object(node)
         except (ValueError, KeyError):  # a tag that does not fit, or an integer of thousands of digits
             self._complain(origin, path, f"{node.value[:20]!r} cannot be read as {node.tag.removeprefix(_TAG)}")
             return None
@@ -180,14 +188,15 @@ class _Reader:
             self._complain(origin, path, f"{node.value} is not a finite number; use one, or leave the key out")
         return value
 
-    def _text(self, text: str, path: Path, origin: str) -> str:
-        if any("\ud800" <= char <= "\udfff" for char in text):
+    def _text(self, text: str, path: Address, origin: str) -> str:
+        try:  # "\ud83d\ude00" is one character, as in JSON
+            return text.encode("utf-16", errors="surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
             self._complain(origin, path, "half of a surrogate pair is not a character; write the character itself")
             return ""
-        return text
 
-    def _line(self, node: Any) -> str:
+    def _line(self, node: YamlNode) -> str:
         return self.where(node.start_mark.line + 1)
 
-    def _complain(self, origin: str, path: Path, text: str) -> None:
+    def _complain(self, origin: str, path: Address, text: str) -> None:
         self.problems.append(Problem(origin, path, text))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transformers import (
-    AutoConfig,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 
-from mmrl.types import Frame, UserError
+from mmrl.types import Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +35,3 @@ FAMILIES = {
     )
 }
 
-
-def family_of(path: str) -> Family:
-    """The family of a local folder or hub id.
-
-    Raises:
-        UserError: nothing loadable is there, or it is not a Qwen-VL model.
-    """
-    try:
-        model_type = AutoConfig.from_pretrained(path).model_type
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"model.path: cannot load {path!r}: {first_line}") from error
-    if model_type not in FAMILIES:
-        raise UserError(f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
-    return FAMILIES[model_type]

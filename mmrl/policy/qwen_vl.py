@@ -1,6 +1,6 @@
 """A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
 
-Letters: B rows, C completion columns, L = prompt + completion columns, V vocabulary.
+Letters: B rows, P prompt columns, C completion columns, L = P + C, R sampled rows, K cached columns, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from mmrl.batch import Batch
+from mmrl.batch import Batch, PromptBatch
 from mmrl.config.schema import Role
 from mmrl.policy.law import law_logps
 
@@ -79,6 +79,38 @@ class Policy:
         with torch.no_grad():
             entropies = torch.special.entr(predicting.exp()).sum(dim=-1)
         return TokenScores(predicting.gather(2, batch.completion_ids_BC.unsqueeze(-1)).squeeze(-1), entropies)
+
+    @torch.no_grad()
+    def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
+        """Encode prompts; returns their key-value cache and the logits of the next token, [B, V]."""
+        output = self.model(
+            input_ids=batch.ids_BP.to(self.device),
+            attention_mask=batch.keep_BP.to(self.device),
+            position_ids=batch.positions_3BP.to(self.device),
+            mm_token_type_ids=(batch.ids_BP == self.image_id).long().to(self.device),
+            pixel_values=batch.pixels_ND.to(self.device) if len(batch.pixels_ND) else None,
+            image_grid_thw=batch.grids_I3.to(self.device) if len(batch.grids_I3) else None,
+            past_key_values=DynamicCache(config=self.model.config.get_text_config()),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.past_key_values, output.logits[:, -1]
+
+    @torch.no_grad()
+    def extend(
+        self, cache: Cache, ids_R: torch.Tensor, keep_RK: torch.Tensor, positions_R: torch.Tensor
+    ) -> torch.Tensor:
+        """Append one text token to each cached row; returns the logits of the next, [R, V]."""
+        ids_R1 = ids_R[:, None]
+        return self.model(
+            input_ids=ids_R1,
+            attention_mask=keep_RK,
+            position_ids=positions_R[None, :, None].expand(3, -1, -1),
+            mm_token_type_ids=torch.zeros_like(ids_R1),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
 
     def _of_roles(self, roles: tuple[Role, ...]) -> Iterator[nn.Parameter]:
         for name, parameter in self.model.named_parameters():

@@ -1,6 +1,6 @@
 """Rollouts by transformers: prompt and image are encoded once per group, then the cache is repeated for its members.
 
-Letters: B prompts, P prompt columns, R = B x group size rows.
+Letters: B prompts, P prompt columns, R = B x group size rows, K cached columns, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache
 
 from mmrl.algo.seeds import derive
+from mmrl.batch import collate_prompts
 from mmrl.policy.law import draw, law_logps
 from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.qwen_vl import Cache, Policy
 from mmrl.types import Author, Finish, Prompt, Rollout, SamplingLaw, Segment
 
 
@@ -27,7 +27,6 @@ class HfSampler:
         self._salt = tuple(salt)
         self._version = version
         self._eos: int = processor.tokenizer.eos_token_id
-        self._pad: int = processor.tokenizer.pad_token_id
 
     def sync(self, version: int) -> None:
         """The weights are shared with the learner, so only the version changes."""
@@ -38,45 +37,21 @@ class HfSampler:
         self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
     ) -> list[list[Rollout]]:
         """`group_size` rollouts per prompt, in order."""
-        cache, logits_BV, keep_BP, next_B = self._prefill(prompts)
+        batch = collate_prompts(prompts, self._processor, pad_id=self._eos)
+        cache, logits_BV = self._policy.prefill(batch)
         cache.batch_repeat_interleave(group_size)
         uniforms = np.stack([self._uniforms(p, i, law, step) for p in prompts for i in range(group_size)])
+        device = self._policy.device
         ids_RT, logps_RT = self._decode(
             cache,
             logits_BV.repeat_interleave(group_size, dim=0),
-            keep_BP.repeat_interleave(group_size, dim=0),
-            next_B.repeat_interleave(group_size),
+            batch.keep_BP.repeat_interleave(group_size, dim=0).to(device),
+            (batch.positions_3BP.amax(dim=(0, 2)) + 1).repeat_interleave(group_size).to(device),
             law,
-            torch.from_numpy(uniforms).to(self._policy.device),
+            torch.from_numpy(uniforms).to(device),
         )
         rows = zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)
         return [[self._rollout(prompt, i, *next(rows), law) for i in range(group_size)] for prompt in prompts]
-
-    def _prefill(self, prompts: Sequence[Prompt]) -> tuple[Cache, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Encode left-padded prompts; returns the cache, next-token logits, key mask and next position."""
-        device, width = self._policy.device, max(len(prompt.ids) for prompt in prompts)
-        ids = torch.full((len(prompts), width), self._pad)
-        keep = torch.zeros_like(ids)
-        positions = torch.zeros(3, *ids.shape, dtype=torch.int64)
-        for b, prompt in enumerate(prompts):
-            start = width - len(prompt.ids)
-            ids[b, start:], keep[b, start:] = torch.tensor(prompt.ids), 1
-            positions[:, b, start:] = self._processor.positions(prompt)
-        pixels = torch.cat([self._processor.pixels(prompt) for prompt in prompts]).to(device)
-        grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], device=device)
-        output = self._policy.model(
-            input_ids=ids.to(device),
-            attention_mask=keep.to(device),
-            position_ids=positions.to(device),
-            mm_token_type_ids=(ids == self._policy.image_id).long().to(device),
-            pixel_values=pixels if len(pixels) else None,
-            image_grid_thw=grids if len(grids) else None,
-            past_key_values=DynamicCache(config=self._policy.model.config.get_text_config()),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        next_position = positions.amax(dim=(0, 2)) + 1
-        return output.past_key_values, output.logits[:, -1], keep.to(device), next_position.to(device)
 
     def _decode(
         self,
@@ -104,16 +79,7 @@ class HfSampler:
                 cache.batch_select_indices(going)
                 alive, keep_RK, next_R = alive[going], keep_RK[going], next_R[going]
             keep_RK = torch.nn.functional.pad(keep_RK, (0, 1), value=1)
-            output = self._policy.model(
-                input_ids=token_R[going, None],
-                attention_mask=keep_RK,
-                position_ids=(next_R + t)[None, :, None].expand(3, -1, -1),
-                mm_token_type_ids=torch.zeros_like(token_R[going, None]),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            logits_RV = output.logits[:, -1]
+            logits_RV = self._policy.extend(cache, token_R[going], keep_RK, next_R + t)
         return ids_RT.cpu(), logps_RT.cpu()
 
     def _uniforms(self, prompt: Prompt, index: int, law: SamplingLaw, step: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Case tables: for each reward, responses with the score they must earn and why. Tests and documentation at once.
 
-A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, and for a box its `frame`) and the image's size
-before and after resizing; `response` is the model's text, repeated `repeat` times, its coordinates in `frame`. `expected`
-is a value or "unscorable". `source` says where the row comes from: a paper, a rule, an arithmetic.
+A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, and for a box its `frame`) and the image's
+size before and after resizing; `response` is the model's text, repeated `repeat` times, its coordinates in `frame`.
+`expected` is a value or "unscorable". `source` says where the row comes from: a paper, a rule, an arithmetic.
 """
 
 from __future__ import annotations

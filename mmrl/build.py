@@ -1,0 +1,198 @@
+"""The composition root: a config becomes objects. Concrete classes meet only here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmrl.algo.seeds import derive
+from mmrl.answer import Grammar
+from mmrl.config import Config
+from mmrl.config.schema import Loss, Origin, Rl, Sft, Term
+from mmrl.evaluate import Evaluator
+from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.media.image import MediaError
+from mmrl.media.store import MediaStore
+from mmrl.plugins import check_options, resolve
+from mmrl.policy.families import FAMILIES
+from mmrl.policy.pretrained import Loaded, load_pretrained
+from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.rollout.hf import HfSampler
+from mmrl.score import BoundTerm, Judge
+from mmrl.types import Place, Reject, Sample, SamplingLaw, UserError
+from mmrl_rewards.contract import bind
+
+_PICTURE_BYTES = 256 * 2**20
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples of a run."""
+
+    train: tuple[Sample, ...]
+    validation: tuple[Sample, ...]
+    test: tuple[Sample, ...]
+
+    def digests(self) -> dict[str, str]:
+        """A hash over the samples and pictures of each part."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {
+            name: hashlib.sha256(repr([(s.id, s.parts, s.target, s.label) for s in samples]).encode()).hexdigest()
+            for name, samples in parts.items()
+        }
+
+
+class World:
+    """Everything of a run that outlives a stage."""
+
+    def __init__(self, config: Config, base: Path, run_dir: RunDir, console: Console) -> None:
+        self.config, self.run_dir, self.console = config, run_dir, console
+        torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
+        torch.manual_seed(config.run.seed)
+        self.grammar = Grammar(think=config.answer.think)
+        self.judge = Judge([_bound_term(term, base) for term in config.rewards.terms])
+        store = MediaStore(config.data.limits, max_bytes=_PICTURE_BYTES)
+        place = Place(work=run_dir.data, base=base, seed=config.run.seed)
+        self.samples = self._load_samples(place, store)
+        self.judge.check([*self.samples.train, *self.samples.validation, *self.samples.test], self.grammar)
+        loaded = self._model()
+        self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
+        self.processor = QwenProcessor(
+            loaded.processor,
+            loaded.family,
+            self.grammar,
+            store,
+            instruct=config.answer.instruct,
+            max_prompt_tokens=config.model.max_prompt_tokens,
+        )
+        if config.model.gradient_checkpointing:
+            loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.eos_id: int = self.processor.tokenizer.eos_token_id
+        self.banned = banned_ids(self.processor.tokenizer, self.eos_id)
+
+    def evaluator(self) -> Evaluator:
+        """Measures the current weights."""
+        options = self.config.evaluation
+        law = SamplingLaw(
+            temperature=options.temperature, banned=self.banned, max_new_tokens=options.max_new_tokens
+        )
+        sampler = HfSampler(self.policy, self.processor, salt=(self.config.run.seed, "evaluation"))
+        return Evaluator(
+            asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
+        )
+
+    def engine(self, stage: Sft | Rl) -> TorchEngine:
+        """A fresh optimizer for a stage."""
+        if not self.policy.trainable:
+            raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
+        return TorchEngine(self.policy.trainable, stage.optimizer)
+
+    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:
+        """The learner of a stage."""
+        is_rl = isinstance(stage, Rl)
+        plan = LearnPlan(
+            loss=stage.loss if is_rl else Loss(),
+            optimizer=stage.optimizer,
+            total_steps=stage.steps,
+            micro_batch=stage.micro_batch,
+            epochs=stage.epochs if is_rl else 1,
+            shared_prefix=is_rl and stage.shared_prefix,
+            pad_id=self.eos_id,
+        )
+        return GrpoLearner(self.policy, self.processor, engine, plan, reference)
+
+    def _load_samples(self, place: Place, store: MediaStore) -> Samples:
+        data = self.config.data
+        parts: dict[str, tuple[Sample, ...]] = {}
+        for name, origins in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+            rejects: list[Reject] = []
+            parts[name] = tuple(self._usable(_rows(origins, place), store, rejects))
+            self._report(name, parts[name], rejects)
+        repeated = {sample.id for sample in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}
+        if repeated:
+            raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
+        return Samples(train=parts["train"], validation=parts["validation"], test=parts["test"])
+
+    def _usable(self, rows: Iterable[Sample | Reject], store: MediaStore, rejects: list[Reject]) -> Iterable[Sample]:
+        """Samples whose pictures open; the others are put among `rejects`."""
+        seen: set[str] = set()
+        for row in rows:
+            if isinstance(row, Reject):
+                rejects.append(row)
+                continue
+            if row.id in seen:
+                raise UserError(f"data: two samples have the id {row.id!r}")
+            seen.add(row.id)
+            try:
+                for ref in row.images:
+                    store.open(ref)
+            except MediaError as error:
+                rejects.append(Reject(row.id, str(error)))
+            else:
+                yield row
+
+    def _report(self, name: str, samples: Sequence[Sample], rejects: Sequence[Reject]) -> None:
+        listed = "\n".join(f"  {reject.id}: {reject.reason}" for reject in rejects[:_LISTED])
+        more = f"\n  and {len(rejects) - _LISTED} more" if len(rejects) > _LISTED else ""
+        count = f"data.{name}: {len(rejects)} of {len(rejects) + len(samples)} samples cannot be used"
+        if rejects and self.config.data.bad_sample == "stop":
+            raise UserError(f"{count}:\n{listed}{more}\nrepair them, or leave them out with data.bad_sample=skip")
+        if rejects:
+            self.console.warn(f"{count} and are left out:\n{listed}{more}")
+        if name == "train" and not samples:
+            raise UserError("data.train: there is not one usable sample")
+
+    def _model(self) -> Loaded:
+        options = self.config.model
+        if options.scratch is not None:
+            tokenizer = train_tokenizer(self._texts(), options.scratch.language.vocab)
+            processor = make_processor(options.scratch, tokenizer, (options.min_pixels, options.max_pixels))
+            model = make_model(options.scratch, tokenizer, derive(self.config.run.seed, "init"))
+            return Loaded(family=FAMILIES[options.scratch.family], model=model, processor=processor)
+        return load_pretrained(options)
+
+    def _texts(self) -> Iterator[str]:
+        """What a tokenizer made from scratch learns from: questions and demonstrations of the training samples."""
+        for sample in self.samples.train:
+            yield from (part for part in sample.parts if isinstance(part, str))
+            if self.config.answer.instruct:
+                yield " " + self.grammar.instruction(sample.target.kind)
+            for answer in (sample.target, sample.label):
+                if answer is not None:
+                    yield self.grammar.render(answer, sample.thought)
+
+
+def _bound_term(term: Term, base: Path) -> BoundTerm:
+    reward = bind(resolve(term.fn, base), term.args)
+    return BoundTerm(
+        name=term.name or reward.reward.name,
+        reward=reward,
+        weight=term.weight,
+        tasks=term.tasks,
+        train_only=term.train_only,
+    )
+
+
+def _rows(origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
+    for origin in origins:
+        fn = resolve(origin.fn, place.base)
+        check_options(fn, origin.args, origin.fn)
+        yield from fn(place, **origin.args)
+
+
+def _device(config: Config) -> torch.device:
+    wanted = config.model.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device: there is no usable CUDA device; use `auto` or `cpu`")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

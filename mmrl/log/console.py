@@ -1,0 +1,143 @@
+"""What a person sees while a run goes on: one live display on a terminal, a line now and then when piped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console as Screen
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+NUMBERS = (  # label, metric, format
+    ("reward", "reward/total", ".3f"),
+    ("informative", "group/informative_frac", ".0%"),
+    ("truncated", "rollout/truncated_frac", ".0%"),
+    ("tokens", "rollout/tokens_mean", ".1f"),
+    ("tokens/s", "rollout/tokens_per_s", ".0f"),
+    ("loss", "learner/loss", ".4f"),
+    ("lr", "learner/lr", ".1e"),
+)
+PIPE_WIDTH = 160
+QUIET_SECONDS = 60.0  # a piped run never stays silent for longer, if a step ends
+
+
+class _Bar(Progress):
+    """rich's progress bar over a line of numbers."""
+
+    numbers = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, and the numbers beneath it."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(f"  {self.numbers}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Where the current stage stands."""
+
+    name: str
+    total: int
+    first: int
+    start: float
+    told: float
+    step: int
+    unsaid: str = ""
+
+
+class Console:
+    """Progress, messages and tables, on a terminal or in a pipe."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        """Write to `file`, or to standard output."""
+        self._screen = Screen(file=file, highlight=False, emoji=False)
+        if not self._screen.is_terminal:
+            self._screen.width = PIPE_WIDTH
+        self._stage: _Stage | None = None
+        self._bar: _Bar | None = None
+
+    def say(self, text: str) -> None:
+        """Print a message."""
+        self._screen.print(text, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a message that must not be missed."""
+        self._screen.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; every column but the first is aligned to the right."""
+        table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+        for index, column in enumerate(columns):
+            table.add_column(Text(column), justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        self._screen.print(table)
+
+    def start_stage(self, name: str, total: int, done: int = 0) -> None:
+        """Show a stage of `total` steps of which `done` lie behind."""
+        now = time.monotonic()
+        self._stage = _Stage(name=name, total=total, first=done, start=now, told=now, step=done)
+        if self._screen.is_terminal:
+            columns = (
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._bar = _Bar(*columns, console=self._screen, refresh_per_second=4)
+            self._bar.add_task(name, total=total, completed=done)
+            self._bar.start()
+        elif done:
+            self.say(f"{name}: goes on after step {done} of {total}")
+
+    def step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+        """Show the step that just ended, counted from 1."""
+        stage = self._current()
+        stage.step = step
+        numbers = _numbers({**metrics, **times})
+        if self._bar is not None:
+            self._bar.numbers = numbers
+            self._bar.update(self._bar.task_ids[0], completed=step)
+            return
+        now = time.monotonic()
+        left = (now - stage.start) / max(1, step - stage.first) * (stage.total - step)
+        stage.unsaid = f"{stage.name} {step:>{len(str(stage.total))}}/{stage.total}  {numbers}  {_clock(left)} left"
+        tenth = max(1, round(stage.total / 10))
+        if step == stage.first + 1 or step % tenth == 0 or step == stage.total or now - stage.told >= QUIET_SECONDS:
+            self._say_unsaid(stage, now)
+
+    def end_stage(self) -> None:
+        """Close the display; the last step stays visible."""
+        stage = self._current()
+        if self._bar is not None:
+            self._bar.stop()
+        elif stage.unsaid:
+            self._say_unsaid(stage, time.monotonic())
+        self._bar = self._stage = None
+
+    def _current(self) -> _Stage:
+        if self._stage is None:
+            raise RuntimeError("no stage has been started")
+        return self._stage
+
+    def _say_unsaid(self, stage: _Stage, now: float) -> None:
+        self.say(stage.unsaid)
+        stage.unsaid, stage.told = "", now
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{label} {values[key]:{form}}" for label, key, form in NUMBERS if key in values)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,70 @@
+"""Writing that leaves either the old file or the new one, and JSON that any reader accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mmrl.types import UserError
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn what the system says against writing `path` (full disk, no permission) into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; put that right and run the same command again, "
+            "it goes on from the last checkpoint"
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` in one move, after its bytes are on disk.
+
+    Raises:
+        UserError: the file cannot be written; what was there stays.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with refusing(path):
+        try:
+            with temporary.open("wb") as file:
+                # Half a surrogate pair becomes \udxxx, which is its JSON escape.
+                file.write(text.encode("utf-8", errors="backslashreplace"))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """One line of strict JSON: floats by repr; NaN and infinities become null; other objects their str()."""
+    return json.dumps(finite(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def finite(value: object) -> object:
+    """The same value with null for every float that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

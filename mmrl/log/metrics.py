@@ -1,0 +1,71 @@
+"""Numbers of a run as JSON lines.
+
+metrics.jsonl holds only what a seed decides, so a run that was killed and resumed ends with the same bytes as one that
+was not. Wall-clock numbers go to timings.jsonl, where steps that were done twice stand twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrl.log.files import json_line, refusing
+from mmrl.types import UserError
+
+_LONGEST_LINE = 1 << 20
+
+
+class MetricsFile:
+    """An append-only file of one JSON object per line. A number that is not finite is written as null."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, cutting a last line that a killed run left unfinished."""
+        self._path = path
+        with refusing(path):
+            self._file = path.open("a+b", buffering=0)
+            self._file.truncate(self._whole_lines())
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line, keys in the order given.
+
+        Raises:
+            UserError: the disk is full or the file cannot be written.
+        """
+        rest = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
+        with refusing(self._path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def position(self) -> int:
+        """Bytes written so far, all of them on disk: what a checkpoint remembers."""
+        with refusing(self._path):
+            os.fsync(self._file.fileno())
+            return self._file.seek(0, os.SEEK_END)
+
+    def truncate(self, position: int) -> None:
+        """Forget everything after `position`, as a run resumed from a checkpoint must.
+
+        Raises:
+            UserError: the file does not have a line that ends there.
+        """
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, position - 1))
+        if position > size or (position and self._file.read(1) != b"\n"):
+            raise UserError(
+                f"{self._path} was changed since the checkpoint: no line ends at byte {position} of {size}; "
+                "restore the file, or choose another run directory"
+            )
+        with refusing(self._path):
+            self._file.truncate(position)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _whole_lines(self) -> int:
+        size = self._file.seek(0, os.SEEK_END)
+        start = max(0, size - _LONGEST_LINE)
+        self._file.seek(start)
+        return start + self._file.read().rfind(b"\n") + 1

@@ -1,0 +1,51 @@
+"""Rollouts for people to read: one JSON line each, media by path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.log.files import json_line, refusing, write_atomically
+from mmrl.types import Group, ImageRef, Rollout, Score
+
+
+def write_rollouts(
+    folder: Path, stage: str, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]
+) -> Path:
+    """Write a step's rollouts to `<stage>-<step>.jsonl`, group by group; returns the file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    path = folder / f"{stage}-{step:06d}.jsonl"
+    with refusing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(json_line(record) for record in _records(groups, advantages)))
+    return path
+
+
+def _records(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
+    for group, row in zip(groups, advantages, strict=True):
+        for rollout, score, advantage in zip(group.rollouts, group.scores, row, strict=True):
+            yield _record(rollout, score, advantage)
+
+
+def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
+    sample = rollout.prompt.sample
+    return {
+        "sample": sample.id,
+        "task": sample.task,
+        "rollout": rollout.index,
+        "images": [image.path for image in sample.images],
+        "question": "".join("<image>" if isinstance(part, ImageRef) else part for part in sample.parts),
+        "response": rollout.text,
+        "answer": rollout.answer.value,
+        "target": sample.target.value,
+        "frame": sample.target.frame,
+        "terms": {name: {"value": term.value, "reason": term.reason} for name, term in score.terms.items()},
+        "total": score.total,
+        "advantage": advantage,
+        "finish": rollout.finish,
+        "segments": [{"author": segment.author, "n": len(segment.ids)} for segment in rollout.segments],
+    }

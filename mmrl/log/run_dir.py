@@ -1,0 +1,163 @@
+"""One directory holds everything of a run, and belongs to one config."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mmrl
+from mmrl.config import Config, dump, read_settings, settings
+from mmrl.log.files import refusing, write_atomically
+from mmrl.types import UserError
+
+LIBRARIES = ("torch", "transformers", "deepspeed", "vllm")
+_SHOWN = 12
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Where each thing of a run lies."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Every setting of the run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """Reproducible numbers, one JSON line per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timings(self) -> Path:
+        """Wall-clock numbers, one JSON line per step done."""
+        return self.path / "timings.jsonl"
+
+    @property
+    def manifest(self) -> Path:
+        """What the run was made with."""
+        return self.path / "manifest.json"
+
+    @property
+    def summary(self) -> Path:
+        """What the run achieved."""
+        return self.path / "summary.json"
+
+    @property
+    def rollouts(self) -> Path:
+        """Rollouts kept for reading."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a resumed run starts from."""
+        return self.path / "checkpoints"
+
+    @property
+    def data(self) -> Path:
+        """Files that datasets made."""
+        return self.path / "data"
+
+    @property
+    def model(self) -> Path:
+        """The final model as a Hugging Face folder."""
+        return self.path / "model"
+
+    def claim(self, config: Config) -> bool:
+        """Make the directory this config's; returns whether it already was, that is, whether to resume.
+
+        Raises:
+            UserError: it holds another config's run, or files that are no run's, or cannot be made.
+        """
+        with refusing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        if self.config.exists():
+            self._refuse_another(config)
+            return True
+        if strangers:
+            raise UserError(
+                f"{self.path} holds {strangers[0]!r} and no run of mmrl; choose an empty or new directory "
+                "with run.dir=... or --run-dir"
+            )
+        write_atomically(self.config, dump(config))
+        return False
+
+    def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
+        """Write what the run is made with; `data` maps each source to the digest of its samples."""
+        write_atomically(self.manifest, json.dumps(_manifest(config, data), indent=2) + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write what the run achieved."""
+        write_atomically(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+    def _refuse_another(self, config: Config) -> None:
+        there, here = read_settings(self.config), settings(config.model_dump(mode="json"))
+        keys = [key for key in {**there, **here} if there.get(key, _ABSENT) != here.get(key, _ABSENT)]
+        if not keys:
+            return
+        if all(_is_extent(key) for key in keys):
+            head = f"{self.path} holds this very experiment with another length or place"
+            advice = "set these back to go on with that run: its schedule and results depend on them"
+        else:
+            head, advice = f"{self.path} holds the run of another config", "these settings differ"
+        lines = [f"  {key}: {_side(there, key)} there, {_side(here, key)} here" for key in keys[:_SHOWN]]
+        more = [f"  and {len(keys) - _SHOWN} more"] if len(keys) > _SHOWN else []
+        last = "choose another directory with run.dir=... or --run-dir, or delete this one"
+        raise UserError("\n".join([f"{head}; {advice}:", *lines, *more, last]))
+
+
+def _is_extent(key: str) -> bool:
+    return key in ("run.threads", "run.dir") or (key.startswith("stages.") and key.endswith(".steps"))
+
+
+def _side(side: Mapping[str, Any], key: str) -> str:
+    return json.dumps(side[key], ensure_ascii=False) if key in side else "absent"
+
+
+def _manifest(config: Config, data: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "mmrl": mmrl.__version__,
+        "python": platform.python_version(),
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "git": _git_state(Path(mmrl.__file__).parent),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_sha256": hashlib.sha256(dump(config).encode()).hexdigest(),
+        "data": dict(data),
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state(package: Path) -> dict[str, Any] | None:
+    """Commit and whether anything differs from it; None where the package is not under version control."""
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return {"commit": _git(package, "rev-parse", "HEAD"), "dirty": bool(_git(package, "status", "--porcelain"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,64 @@
+"""The teller: each step goes to the metrics file, the timings file, the rollout store and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from mmrl.log.console import Console
+from mmrl.log.metrics import MetricsFile
+from mmrl.log.rollouts import write_rollouts
+from mmrl.log.run_dir import RunDir
+from mmrl.types import Group, State
+
+
+class Teller:
+    """Implements `mmrl.ports.Teller` for a claimed run directory."""
+
+    def __init__(self, run_dir: RunDir, console: Console, *, keep_rollouts_every: int) -> None:
+        """Open the run's files; every `keep_rollouts_every`-th step's rollouts are kept, and the first's."""
+        self.console = console
+        self.metrics = MetricsFile(run_dir.metrics)
+        self._timings = MetricsFile(run_dir.timings)
+        self._rollouts = run_dir.rollouts
+        self._every = keep_rollouts_every
+        self._stage = ""
+        self._tokens = 0
+
+    @contextmanager
+    def stage(self, name: str, steps: int, done: int = 0) -> Iterator[None]:
+        """Tell of a stage of `steps` steps of which `done` lie behind."""
+        self._stage = name
+        self.console.start_stage(name, steps, done)
+        try:
+            yield
+        finally:
+            self.console.end_stage()
+
+    def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
+        """Keep the step's rollouts for reading, if it is one of those kept."""
+        self._tokens = sum(rollout.num_tokens for group in groups for rollout in group.rollouts)
+        if state.step == 1 or state.step % self._every == 0:
+            write_rollouts(self._rollouts, self._stage, state.step, groups, advantages)
+
+    def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+        """Record one step and show it."""
+        self.record(state, metrics)
+        times = {**times, **self._speed(times)}
+        self._timings.append({"stage": self._stage, "step": state.step, **times})
+        self.console.step(state.step, metrics, times)
+
+    def record(self, state: State, metrics: Mapping[str, float]) -> None:
+        """Write numbers of this step to the metrics file alone (an evaluation, say)."""
+        self.metrics.append({"stage": self._stage, "step": state.step, **dict(sorted(metrics.items()))})
+
+    def close(self) -> None:
+        """Close the files."""
+        self.metrics.close()
+        self._timings.close()
+
+    def _speed(self, times: Mapping[str, float]) -> dict[str, float]:
+        seconds = times.get("time/answer_s", 0.0)
+        speed = {"rollout/tokens_per_s": self._tokens / seconds} if seconds and self._tokens else {}
+        self._tokens = 0
+        return speed

@@ -1,0 +1,273 @@
+"""A run from its first stage to its export: resume, stages, held-out comparison, summary."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mmrl import checkpoint, loop, sft
+from mmrl.algo.advantage import advantages
+from mmrl.algo.sampler import Shuffled
+from mmrl.build import World
+from mmrl.config import Loaded
+from mmrl.config.load import cap_steps
+from mmrl.config.schema import Rl, Sft
+from mmrl.evaluate import Mean
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.log.teller import Teller
+from mmrl.policy.qwen_vl import Policy
+from mmrl.ports import Gate
+from mmrl.rollout.hf import HfSampler
+from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, TaskRow, compare
+from mmrl.types import Interrupted, Sample, SamplingLaw, State
+
+
+def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = None) -> int:
+    """Run every stage of a config, or go on where it stopped; returns the exit code.
+
+    Raises:
+        UserError: something the user can put right. A run that had not begun leaves nothing behind.
+    """
+    loaded = cap_steps(loaded, steps) if steps else loaded
+    config = loaded.config
+    if run_dir is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
+    console = Console()
+    place = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
+    has_begun = place.claim(config)
+    stop = _Stop(console)
+    try:
+        with _nothing_left_behind(place, unless=has_begun):
+            world = World(config, loaded.files[0].parent, place, console)
+            place.write_manifest(config, world.samples.digests())
+        _Run(world, stop).go()
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped at once; the last checkpoint stands."
+        console.say(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")
+        return 128 + (stop.signal or signal.SIGINT)
+    return 0
+
+
+@contextmanager
+def _nothing_left_behind(place: RunDir, *, unless: bool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if not unless:
+            shutil.rmtree(place.path)
+        raise
+
+
+@dataclass(slots=True)
+class _Stop:
+    """The user's wish to stop: the first signal lets the step end and saves, a second one stops at once."""
+
+    console: Console
+    signal: int | None = None
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Handle signals inside this block."""
+        kept = {which: signal.signal(which, self._note) for which in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for which, handler in kept.items():
+                signal.signal(which, handler)
+
+    def wanted(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    def _note(self, which: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = which
+        self.console.warn("Stopping: the step in progress is finished and saved. Once more to stop at once.")
+
+
+class _Run:
+    """One run, wherever it stands."""
+
+    def __init__(self, world: World, stop: _Stop) -> None:
+        self._world, self._stop = world, stop
+        self._config, self._dir, self._console = world.config, world.run_dir, world.console
+        self._evaluator = world.evaluator()
+        self._teller = Teller(self._dir, self._console, keep_rollouts_every=self._config.run.keep_rollouts_every)
+        self._state, self._optimizer = self._resume()
+        self._teller.metrics.truncate(self._state.metrics_bytes)
+
+    def go(self) -> None:
+        """The remaining stages, then the comparison, the summary and the export."""
+        stages = self._config.stages
+        kinds = [stage.kind for stage in stages]
+        subject = kinds.index("rl") if "rl" in kinds else 0
+        for index in range(self._state.stage, len(stages)):
+            stage = stages[index]
+            with self._stop.heeded(), self._teller.stage(stage.name, stage.steps, self._state.step):
+                if index == subject:
+                    self._measure("before")
+                self._train(stage)
+            self._console.say(f"Stage {stage.name}: {self._state.step} steps.")
+            self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
+            self._save({}, self._state)
+        if "after" not in self._state.evals:
+            self._measure("after")
+            self._save({}, self._state)
+        self._finish()
+
+    def _resume(self) -> tuple[State, dict[str, Any]]:
+        folder = checkpoint.latest(self._dir.checkpoints, self._console.warn)
+        if folder is None:
+            return State(), {}
+        state, optimizer = checkpoint.load(folder, weights=self._world.policy.model)
+        if state.stage < len(self._config.stages):
+            name = self._config.stages[state.stage].name
+            self._console.say(f"Resuming from {folder}: stage {name}, step {state.step}.")
+        return state, optimizer
+
+    def _save(self, optimizer: dict[str, Any], state: State) -> None:
+        state.metrics_bytes = self._teller.metrics.position()
+        folder = self._dir.checkpoints / f"{state.stage:02d}-{state.step:06d}"
+        checkpoint.save(folder, weights=self._world.policy.model, optimizer=optimizer, state=state)
+        checkpoint.prune(self._dir.checkpoints, self._config.checkpoints.keep)
+
+    def _train(self, stage: Sft | Rl) -> None:
+        world, state = self._world, self._state
+        engine = world.engine(stage)
+        if self._optimizer:
+            engine.load_state(self._optimizer)
+            self._optimizer = {}
+        learner = world.learner(stage, engine, self._reference(stage))
+        source = Shuffled(world.samples.train, self._config.run.seed)
+        keeper = Saver(
+            lambda state: self._save(engine.state(), state), self._stop.wanted, every=self._config.checkpoints.every
+        )
+        if isinstance(stage, Sft):
+            parts = sft.Parts(
+                source=source,
+                asker=world.processor,
+                learner=learner,
+                teller=self._teller,
+                gate=self._gate(stage),
+                keeper=keeper,
+            )
+            sft.train(sft.Plan(steps=stage.steps, batch_size=stage.batch_size, imitate=stage.imitate), parts, state)
+            return
+        salt = (self._config.run.seed, stage.name)
+        loop.train(
+            self._plan(stage),
+            loop.Parts(
+                source=source,
+                asker=world.processor,
+                sampler=HfSampler(world.policy, world.processor, salt=salt, version=state.version),
+                judge=world.judge,
+                learner=learner,
+                teller=self._teller,
+                gate=self._gate(stage),
+                keeper=keeper,
+            ),
+            state,
+        )
+
+    def _plan(self, stage: Rl) -> loop.Plan:
+        sampling = stage.sampling
+        return loop.Plan(
+            steps=stage.steps,
+            prompts=stage.prompts_per_step,
+            group_size=stage.group_size,
+            law=SamplingLaw(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                banned=self._world.banned,
+                max_new_tokens=sampling.max_new_tokens,
+            ),
+            advantages=partial(
+                advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
+            ),
+            max_barren_steps=stage.max_barren_steps,
+        )
+
+    def _gate(self, stage: Sft | Rl) -> Gate:
+        if stage.until is None:
+            return OpenGate()
+        until = stage.until
+        return HeldOutGate(
+            partial(self._rewards, self._world.samples.validation),
+            self._teller.record,
+            reward=until.reward,
+            each_task=until.each_task,
+            every=until.every,
+        )
+
+    def _reference(self, stage: Sft | Rl) -> Policy | None:
+        """The weights this stage began with, kept on disk so that a resumed stage has the same."""
+        if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
+            return None
+        folder = self._dir.path / "references" / stage.name
+        reference = self._world.policy.frozen_copy()
+        if self._state.step == 0:
+            checkpoint.save_weights(folder, reference.model)
+        else:
+            checkpoint.load_weights(folder, reference.model)
+        return reference
+
+    def _rewards(self, samples: tuple[Sample, ...]) -> Rewards:
+        return self._evaluator.rewards(samples, step=self._state.step)
+
+    def _measure(self, when: str) -> None:
+        """Held-out rewards on the test samples, kept for the comparison."""
+        if when in self._state.evals or not self._world.samples.test:
+            return
+        rewards = {task: dict(of) for task, of in self._rewards(self._world.samples.test).items()}
+        self._state.evals[when] = rewards
+        self._teller.record(self._state, {f"test/{t}": sum(r.values()) / len(r) for t, r in rewards.items()})
+
+    def _finish(self) -> None:
+        evals = self._state.evals
+        rows = compare(evals["before"], evals["after"]) if evals.keys() >= {"before", "after"} else []
+        self._dir.write_summary(summary(self._config.run.name, self._config.run.seed, rows))
+        checkpoint.export_hf(self._dir.model, self._world.policy.model, self._world.processor.hf)
+        self._teller.close()
+        if rows:
+            title = "Held-out reward, greedy, before and after reinforcement (95 % intervals)"
+            columns = ("task", "n", "before", "after", "rise")
+            self._console.table(title, columns, [_shown(row) for row in rows])
+        self._console.say(f"Model: {self._dir.model}\nEverything: {self._dir.path}")
+
+
+def summary(name: str, seed: int, rows: list[TaskRow]) -> dict[str, Any]:
+    """What summary.json holds; `ci` is the 95 % interval of the rise, paired over the held-out samples."""
+    tasks = [
+        {
+            "task": row.task,
+            "before": row.before.value,
+            "after": row.after.value,
+            "n": row.after.n,
+            "ci": [row.rise.low, row.rise.high],
+            "before_ci": [row.before.low, row.before.high],
+            "after_ci": [row.after.low, row.after.high],
+        }
+        for row in rows
+    ]
+    rise = sum(row.rise.value for row in rows) / len(rows) if rows else None
+    return {"name": name, "seed": seed, "tasks": tasks, "mean_rise": rise}
+
+
+def _shown(row: TaskRow) -> tuple[str, ...]:
+    return (row.task, str(row.after.n), _interval(row.before), _interval(row.after), _interval(row.rise, sign="+"))
+
+
+def _interval(mean: Mean, sign: str = "") -> str:
+    return f"{mean.value:{sign}.3f} [{mean.low:{sign}.2f}, {mean.high:{sign}.2f}]"

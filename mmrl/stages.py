@@ -1,0 +1,90 @@
+"""A run as a list of stages, each from the previous one's weights: what stands around the loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from mmrl.evaluate import Mean, mean, rise
+from mmrl.types import Interrupted, State
+
+Rewards = Mapping[str, Mapping[str, float]]
+"""Task → sample id → total reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One line of the before/after table. `rise` is paired over the same held-out samples."""
+
+    task: str
+    before: Mean
+    after: Mean
+    rise: Mean
+
+
+def compare(before: Rewards, after: Rewards) -> list[TaskRow]:
+    """The table, a row per task."""
+    return [
+        TaskRow(
+            task=task,
+            before=mean(list(before[task].values())),
+            after=mean(list(after[task].values())),
+            rise=rise(before[task], after[task]),
+        )
+        for task in sorted(before)
+    ]
+
+
+class HeldOutGate:
+    """Ends a stage once validation reward is high enough; looks every so many steps."""
+
+    def __init__(
+        self,
+        look: Callable[[], Rewards],
+        note: Callable[[State, Mapping[str, float]], None],
+        *,
+        reward: float,
+        each_task: float | None,
+        every: int,
+    ) -> None:
+        self._look, self._note = look, note
+        self._reward, self._each_task, self._every = reward, each_task, every
+
+    def passed(self, state: State) -> bool:
+        """Look when a look is due; True ends the stage."""
+        if state.step % self._every:
+            return False
+        means = {task: fmean(rewards.values()) for task, rewards in self._look().items()}
+        overall = fmean(means.values())
+        named = {f"validation/{task}": value for task, value in means.items()}
+        self._note(state, {**named, "validation/mean": overall})
+        weakest_ok = self._each_task is None or min(means.values()) >= self._each_task
+        return overall >= self._reward and weakest_ok
+
+
+class OpenGate:
+    """Never ends a stage early."""
+
+    def passed(self, state: State) -> bool:
+        """False: the stage runs all its steps."""
+        return False
+
+
+class Saver:
+    """Saves every so many steps, and at once when the user wants to stop."""
+
+    def __init__(self, save: Callable[[State], None], stop_wanted: Callable[[], bool], *, every: int) -> None:
+        self._save, self._stop_wanted, self._every = save, stop_wanted, every
+
+    def keep(self, state: State) -> None:
+        """Called after every step.
+
+        Raises:
+            Interrupted: the user wanted to stop; everything is saved.
+        """
+        stop = self._stop_wanted()
+        if stop or state.step % self._every == 0:
+            self._save(state)
+        if stop:
+            raise Interrupted

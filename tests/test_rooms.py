@@ -1,0 +1,293 @@
+"""The house rules, as tables and checks: who may import whom, where heavy libraries live, what is forbidden, how big is
+too big. Each check takes source text, and the tests at the end prove that each can fail.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
+
+# Imports go down, or stay within a room. `mmrl` is the package itself: its version.
+FLOORS = {
+    6: ("tools",),
+    5: ("cli", "__main__"),
+    4: ("build", "run"),
+    3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
+    2: ("score", "algo", "batch", "media"),
+    1: ("ports", "answer", "config", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    0: ("types", "mmrl"),
+}
+# Neighbours that may be imported all the same.
+SIDEWAYS = {
+    ("__main__", "cli"),
+    ("run", "build"),
+    ("sft", "loop"),  # the clock and the barren-step rule are the loop's
+    ("stages", "evaluate"),
+    ("rollout", "policy"),
+    ("learner", "policy"),
+    ("checkpoint", "policy"),
+    ("mmrl_rewards", "answer"),  # case tables hold text, which the grammar parses
+}
+# Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
+ONLY_IN = {
+    "torch": (
+        "mmrl/algo/loss.py",
+        "mmrl/algo/kl.py",
+        "mmrl/batch.py",
+        "mmrl/policy/",
+        "mmrl/rollout/",
+        "mmrl/learner/",
+        "mmrl/checkpoint.py",
+        "mmrl/build.py",
+    ),
+    "torch.distributed": ("mmrl/learner/agree.py",),
+    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py", "mmrl/checkpoint.py", "mmrl/build.py"),
+    "tokenizers": ("mmrl/policy/",),
+    "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
+    "vllm": ("mmrl/rollout/vllm.py",),
+    "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
+    "sklearn": ("datasets/mmrl_datasets/",),
+    "skimage": ("datasets/mmrl_datasets/",),
+    "decord": ("mmrl/media/",),
+    "rich": ("mmrl/log/", "mmrl/cli/"),
+    "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
+}
+# The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
+LIGHT = (
+    *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
+    *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
+    *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text"),
+)
+HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed")
+
+MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150}
+MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS = 60, 4, 8
+DOCUMENTED = ("mmrl/algo/", "mmrl/policy/", "rewards/mmrl_rewards/")
+
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+
+
+def room_of_file(path: str) -> str:
+    """`mmrl/policy/law.py` is in the room `policy`, `rewards/mmrl_rewards/box.py` in `mmrl_rewards`."""
+    parts = path.removesuffix(".py").split("/")
+    if parts[0] == "mmrl":
+        return "mmrl" if parts[1] == "__init__" else parts[1]
+    return "tools" if parts[0] == "tools" else parts[1]
+
+
+def room_of_import(name: str) -> str | None:
+    """The room of a dotted name; None for a library."""
+    package, _, rest = name.partition(".")
+    if package != "mmrl":
+        return package if package in FLOOR_OF else None
+    room = rest.split(".")[0]
+    return room if room in FLOOR_OF else "mmrl"
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything imported, wherever in the file; a relative import begins with a dot."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def check_direction(path: str, source: str) -> Iterator[str]:
+    """Imports of our own code go down."""
+    here = room_of_file(path)
+    if here not in FLOOR_OF:
+        yield f"{path}: the room {here!r} is not in FLOORS"
+        return
+    for line, name in imports(source):
+        there = room_of_import(name)
+        if there is None or there == here or (here, there) in SIDEWAYS:
+            continue
+        if FLOOR_OF[there] >= FLOOR_OF[here]:
+            yield f"{path}:{line}: {here} (floor {FLOOR_OF[here]}) imports {there} (floor {FLOOR_OF[there]})"
+
+
+def check_libraries(path: str, source: str) -> Iterator[str]:
+    """Heavy libraries stay in their rooms."""
+    for line, name in imports(source):
+        for library, places in ONLY_IN.items():
+            inside = path.startswith((*places, "tools/", f"{library.replace('.', '/')}"))
+            if f"{name}.".startswith(f"{library}.") and not inside:
+                yield f"{path}:{line}: {library} belongs in {', '.join(places)}"
+
+
+def check_constructs(path: str, source: str) -> Iterator[str]:
+    """No broad except, no probing, no relative import, no global state; media are opened in mmrl/media alone."""
+    yield from (f"{path}:{line}: relative import {name}" for line, name in imports(source) if name.startswith("."))
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ExceptHandler(type=None):
+                yield f"{path}:{node.lineno}: bare except"
+            case ast.ExceptHandler(type=broad) if "Exception" in (ast.unparse(part) for part in ast.walk(broad)):
+                yield f"{path}:{node.lineno}: except Exception hides errors: name those you can answer"
+            case ast.Call(func=ast.Name(id="hasattr")):
+                yield f"{path}:{node.lineno}: hasattr probes: say what the thing is"
+            case ast.Global():
+                yield f"{path}:{node.lineno}: global state"
+            case ast.Call(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if "mmrl/media/" not in path:
+                yield f"{path}:{node.lineno}: only mmrl/media opens images"
+
+
+def check_sizes(path: str, source: str) -> Iterator[str]:
+    """Files, functions, nesting and parameter lists fit in a head."""
+    lines, limit = len(source.splitlines()), MAX_LINES_OF.get(path, MAX_LINES)
+    if lines > limit:
+        yield f"{path}: {lines} lines, at most {limit}"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            measures = {
+                "lines": (node.end_lineno - node.lineno + 1, MAX_FUNCTION_LINES),
+                "levels of nesting": (nesting(node), MAX_NESTING),
+                "parameters": (parameters(node.args), MAX_PARAMETERS),
+            }
+            for what, (count, most) in measures.items():
+                if count > most:
+                    yield f"{path}:{node.lineno}: {node.name} has {count} {what}, at most {most}"
+
+
+def nesting(node: ast.AST) -> int:
+    """Depth of the deepest block statement; an elif is no deeper than its if."""
+    deepest = 0
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If)
+                deepest = max(deepest, nesting(child) + (isinstance(child, NESTING) and not is_elif))
+    return deepest
+
+
+def parameters(args: ast.arguments) -> int:
+    """Parameters a caller may give."""
+    names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")]) + bool(args.vararg) + bool(args.kwarg)
+
+
+def check_docstrings(path: str, source: str) -> Iterator[str]:
+    """What others call says what it does."""
+    if not path.startswith(DOCUMENTED):
+        return
+    tree = ast.parse(source)
+    if not ast.get_docstring(tree):
+        yield f"{path}: the module has no docstring"
+    public = [node for node in tree.body if is_public(node)]
+    methods = [child for node in public if isinstance(node, ast.ClassDef) for child in node.body if is_public(child)]
+    for node in (*public, *methods):
+        if not ast.get_docstring(node):
+            yield f"{path}:{node.lineno}: {node.name} has no docstring"
+
+
+def is_public(node: ast.AST) -> bool:
+    """Functions and classes without a leading underscore."""
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+
+
+CHECKS = (check_direction, check_libraries, check_constructs, check_sizes, check_docstrings)
+FILES = sorted(str(path.relative_to(ROOT)) for place in CODE for path in (ROOT / place).rglob("*.py"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_house_obeys(check):
+    complaints = [complaint for path in FILES for complaint in check(path, (ROOT / path).read_text(encoding="utf-8"))]
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+def test_the_check_sees_the_code():
+    assert len(FILES) > 30
+    assert {"mmrl/loop.py", "rewards/mmrl_rewards/box.py"} < set(FILES)
+
+
+def test_nothing_shadows_hugging_face_datasets():
+    assert not (ROOT / "datasets" / "__init__.py").exists()
+    assert not (ROOT / "rewards" / "__init__.py").exists()
+
+
+def test_light_rooms_load_no_heavy_library():
+    code = f"import sys, {', '.join(LIGHT)}; print(*sorted(set({HEAVY}) & sys.modules.keys()))"
+    fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.stdout.strip() == ""
+
+
+PROVOCATIONS = [
+    (check_direction, "mmrl/loop.py", "from mmrl.build import make", "loop (floor 3) imports build (floor 4)"),
+    (check_direction, "mmrl/types.py", "import mmrl.ports", "types (floor 0) imports ports (floor 1)"),
+    (check_direction, "mmrl/loop.py", "from mmrl.policy.law import x", "loop (floor 3) imports policy (floor 3)"),
+    (check_direction, "mmrl/loop.py", "from mmrl import policy", "imports policy"),
+    (check_direction, "mmrl/loop.py", "def f():\n    from mmrl import cli", ":2: loop (floor 3) imports cli (floor 5)"),
+    (check_direction, "mmrl/batch.py", "import mmrl.algo.loss", "batch (floor 2) imports algo (floor 2)"),
+    (check_direction, "mmrl/attic.py", "", "the room 'attic' is not in FLOORS"),
+    (check_direction, "mmrl/cli/main.py", "import tools.bench", "cli (floor 5) imports tools (floor 6)"),
+    (check_direction, "rewards/mmrl_rewards/box.py", "import mmrl.score", "mmrl_rewards (floor 1) imports score"),
+    (check_direction, "mmrl/types.py", "import mmrl_rewards.box", "types (floor 0) imports mmrl_rewards"),
+    (check_libraries, "mmrl/loop.py", "import torch", "torch belongs in"),
+    (check_libraries, "mmrl/algo/advantage.py", "from torch.nn import functional", "torch belongs in"),
+    (check_libraries, "mmrl/batch.py", "import transformers.models", "transformers belongs in"),
+    (check_libraries, "mmrl/learner/learner.py", "from torch import distributed", "torch.distributed belongs in"),
+    (check_libraries, "mmrl/rollout/hf.py", "import vllm", "vllm belongs in"),
+    (check_libraries, "mmrl/stages.py", "from mmrl.plugins import resolve", "mmrl.plugins belongs in"),
+    (check_constructs, "mmrl/a.py", "from . import types", "relative import"),
+    (check_constructs, "mmrl/a.py", "try: f()\nexcept: pass", "bare except"),
+    (check_constructs, "mmrl/a.py", "try: f()\nexcept Exception: pass", "except Exception"),
+    (check_constructs, "mmrl/a.py", "try: f()\nexcept (OSError, Exception) as e: pass", "except Exception"),
+    (check_constructs, "mmrl/a.py", "hasattr(x, 'y')", "hasattr"),
+    (check_constructs, "mmrl/a.py", "def f():\n    global x", "global state"),
+    (check_constructs, "mmrl/a.py", "Image.open(p)", "only mmrl/media opens images"),
+    (check_sizes, "mmrl/a.py", "x = 1\n" * 401, "401 lines, at most 400"),
+    (check_sizes, "mmrl/loop.py", "x = 1\n" * 151, "151 lines, at most 150"),
+    (check_sizes, "mmrl/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines, at most 60"),
+    (check_sizes, "mmrl/a.py", "def f(a, b, c, d, e, f, *, g, h, **i): pass", "f has 9 parameters, at most 8"),
+    (
+        check_sizes,
+        "mmrl/a.py",
+        "def f():\n for a in b:\n  if a:\n   pass\n  else:\n   with c:\n    while d:\n     if e:\n      pass",
+        "f has 5 levels of nesting, at most 4",
+    ),
+    (check_docstrings, "mmrl/algo/a.py", "x = 1", "the module has no docstring"),
+    (check_docstrings, "mmrl/algo/a.py", '"""Doc."""\ndef f(): pass', "f has no docstring"),
+    (
+        check_docstrings,
+        "rewards/mmrl_rewards/a.py",
+        '"""D."""\nclass A:\n    """D."""\n    def m(self): pass',
+        "m has no",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "source", "complaint"), PROVOCATIONS)
+def test_each_rule_can_fail(check, path, source, complaint):
+    complaints = list(check(path, source))
+    assert len(complaints) == 1
+    assert complaint in complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "source"),
+    [
+        (check_direction, "mmrl/build.py", "from mmrl.policy.law import x\nimport mmrl.loop, mmrl_rewards.box"),
+        (check_direction, "mmrl/rollout/hf.py", "from mmrl.policy.law import x\nfrom mmrl.rollout import y"),
+        (check_direction, "mmrl/log/run_dir.py", "from mmrl import __version__"),
+        (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json"),
+        (check_libraries, "mmrl/algo/loss.py", "import torch\nimport torchvision"),
+        (check_libraries, "tools/bench/a.py", "import torch, vllm, deepspeed"),
+        (check_constructs, "mmrl/media/image.py", "Image.open(p)\ntry: f()\nexcept (OSError, ValueError): g()"),
+        (check_sizes, "mmrl/a.py", "def f(self, a, b, c, d, e, f, g, h): pass"),
+        (check_sizes, "mmrl/a.py", "def f():\n if a: pass\n elif b: pass\n elif c: pass\n elif d: pass\n elif e: pass"),
+        (check_docstrings, "mmrl/algo/a.py", '"""D."""\ndef _f(): pass\ndef f():\n    """D."""\n    def g(): pass'),
+        (check_docstrings, "mmrl/loop.py", "def f(): pass"),
+    ],
+)
+def test_what_is_allowed_passes(check, path, source):
+    assert list(check(path, source)) == []

@@ -1,0 +1,220 @@
+"""The answer grammar: what parses, what does not and why, and that rendering and parsing agree."""
+
+import random
+import time
+
+import pytest
+
+from mmrl.answer import Grammar
+from mmrl.types import Frame, Kind, Target, UserError
+
+NONE, OPTIONAL, REQUIRED = (Grammar(think=think) for think in ("none", "optional", "required"))
+
+
+def value(text, kind):
+    return OPTIONAL.parse(f"<answer>{text}</answer>", kind).value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", 3),
+        (" 3\n", 3),
+        ("-2.5", -2.5),
+        ("+7", 7),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("007", 7),
+        ("1,234", 1234),
+        ("-1,234,567.5", -1234567.5),
+        ("6.02e23", 6.02e23),
+        ("1E-3", 0.001),
+        *(
+            (text, None)
+            for text in ["", ".", "-", "e5", "3 4", "3 dots", "three", "nan", "inf", "1e999", "0x10", "1_000"]
+        ),
+        *((text, None) for text in ["1,23", "1234,567", ",123", "1,", "--3", "3-", "1.2.3", "3,", "1/2", "50%", "$5"]),
+        *((text, None) for text in ["٣", "３", "³", "Ⅲ", "−3", "9" * 41]),
+    ],
+)
+def test_numbers(text, expected):
+    parsed = value(text, Kind.NUMBER)
+    assert parsed == expected
+    assert type(parsed) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, "B") for text in ["B", "b", "(B)", "B.", "B)", " B "]),
+        *((text, None) for text in ["", "(B", "BC", "A B", "A, B", "B. red", "[B]", "2", "Б", "Ｂ", "(B).", "B:"]),
+    ],
+)
+def test_choices(text, expected):
+    assert value(text, Kind.CHOICE) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1, 2, 3, 4]", (1.0, 2.0, 3.0, 4.0)),
+        ("[1,2,3,4]", (1.0, 2.0, 3.0, 4.0)),
+        ("(1 2 3 4)", (1.0, 2.0, 3.0, 4.0)),
+        ("[ -1.5 , 2 3.25, 4. ]", (-1.5, 2.0, 3.25, 4.0)),
+        *((text, None) for text in ["", "1, 2, 3, 4", "[1, 2, 3]", "[1, 2, 3, 4, 5]", "[1, 2, 3, 4", "[1, 2, 3, 4)"]),
+        *(
+            (text, None)
+            for text in ["[[1, 2, 3, 4]]", "[1, 2, 3, 4], [1, 2, 3, 4]", "[nan, 2, 3, 4]", "[1, 2, inf, 4]"]
+        ),
+        *((text, None) for text in ["[3, 2, 1, 4]", "[1, 4, 3, 2]", "[1, 2, 1, 4]", "[1, 2, 1e9, 4]", "[1,, 2, 3, 4]"]),
+        *(
+            (text, None)
+            for text in ["[١, ٢, ٣, ٤]", f"[1, 2, 3, {'9' * 400}]", "[1, 2, 3, 9999999999]", "x1 [1, 2, 3, 4]"]
+        ),
+    ],
+)
+def test_boxes(text, expected):
+    assert value(text, Kind.BOX) == expected
+
+
+def test_text_is_stripped_and_otherwise_untouched():
+    assert value(" Stop  sign\n", Kind.TEXT) == "Stop  sign"
+    assert value("a < b > c </b>", Kind.TEXT) == "a < b > c </b>"
+    assert value(" \n", Kind.TEXT) is None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "problems", "expected"),
+    [
+        (NONE, "<answer>3</answer>", (), 3),
+        (NONE, "\n<answer>3</answer> \n", (), 3),
+        (NONE, "<think>a</think><answer>3</answer>", ("thinking not asked for",), 3),
+        (OPTIONAL, "<answer>3</answer>", (), 3),
+        (OPTIONAL, "<think>a</think><answer>3</answer>", (), 3),
+        (REQUIRED, " <think>\na\n</think>\n<answer>3</answer>\n", (), 3),
+        (REQUIRED, "<answer>3</answer>", ("no thinking",), 3),
+        (REQUIRED, "<think> </think><answer>3</answer>", ("empty thinking",), 3),
+        (REQUIRED, "<think>a</think><think>b</think><answer>3</answer>", ("2 thoughts",), 3),
+        (NONE, "", ("no answer tag",), None),
+        (NONE, "3", ("no answer tag",), None),
+        (NONE, "<ANSWER>3</ANSWER>", ("no answer tag",), None),
+        (NONE, "<answer>3", ("no answer tag", "<answer> never closed"), None),
+        (NONE, "3</answer>", ("no answer tag", "stray </answer>"), None),
+        (NONE, "<answer></answer>", ("empty answer",), None),
+        (NONE, "<answer>x</answer>", ("not a number: 'x'",), None),
+        (NONE, "<answer>3</answer><answer>3</answer>", ("two answers",), None),
+        (NONE, "<answer>3</answer>" * 3, ("3 answers",), None),
+        (NONE, "<answer>3</answer> or 4", ("text after the answer",), None),
+        (NONE, "so <answer>3</answer>", ("text outside the tags",), 3),
+        (OPTIONAL, "<think>a</think> so <answer>3</answer>", ("text outside the tags",), 3),
+        (OPTIONAL, "<answer>3</answer><think>a</think>", ("text after the answer",), None),
+        (OPTIONAL, "<answer><think>a</think>3</answer>", None, None),
+        (OPTIONAL, "<answer><answer>3</answer></answer>", None, None),
+        (OPTIONAL, "<think><answer>3</answer></think>", None, None),
+        (OPTIONAL, "<think><answer>3</answer>", None, None),
+        (OPTIONAL, "<think><think>a</think><answer>3</answer></think>", None, None),
+        (OPTIONAL, "<think><answer>3</answer></think><answer>4</answer>", None, 4),
+        (OPTIONAL, "<think>a<think>b</think>c</think><answer>4</answer>", None, 4),
+    ],
+)
+def test_structure(grammar, text, problems, expected):
+    answer = grammar.parse(text, Kind.NUMBER)
+    assert answer.value == expected
+    if problems is None:
+        assert answer.problems
+    else:
+        assert answer.problems == problems
+
+
+def test_text_and_thought_are_kept():
+    answer = REQUIRED.parse("<think> a </think><answer> x </answer>", Kind.NUMBER)
+    assert (answer.thought, answer.text, answer.value) == (" a ", " x ", None)
+    assert OPTIONAL.parse("<answer>3</answer>", Kind.NUMBER).thought is None
+
+
+def test_tags_inside_a_text_answer_void_it():
+    assert OPTIONAL.parse("<answer>a<think>b</answer>", Kind.TEXT).value is None
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (Target(kind=Kind.NUMBER, value=3), "<answer>3</answer>"),
+        (Target(kind=Kind.NUMBER, value=3.0), "<answer>3</answer>"),
+        (Target(kind=Kind.NUMBER, value=-2.5), "<answer>-2.5</answer>"),
+        (Target(kind=Kind.CHOICE, value="B"), "<answer>B</answer>"),
+        (Target(kind=Kind.TEXT, value="Stop sign"), "<answer>Stop sign</answer>"),
+        (Target(kind=Kind.BOX, value=(1.4, 2, 30.6, 40), frame=Frame.PX_RESIZED), "<answer>[1, 2, 31, 40]</answer>"),
+        (Target(kind=Kind.BOX, value=[0, 0.25, 0.5, 1], frame=Frame.NORM_1), "<answer>[0, 0.25, 0.5, 1]</answer>"),
+    ],
+)
+def test_what_is_rendered_parses_back(target, text):
+    assert NONE.render(target, thought="left out") == text
+    assert OPTIONAL.render(target) == text
+    assert REQUIRED.render(target, "hm") == "<think>hm</think>" + text
+    for grammar, thought in ((NONE, None), (OPTIONAL, None), (OPTIONAL, "hm"), (REQUIRED, "hm")):
+        answer = grammar.parse(grammar.render(target, thought), target.kind)
+        assert answer.problems == ()
+        assert grammar.render(
+            Target(kind=target.kind, value=answer.value, frame=target.frame), thought
+        ) == grammar.render(target, thought)
+
+
+@pytest.mark.parametrize(
+    ("target", "thought", "complaint"),
+    [
+        (Target(kind=Kind.NUMBER, value=3), None, "number target 3 cannot be written as an answer: no thinking"),
+        (Target(kind=Kind.NUMBER, value=3), "a</think>b", "stray </think>"),
+        (Target(kind=Kind.NUMBER, value=float("nan")), "hm", "not a number: 'nan'"),
+        (Target(kind=Kind.NUMBER, value=True), "hm", "not a number: 'True'"),
+        (Target(kind=Kind.TEXT, value=""), "hm", "empty answer"),
+        (Target(kind=Kind.TEXT, value="a</answer>"), "hm", "text after the answer"),
+        (Target(kind=Kind.BOX, value=(3, 2, 1, 4)), "hm", "inverted or empty box"),
+        (Target(kind=Kind.BOX, value=(float("nan"), 2, 1, 4)), "hm", "not a box"),
+        (Target(kind=Kind.BOX, value=None), "hm", "not a box: 'None'"),
+    ],
+)
+def test_render_refuses_what_would_not_parse(target, thought, complaint):
+    with pytest.raises(UserError, match=complaint):
+        REQUIRED.render(target, thought)
+
+
+@pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.think)
+@pytest.mark.parametrize("kind", Kind)
+def test_the_instruction_states_what_the_parser_reads(grammar, kind):
+    sentence = grammar.instruction(kind, Frame.NORM_1000)
+    assert "<answer>" in sentence
+    assert ("<think>" in sentence) == (grammar.think != "none")
+    assert ("from 0 to 1000" in sentence) == (kind is Kind.BOX)
+    assert all(stop in sentence for stop in grammar.stop)
+
+
+def test_parsing_is_total_and_linear():
+    pieces = [
+        "<answer>",
+        "</answer>",
+        "<think>",
+        "</think>",
+        "<",
+        ">",
+        "9",
+        "[",
+        ",",
+        " ",
+        "e",
+        "\0",
+        "٣",
+        "1, 2, 3, 4",
+    ]
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choices(pieces, k=rng.randint(0, 12)))
+        for kind in Kind:
+            answer = OPTIONAL.parse(text, kind)
+            assert (answer.value is None) <= bool(answer.problems)
+    start = time.perf_counter()
+    for piece in pieces:
+        for kind in Kind:
+            OPTIONAL.parse(piece * (1_000_000 // len(piece)), kind)
+            OPTIONAL.parse(f"<answer>{piece * (1_000_000 // len(piece))}</answer>", kind)
+    assert time.perf_counter() - start < 20

@@ -1,0 +1,440 @@
+"""Generated scenes and JSON Lines: exact truth, disjoint splits, bad input refused by name."""
+
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage.measure import label as connected
+
+from mmrl.types import Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
+from mmrl_datasets import jsonl, scenes
+from mmrl_datasets.drawing import COLOURS
+from mmrl_datasets.pictures import SPLITS, handwriting, materials, region, share, textures
+
+ROOT = Path(__file__).parents[2]
+GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+
+
+def pixels(sample):
+    return np.asarray(Image.open(sample.images[0].path)).astype(int)
+
+
+def things(sample):
+    return [(name, tuple(box)) for name, box in sample.meta["things"]]
+
+
+def test_the_datasets_folder_is_no_package():
+    assert not (ROOT / "datasets" / "__init__.py").exists(), "it would shadow Hugging Face's `datasets`"
+
+
+def test_datasets_import_without_torch():
+    code = "import sys, mmrl_datasets.scenes, mmrl_datasets.jsonl; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("count", [5, 100, 384, 1797])
+def test_shares_are_disjoint_and_complete(count):
+    parts = [list(range(count)[share(split, count)]) for split in SPLITS]
+    assert list(itertools.chain(*parts)) == list(range(count))
+    assert all(parts)
+
+
+def test_a_region_holds_only_its_own_columns():
+    ramp = np.tile(np.arange(200, dtype=np.uint8), (60, 1))
+    for split, (low, high) in zip(SPLITS, [(0, 119), (120, 159), (160, 199)], strict=True):
+        seen = np.asarray(region(ramp, split, 20))
+        assert seen.min() >= low
+        assert seen.max() <= high
+
+
+def test_regions_leave_room_for_a_patch_in_every_split():
+    for split in SPLITS:
+        for picture in (*textures(split, 48), *materials(split, 24).values()):
+            assert picture.mode == "RGB"
+        assert all(min(picture.size) >= 48 for picture in textures(split, 48))
+        assert all(min(picture.size) >= 24 for picture in materials(split, 24).values())
+
+
+def test_no_handwritten_digit_is_in_two_splits():
+    drawn = {split: {ink.tobytes() for ink in handwriting(split)[0]} for split in SPLITS}
+    assert sum(len(handwriting(split)[0]) for split in SPLITS) == 1797
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not drawn[one] & drawn[other]
+
+
+# Scenes
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_samples_depend_on_seed_split_and_index_alone(generate, place, tmp_path):
+    elsewhere = Place(work=tmp_path / "elsewhere", base=tmp_path, seed=0)
+    many, few = list(generate(place, split="train", size=12)), list(generate(elsewhere, split="train", size=5))
+    for one, other in zip(many[:5], few, strict=True):
+        assert (one.id, one.target, one.parts[1], one.meta) == (other.id, other.target, other.parts[1], other.meta)
+        assert one.images[0].sha256 == other.images[0].sha256
+    assert len({sample.id for sample in many}) == 12
+    assert len({sample.images[0].sha256 for sample in many}) == 12
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_a_seed_of_its_own_frees_a_source_from_the_runs_seed(generate, place):
+    other = place._replace(seed=1)
+    shas = [
+        [sample.images[0].sha256 for sample in generate(where, split="test", size=4, seed=seed)]
+        for where, seed in [(place, 7), (other, 7), (place, None), (other, None)]
+    ]
+    assert shas[0] == shas[1]
+    assert shas[2] != shas[3]
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_pictures_are_files_with_the_stated_digest_and_survive_damage(generate, place):
+    (sample,) = generate(place, split="validation", size=1)
+    file = Path(sample.images[0].path)
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == sample.images[0].sha256
+    assert file.parent == place.work / f"{sample.task}-validation"
+    assert pixels(sample).shape == (48, 48, 3)
+    before = file.stat().st_mtime_ns
+    assert list(generate(place, split="validation", size=1)) == [sample]
+    assert file.stat().st_mtime_ns == before, "an intact picture is not written again"
+    file.write_bytes(b"damaged")
+    assert list(generate(place, split="validation", size=1)) == [sample]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == sample.images[0].sha256
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name], "no partial file stays behind"
+
+
+@pytest.mark.parametrize("generate", [scenes.counting, scenes.grounding])
+def test_no_composition_is_in_two_splits(generate, place):
+    seen = {
+        split: {tuple(sorted(things(sample))) for sample in generate(place, split=split, size=size, max_things=1)}
+        if generate is scenes.grounding
+        else {tuple(sorted(things(sample))) for sample in generate(place, split=split, size=size)}
+        for split, size in [("train", 1500), ("validation", 300), ("test", 300)]
+    }
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not seen[one] & seen[other]
+
+
+@pytest.mark.parametrize(
+    ("generate", "carelessness"),
+    [
+        (scenes.counting, {"label_miss": 0.5}),
+        (scenes.grounding, {"label_pad_px": 4}),
+        (scenes.digits, {"label_miss": 0.5}),
+        (scenes.digits, {"label_giveup": 0.5}),
+    ],
+)
+def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, place):
+    exact = list(generate(place, split="train", size=40))
+    sloppy = list(generate(place, split="train", size=40, **carelessness))
+    assert [(s.parts, s.target, s.meta) for s in exact] == [(s.parts, s.target, s.meta) for s in sloppy]
+    assert all(sample.label == sample.target for sample in exact)
+    assert 5 < sum(sample.label != sample.target for sample in sloppy) <= 40
+
+
+def test_the_count_is_what_is_drawn(place):
+    counts = []
+    for sample in scenes.counting(place, split="train", size=60, background=0.0):
+        assert sample.target.kind is Kind.NUMBER
+        colour = next(name for name in COLOURS if f" {name} " in sample.parts[1])
+        near = np.abs(pixels(sample) - COLOURS[colour]).sum(axis=-1) < 60
+        assert connected(near, connectivity=2).max() == sample.target.value
+        assert sum(name.startswith(colour) for name, _ in things(sample)) == sample.target.value
+        counts.append(sample.target.value)
+    assert set(counts) == {0, 1, 2, 3, 4}
+
+
+def test_an_annotator_overlooks_shapes_but_invents_none(place):
+    samples = list(scenes.counting(place, split="train", size=300, label_miss=0.3))
+    assert all(0 <= sample.label.value <= sample.target.value for sample in samples)
+    kept = sum(sample.label.value for sample in samples) / sum(sample.target.value for sample in samples)
+    assert 0.62 < kept < 0.78
+
+
+@pytest.mark.parametrize("kind", ["photos", "shapes"])
+def test_the_box_bounds_what_is_pasted(kind, place):
+    for sample in scenes.grounding(place, split="train", size=40, background=0.0, max_things=1, things=kind):
+        rows, columns = np.nonzero((pixels(sample) != scenes.GREY).any(axis=-1))
+        assert sample.target.value == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert sample.target.frame is Frame.PX_ORIGINAL
+        assert all(corner % 4 == 0 for corner in sample.target.value)
+
+
+def test_the_question_names_the_thing_in_the_box(place):
+    for sample in scenes.grounding(place, split="train", size=40, things="shapes"):
+        named = {name: box for name, box in things(sample) if f" {name}." in sample.parts[1]}
+        ((name, box),) = named.items()
+        assert list(box) == sample.target.value
+        x, y = (box[0] + box[2]) // 2, (box[1] + box[3]) // 2
+        assert tuple(pixels(sample)[y, x]) == COLOURS[name.split()[0]]
+
+
+def test_things_have_different_names_and_do_not_overlap(place):
+    pairs = 0
+    for sample in scenes.grounding(place, split="train", size=80, max_things=3):
+        for (name, a), (other, b) in itertools.combinations(things(sample), 2):
+            pairs += 1
+            assert name != other
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    assert pairs > 40
+
+
+def test_careless_boxes_grow_by_steps_and_stay_inside(place):
+    steps = []
+    for sample in scenes.grounding(place, split="train", size=300, label_pad_px=3):
+        outward = np.subtract(sample.label.value, sample.target.value) * (-1, -1, 1, 1)
+        free = np.array([sample.target.value[0], sample.target.value[1], *(48 - np.array(sample.target.value[2:]))])
+        assert ((outward >= 0) & (outward <= free)).all()
+        steps += list(outward[free >= 6])
+    assert set(steps) == {0, 3, 6}
+    assert 0.45 < np.mean(np.array(steps) == 3) < 0.55
+
+
+def test_the_number_is_what_is_written(place):
+    inks, values = handwriting("test")
+    known = np.stack([np.asarray(ink, dtype=float) for ink in inks])
+    right = total = 0
+    for sample in scenes.digits(place, split="test", size=60, background=0.0, min_length=1, length=2):
+        placed = things(sample)
+        assert sample.target == Target(kind=Kind.TEXT, value="".join(name for name, _ in placed))
+        assert [box[0] for _, box in placed] == sorted(box[0] for _, box in placed)
+        for name, box in placed:
+            crop = Image.open(sample.images[0].path).convert("L").crop(box).resize((8, 8), Image.Resampling.BOX)
+            ink = 255 - np.asarray(crop, dtype=float)
+            match = values[int(np.abs(known - (ink - ink.min()) * (255 / np.ptp(ink))).sum(axis=(1, 2)).argmin())]
+            right, total = right + (str(match) == name), total + 1
+    assert total > 70
+    assert right / total > 0.95
+
+
+def test_careless_readings_lose_digits_or_give_up(place):
+    readings = {s.label.value for s in scenes.digits(place, split="train", size=200, label_miss=0.4)}
+    assert {len(reading) for reading in readings - {"unclear"}} == {1, 2}
+    assert "unclear" in readings
+    given_up = list(scenes.digits(place, split="train", size=10, label_giveup=1.0))
+    assert {sample.label.value for sample in given_up} == {"unclear"}
+    assert all(sample.target.value.isdecimal() for sample in given_up)
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_larger_pictures_work_in_every_split(generate, place):
+    for split in SPLITS:
+        (sample,) = generate(place, split=split, size=1, image_px=224)
+        assert pixels(sample).shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize(
+    ("generate", "options", "message"),
+    [
+        (scenes.counting, {"split": "dev"}, "split 'dev' does not exist"),
+        (scenes.counting, {"size": 0}, "size=0 must be at least 1"),
+        (scenes.counting, {"colours": ["red", "mauve"]}, "colour 'mauve' is unknown"),
+        (scenes.counting, {"colours": ["red"]}, "two or more"),
+        (scenes.counting, {"colours": ["red", "red", "blue"]}, "two or more"),
+        (scenes.counting, {"label_miss": 1.5}, "label_miss=1.5 must lie between 0 and 1"),
+        (scenes.counting, {"background": float("nan")}, "background=nan"),
+        (scenes.grounding, {"things": "animals"}, "things='animals' is unknown"),
+        (scenes.grounding, {"image_px": 50}, "image_px=50"),
+        (scenes.grounding, {"max_things": 7}, "max_things=7 exceeds the 6 things"),
+        (scenes.grounding, {"label_pad_px": -1}, "label_pad_px=-1"),
+        (scenes.digits, {"length": 1, "min_length": 2}, "length=1 must be at least 2"),
+        (scenes.digits, {"length": 5}, "image_px=48 must be at least 60"),
+    ],
+)
+def test_impossible_options_are_refused_at_once(generate, options, message, place):
+    with pytest.raises(UserError, match=message):
+        generate(place, **({"split": "train", "size": 1} | options))
+
+
+def test_a_crowd_that_finds_no_room_is_refused(place):
+    with pytest.raises(UserError, match="no room"):
+        list(scenes.counting(place, split="train", size=50, max_count=60))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "work").write_text("a file, not a folder")
+    with pytest.raises(UserError, match="cannot write the picture"):
+        list(scenes.counting(Place(work=tmp_path / "work", base=tmp_path, seed=0), split="train", size=1))
+
+
+# JSON Lines
+
+COLUMNS = {"id": "key", "images": "pics", "question": "q", "answer": "a"}
+GOOD = {"key": "k1", "pics": "a.png", "q": "How many?", "a": 3}
+
+
+@pytest.fixture
+def read(place):
+    (place.base / "pics").mkdir()
+    for name in ("a", "b"):
+        (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
+    (place.base / "secret.png").write_bytes(b"outside")
+    (place.base / "pics" / "link.png").symlink_to(place.base / "secret.png")
+
+    def read(*lines, **options):
+        text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
+        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "image_root": "pics"}
+        return list(jsonl.rows(place, **(settings | options)))
+
+    return read
+
+
+def ref(place, name):
+    return ImageRef(path=str(place.base / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
+
+
+def test_a_row_becomes_a_sample(read, place):
+    (sample,) = read(GOOD | {"source": "web"}, task="bottles")
+    assert sample == Sample(
+        id="bottles/train/k1",
+        task="bottles",
+        parts=(ref(place, "a"), "How many?"),
+        target=Target(kind=Kind.NUMBER, value=3),
+        meta={"source": "web"},
+    )
+
+
+def test_markers_place_the_pictures(read, place):
+    (sample,) = read(GOOD | {"pics": ["b.png", "a.png"], "q": "<image> left of <image>?"})
+    assert sample.parts == (ref(place, "b"), " left of ", ref(place, "a"), "?")
+
+
+def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
+    columns = {"question": "q", "answer": "a", "label": "l", "thought": "t"}
+    one, other = read(
+        {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
+    )
+    assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
+    assert one.label == Target(kind=Kind.NUMBER, value=3)
+    assert (other.label, other.thought) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "value"),
+    [("text", "a cat", "a cat"), ("choice", "b", "B"), ("number", -2.5, -2.5), ("box", [0, 1.5, 9, 8], [0, 1.5, 9, 8])],
+)
+def test_answers_of_each_kind(read, kind, answer, value):
+    frame = "px_original" if kind == "box" else None
+    (sample,) = read(GOOD | {"a": answer}, kind=kind, frame=frame)
+    assert sample.target == Target(kind=Kind(kind), value=value, frame=Frame(frame) if frame else None)
+
+
+def test_the_limit_counts_lines(read):
+    assert len(read(GOOD, GOOD | {"key": "k2"}, GOOD | {"key": "k3"}, limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"key": "k1", ', "not a line of JSON"),
+        (b"\xff\xfe", "not a line of JSON"),
+        (b"[" * 100_000, "not a line of JSON"),
+        (b"[1, 2]", "must be an object"),
+        (GOOD | {"a": "3"}, "answer must be a finite number, is '3'"),
+        (GOOD | {"a": True}, "answer must be a finite number, is True"),
+        (GOOD | {"a": float("nan")}, "answer must be a finite number, is nan"),
+        (GOOD | {"a": 10**400}, "answer must be a finite number"),
+        (GOOD | {"a": None}, "answer must be a finite number, is None"),
+        (GOOD | {"q": 5}, "question must be text"),
+        (GOOD | {"q": "  "}, "question must be text that is not empty"),
+        (GOOD | {"key": 1.5}, "id must be text or a whole number"),
+        (GOOD | {"pics": "c.png"}, "picture 'c.png' is not under image_root"),
+        (GOOD | {"pics": "."}, "picture '.' cannot be read"),
+        (GOOD | {"pics": "a\0.png"}, "cannot be read"),
+        (GOOD | {"pics": "../secret.png"}, "lies outside image_root"),
+        (GOOD | {"pics": "link.png"}, "lies outside image_root"),
+        (GOOD | {"pics": "/etc/hostname"}, "lies outside image_root"),
+        (GOOD | {"pics": [3]}, "picture must be text"),
+        (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 pictures"),
+    ],
+)
+def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reason):
+    good, bad = read(GOOD | {"key": "fine"}, line)
+    assert isinstance(good, Sample)
+    assert isinstance(bad, Reject)
+    assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
+    assert reason in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ([1, 2, 3], "must be four finite numbers"),
+        ([1, 2, float("nan"), 4], "must be four finite numbers"),
+        ([1, 2, float("inf"), 4], "must be four finite numbers"),
+        ("[1,2,3,4]", "must be four finite numbers"),
+        ([5, 2, 3, 4], "empty or inverted"),
+        ([1, 2, 1, 4], "empty or inverted"),
+        ([-1, 2, 3, 4], "leaves the picture"),
+        ([1, 2, 1001, 4], "leaves the picture"),
+    ],
+)
+def test_a_bad_box_is_rejected(read, box, reason):
+    (bad,) = read(GOOD | {"a": box}, kind="box", frame="norm_1000")
+    assert reason in bad.reason
+
+
+def test_blank_lines_hold_no_row(read):
+    assert [sample.id for sample in read(b"", GOOD, b"  ", GOOD | {"key": "k2"})] == ["rows/train/k1", "rows/train/k2"]
+
+
+def test_an_id_that_occurs_twice_is_rejected(read):
+    _, bad = read(GOOD, GOOD)
+    assert "stands on line 1 too" in bad.reason
+
+
+def test_a_missing_column_is_named_with_what_there_is(read):
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl:1: there is no column 'pics' \(did you mean 'pic'\?\); there are key, pic, q"
+    ):
+        read({"key": 1, "pic": "a.png", "q": "?", "a": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "none.jsonl"}, "no such file that can be read"),
+        ({"kind": "boxes"}, r"kind='boxes' is unknown \(did you mean 'box'\?\)"),
+        ({"kind": "box"}, "set `frame` for boxes"),
+        ({"frame": "norm_1"}, "set `frame` for boxes"),
+        ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
+        ({"columns": {"question": "q"}}, "which column is the answer"),
+        ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
+    ],
+)
+def test_impossible_settings_are_refused(read, options, message):
+    with pytest.raises(UserError, match=message):
+        read(GOOD, **options)
+
+
+def test_the_worked_example_of_the_readme_runs(place):
+    text = (ROOT / "datasets" / "README.md").read_text(encoding="utf-8")
+    module = types.ModuleType("my_data")
+    exec(text.split("```python\n")[1].split("```")[0], module.__dict__)
+    folder = place.base / "meters"
+    folder.mkdir()
+    (folder / "1.jpg").write_bytes(b"a picture")
+    (folder / "train.csv").write_text("file,reading\n1.jpg,41.5\n2.jpg,7\n1.jpg,seven\n", encoding="utf-8")
+    sample, lost, unread = module.rows(place, split="train", folder="meters")
+    assert sample.target == Target(kind=Kind.NUMBER, value=41.5)
+    assert sample.images[0].sha256 == hashlib.sha256(b"a picture").hexdigest()
+    assert "train.csv:3: there is no picture" in lost.reason
+    assert "train.csv:4: reading 'seven' is not a number" in unread.reason
+    with pytest.raises(UserError, match="no such table"):
+        list(module.rows(place, split="test", folder="meters"))

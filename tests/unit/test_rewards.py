@@ -1,0 +1,220 @@
+"""Rewards: their case tables, their contract, and the worked example of the README."""
+
+import json
+import pickle
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from mmrl.plugins import resolve
+from mmrl.types import Kind, Sample, Target, Term, Unscorable, UserError
+from mmrl_rewards import box, choice, format, number, text
+from mmrl_rewards.cases import Case, load
+from mmrl_rewards.contract import Reward, bind, gold, reward
+
+REWARDS = Path(__file__).parents[2] / "rewards"
+TABLES = sorted((REWARDS / "cases").glob("*.json"))
+ALL = {
+    f"{fn.fn.__module__}:{fn.fn.__name__}": fn
+    for module in (box, choice, format, number, text)
+    for fn in vars(module).values()
+    if isinstance(fn, Reward)
+}
+ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumerate(load(table))]
+
+
+@pytest.mark.parametrize(("table", "index", "case"), ROWS, ids=[f"{table}-{index}" for table, index, _ in ROWS])
+def test_case(table, index, case):
+    failure = case.failure(bind(ALL[case.fn], case.args))
+    assert not failure, f"{table}.json, row {index}: {failure}"
+
+
+def test_every_reward_has_at_least_twelve_rows():
+    counts = {fn: sum(case.fn == fn for _, _, case in ROWS) for fn in ALL}
+    assert len(ALL) == 6
+    assert {fn: count for fn, count in counts.items() if count < 12} == {}
+
+
+@pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
+def test_every_row_gives_the_same_value_in_range_with_a_reason(fn):
+    for _, _, case in ROWS:
+        if ALL[case.fn] is fn and case.expected != "unscorable":
+            first, second = (bind(fn, case.args)(*case.build()) for _ in range(2))
+            assert isinstance(first, Term)
+            assert first == second
+            assert fn.low <= first.value <= fn.high
+            assert 0 < len(first.reason) < 250
+            assert "\n" not in first.reason
+
+
+@pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
+def test_every_docstring_names_source_and_departures(fn):
+    assert "Source:" in fn.doc or "Source" in fn.doc
+    assert "Departures:" in fn.doc
+
+
+@pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
+def test_a_reward_survives_pickling(fn):
+    assert pickle.loads(pickle.dumps(fn)) is fn
+    assert pickle.loads(pickle.dumps(bind(fn, {}))) == bind(fn, {})
+
+
+def test_a_case_can_fail():
+    case = Case.model_validate(
+        {
+            "fn": "",
+            "sample": {"kind": "number", "value": 3},
+            "response": "<answer>4</answer>",
+            "expected": 1,
+            "source": "s",
+        }
+    )
+    assert "expected 1.0, got 0.0 (4, expected 3); source: s" in case.failure(bind(number.exact, {}))
+    unscorable = case.model_copy(update={"expected": "unscorable"})
+    assert "expected unscorable, got 0.0" in unscorable.failure(bind(number.exact, {}))
+    assert "it is unscorable" in case.failure(bind(text.exact, {}))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('[{"fn": "m:f"}]', r"row 0.sample: Field required"),
+        ('[{"fn": "m:f", "smaple": 1}]', r"Field required|Extra inputs"),
+        ("[", "Invalid JSON"),
+        (None, "cannot read the case table"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path, content, complaint):
+    path = tmp_path / "table.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=complaint) as caught:
+        load(path)
+    assert "table.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "complaint"),
+    [
+        (box.iou, {"thresold": 0.5}, "reward 'iou' has no option 'thresold'; did you mean 'threshold'"),
+        (box.iou, {"x": 1}, "no option 'x'; it has 'threshold'"),
+        (choice.exact, {"x": 1}, "no option 'x'; it has none"),
+        (box.iou, {"threshold": "0.5"}, "option 'threshold' = '0.5': Input should be a valid number"),
+        (box.iou, {"threshold": 1.5}, "option 'threshold' = 1.5: .* less than or equal to 1"),
+        (number.exact, {"tolerance": -1}, "greater than or equal to 0"),
+        (number.exact, {"tolerance": True}, "valid number"),
+        (len, {}, "is not a reward: decorate"),
+    ],
+)
+def test_bind_refuses(fn, args, complaint):
+    with pytest.raises(UserError, match=complaint):
+        bind(fn, args)
+
+
+def test_options_come_from_the_signature():
+    @reward(name="r", low=-1.0)
+    def fn(response, sample, *, corner: tuple[int, int], mode: str = "a") -> float:
+        return corner[0] + (mode == "b")
+
+    assert (fn.name, fn.low, fn.high) == ("r", -1.0, 1.0)
+    assert {name: option.required for name, option in fn.options.items()} == {"corner": True, "mode": False}
+    assert bind(fn, {"corner": [0, 1], "mode": "b"})(None, None) == 1
+    with pytest.raises(UserError, match="needs the option 'corner'"):
+        bind(fn, {})
+
+
+def test_declaring_refuses_a_range_or_an_option_that_means_nothing():
+    with pytest.raises(UserError, match="range"):
+        reward(name="r", low=1.0, high=1.0)
+    with pytest.raises(UserError, match="range"):
+        reward(name="r", high=float("inf"))
+    with pytest.raises(UserError, match="option 'x' must come after"):
+
+        @reward(name="r")
+        def positional(response, sample, x: int = 1) -> float:
+            return 0.0
+
+    with pytest.raises(UserError, match="option 'x' must"):
+
+        @reward(name="r")
+        def untyped(response, sample, *, x=1) -> float:
+            return 0.0
+
+
+def test_gold_refuses_another_kind():
+    sample = Sample(id="s", task="t", parts=("q",), target=Target(kind=Kind.TEXT, value="x"))
+    assert gold(sample, Kind.TEXT) == "x"
+    with pytest.raises(Unscorable, match="the target is a text, this reward compares a box"):
+        gold(sample, Kind.BOX)
+
+
+def test_the_reason_of_a_box_shows_both_boxes_in_the_original_frame():
+    row = next(case for table, _, case in ROWS if table == "box" and "sides resized differently" in case.source)
+    assert box.iou(*row.build()).reason == "IoU 1.00: [0, 0, 10, 10] vs [0, 0, 10, 10] px_original"
+
+
+def slow_levenshtein(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def test_similarity_equals_the_textbook_distance():
+    rng = random.Random(0)
+    case = next(case for table, _, case in ROWS if table == "text_similarity" and case.expected != "unscorable")
+    for _ in range(500):
+        answer, target = ("".join(rng.choices("abAé", k=rng.randint(1, 90))) for _ in range(2))
+        row = case.model_copy(
+            update={
+                "response": f"<answer>{answer}</answer>",
+                "sample": case.sample.model_copy(update={"value": target}),
+            }
+        )
+        expected = max(0.0, 1.0 - slow_levenshtein(answer, target) / len(target))
+        assert text.similarity(*row.build()).value == pytest.approx(expected, abs=1e-12)
+
+
+def test_iou_equals_counting_pixels():
+    rng = random.Random(0)
+    case = next(case for table, _, case in ROWS if table == "box" and case.source == "identity")
+    for _ in range(200):
+        x1, x2, y1, y2 = (*sorted(rng.sample(range(20), 2)), *sorted(rng.sample(range(20), 2)))
+        row = case.model_copy(update={"response": f"<answer>[{x1}, {y1}, {x2}, {y2}]</answer>"})
+        ours = {(x, y) for x in range(x1, x2) for y in range(y1, y2)}
+        theirs = {(x, y) for x in range(10) for y in range(10)}
+        assert box.iou(*row.build()).value == pytest.approx(len(ours & theirs) / len(ours | theirs))
+
+
+def test_similarity_of_long_texts_is_fast():
+    case = next(case for table, _, case in ROWS if table == "text_similarity")
+    sample = case.sample.model_copy(update={"value": "ab" * 10_000})
+    start = time.perf_counter()
+    for response in ("<answer>" + "ba" * 10_000 + "</answer>", "<answer>" + "x" * 1_000_000 + "</answer>"):
+        text.similarity(*case.model_copy(update={"sample": sample, "response": response}).build())
+    assert time.perf_counter() - start < 5
+
+
+def test_the_example_of_the_readme_works(tmp_path):
+    readme = (REWARDS / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    rows = json.loads(re.search(r"```json\n(.*?)```", readme, re.DOTALL)[1])
+    (tmp_path / "my_rewards.py").write_text(code)
+    cases = [Case.model_validate(row) for row in rows]
+    assert [case.fn for case in cases] == ["./my_rewards.py:close"]
+    for case in cases:
+        bound = bind(resolve(case.fn, tmp_path), case.args)
+        assert case.failure(bound) == ""
+        assert pickle.loads(pickle.dumps(bound)) == bound
+
+
+def test_the_readme_lists_every_reward_and_its_options():
+    readme = (REWARDS / "README.md").read_text()
+    for name, fn in ALL.items():
+        line = next(line for line in readme.splitlines() if line.startswith(f"| `{name}`"))
+        assert set(re.findall(r"`(\w+)`", line.split("|")[2])) == set(fn.options)
