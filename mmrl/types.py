@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -133,7 +132,7 @@ class Sample:
     target: Target
     label: Target | None = None
     thought: str | None = None
-    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def images(self) -> tuple[ImageRef, ...]:

@@ -40,7 +40,6 @@ from mmrl_datasets.pictures import Split, as_split, cutout, handwriting, materia
 GREY: Final = 128
 PAPER: Final = 224
 INK: Final = (24, 28, 64)
-UNCLEAR: Final = "unclear"
 DRAWN: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
 
 
@@ -79,7 +78,7 @@ def counting(
     Options:
         max_count: largest answer.
         colours: two or more names of colours.
-        label_miss: chance that the annotator overlooks a shape, for each shape.
+        label_miss: chance that the annotator overlooks one of the shapes.
 
     Raises:
         UserError: an option is out of range.
@@ -99,7 +98,7 @@ def counting(
         canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
         for thing in things:
             paint_shape(canvas, thing)
-        noticed = int((dice.label.random(count) >= label_miss).sum())
+        noticed = max(count - int(dice.label.random() < label_miss), 0)
         return _Scene(
             picture=canvas,
             question=_either(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes."),
@@ -130,7 +129,7 @@ def grounding(
         max_things: most things in a picture.
         grid_px: corners lie on a grid of this many pixels, which divides `image_px`.
         things: prints of real photographs ("coins"), or drawn shapes ("red disc").
-        label_pad_px: the annotator pushes each side outwards by 0, 1 or 2 times this, with chances 1/4, 1/2, 1/4.
+        label_pad_px: margin that the annotator leaves on every side of the thing, within the picture.
 
     Raises:
         UserError: an option is out of range.
@@ -159,7 +158,7 @@ def grounding(
             picture=canvas,
             question=_either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}."),
             target=_box_target(asked.box),
-            label=_box_target(_padded(dice.label, asked.box, label_pad_px, image_px)),
+            label=_box_target(_padded(asked.box, label_pad_px, image_px)),
             things=placed,
         )
 
@@ -175,8 +174,7 @@ def digits(
     length: int = 2,
     min_length: int | None = None,
     background: float = 0.15,
-    label_giveup: float = 0.0,
-    label_miss: float = 0.0,
+    label_hurry: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Task "read": the number written in real handwritten digits on faintly textured paper.
@@ -184,15 +182,14 @@ def digits(
     Options:
         length: most digits.
         min_length: fewest digits; `length` when None.
-        label_giveup: chance that the annotator writes "unclear".
-        label_miss: chance that the annotator leaves out a digit, for each digit; none left is "unclear".
+        label_hurry: chance that the annotator stops after the first digit.
 
     Raises:
         UserError: an option is out of range.
     """
     part = as_split(split)
     fewest = length if min_length is None else min_length
-    _check_fractions(background=background, label_giveup=label_giveup, label_miss=label_miss)
+    _check_fractions(background=background, label_hurry=label_hurry)
     _check_least(1, size=size, min_length=fewest)
     _check_least(fewest, length=length)
     _check_least(12 * length, image_px=image_px)
@@ -207,11 +204,12 @@ def digits(
         for pick, box in zip(picks, boxes, strict=True):
             canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
         number = "".join(str(values[pick]) for pick in picks)
+        written = number[:1] if dice.label.random() < label_hurry else number
         return _Scene(
             picture=canvas,
             question=_either(dice.layout, "Read the number.", "Which number is this?"),
             target=Target(kind=Kind.TEXT, value=number),
-            label=Target(kind=Kind.TEXT, value=_careless(dice.label, number, label_giveup, label_miss)),
+            label=Target(kind=Kind.TEXT, value=written),
             things=[Thing(digit, box) for digit, box in zip(number, boxes, strict=True)],
         )
 
@@ -302,16 +300,14 @@ def _box_target(box: Box) -> Target:
     return Target(kind=Kind.BOX, value=list(box), frame=Frame.PX_ORIGINAL)
 
 
-def _padded(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
-    left, top, right, bottom = (pad_px * int(times) for times in rng.choice(3, size=4, p=(0.25, 0.5, 0.25)))
+def _padded(box: Box, margin_px: int, image_px: int) -> Box:
     x1, y1, x2, y2 = box
-    return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)
-
-
-def _careless(rng: np.random.Generator, number: str, giveup: float, miss: float) -> str:
-    gives_up = rng.random() < giveup
-    seen = "".join(digit for digit, luck in zip(number, rng.random(len(number)), strict=True) if luck >= miss)
-    return UNCLEAR if gives_up or not seen else seen
+    return (
+        max(x1 - margin_px, 0),
+        max(y1 - margin_px, 0),
+        min(x2 + margin_px, image_px),
+        min(y2 + margin_px, image_px),
+    )
 
 
 def _check_fractions(**options: float) -> None:

@@ -25,8 +25,7 @@ class _Representer(SafeRepresenter):
         """Text; line breaks of any kind and control characters are escaped."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
-
-_Representer.add_representer(str, _Representer.text)
+    yaml_representers = {**SafeRepresenter.yaml_representers, str: text}  # noqa: RUF012
 
 
 def dump(config: Config) -> str:

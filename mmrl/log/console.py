@@ -95,8 +95,6 @@ class Console:
             self._bar = _Bar(*columns, console=self._screen, refresh_per_second=4)
             self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
-        elif done:
-            self.say(f"{name}: goes on after step {done} of {total}")
 
     def step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1."""

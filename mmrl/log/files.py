@@ -25,23 +25,28 @@ def refusing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def temporary(path: Path) -> Path:
+    """Where the next content of `path` is written first; a killed run may leave it behind."""
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` in one move, after its bytes are on disk.
 
     Raises:
         UserError: the file cannot be written; what was there stays.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    fresh = temporary(path)
     with refusing(path):
         try:
-            with temporary.open("wb") as file:
+            with fresh.open("wb") as file:
                 # Half a surrogate pair becomes \udxxx, which is its JSON escape.
                 file.write(text.encode("utf-8", errors="backslashreplace"))
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            fresh.replace(path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            fresh.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
 

@@ -68,4 +68,4 @@ class MetricsFile:
         size = self._file.seek(0, os.SEEK_END)
         start = max(0, size - _LONGEST_LINE)
         self._file.seek(start)
-        return start + self._file.read().rfind(b"\n") + 1
+        return start + self._file.read(size - start).rfind(b"\n") + 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import mmrl
 from mmrl.config import Config, dump, read_settings, settings
-from mmrl.log.files import refusing, write_atomically
+from mmrl.log.files import refusing, temporary, write_atomically
 from mmrl.types import UserError
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm")
@@ -83,7 +83,7 @@ class RunDir:
         """
         with refusing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            strangers = sorted({entry.name for entry in self.path.iterdir()} - {temporary(self.config).name})
         if self.config.exists():
             self._refuse_another(config)
             return True

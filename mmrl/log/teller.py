@@ -34,6 +34,7 @@ class Teller:
             yield
         finally:
             self.console.end_stage()
+            self._stage = ""
 
     def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
         """Keep the step's rollouts for reading, if it is one of those kept."""
@@ -49,8 +50,8 @@ class Teller:
         self.console.step(state.step, metrics, times)
 
     def record(self, state: State, metrics: Mapping[str, float]) -> None:
-        """Write numbers of this step to the metrics file alone (an evaluation, say)."""
-        self.metrics.append({"stage": self._stage, "step": state.step, **dict(sorted(metrics.items()))})
+        """Write numbers to the metrics file alone (an evaluation, say); `stage` is null between stages."""
+        self.metrics.append({"stage": self._stage or None, "step": state.step, **dict(sorted(metrics.items()))})
 
     def close(self) -> None:
         """Close the files."""

@@ -34,5 +34,6 @@ def draw(logps: torch.Tensor, law: SamplingLaw, uniforms: torch.Tensor) -> torch
     ordered = ordered.masked_fill(before >= law.top_p, 0.0)
     cumulative = ordered.cumsum(dim=-1)
     threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
-    place = (cumulative <= threshold).sum(dim=-1, keepdim=True)
+    last = (ordered > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may lift a threshold onto the whole mass
+    place = torch.minimum((cumulative <= threshold).sum(dim=-1, keepdim=True), last)
     return order.gather(-1, place).squeeze(-1)

@@ -135,8 +135,7 @@ def test_no_composition_is_in_two_splits(generate, place):
     [
         (scenes.counting, {"label_miss": 0.5}),
         (scenes.grounding, {"label_pad_px": 4}),
-        (scenes.digits, {"label_miss": 0.5}),
-        (scenes.digits, {"label_giveup": 0.5}),
+        (scenes.digits, {"label_hurry": 0.5}),
     ],
 )
 def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, place):
@@ -159,11 +158,12 @@ def test_the_count_is_what_is_drawn(place):
     assert set(counts) == {0, 1, 2, 3, 4}
 
 
-def test_an_annotator_overlooks_shapes_but_invents_none(place):
+def test_an_annotator_overlooks_one_shape_at_most_and_invents_none(place):
     samples = list(scenes.counting(place, split="train", size=300, label_miss=0.3))
-    assert all(0 <= sample.label.value <= sample.target.value for sample in samples)
-    kept = sum(sample.label.value for sample in samples) / sum(sample.target.value for sample in samples)
-    assert 0.62 < kept < 0.78
+    missed = [sample.target.value - sample.label.value for sample in samples if sample.target.value]
+    assert set(missed) == {0, 1}
+    assert 0.22 < np.mean(missed) < 0.38
+    assert all(sample.label.value == 0 for sample in samples if not sample.target.value)
 
 
 @pytest.mark.parametrize("kind", ["photos", "shapes"])
@@ -194,15 +194,10 @@ def test_things_have_different_names_and_do_not_overlap(place):
     assert pairs > 40
 
 
-def test_careless_boxes_grow_by_steps_and_stay_inside(place):
-    steps = []
-    for sample in scenes.grounding(place, split="train", size=300, label_pad_px=3):
-        outward = np.subtract(sample.label.value, sample.target.value) * (-1, -1, 1, 1)
-        free = np.array([sample.target.value[0], sample.target.value[1], *(48 - np.array(sample.target.value[2:]))])
-        assert ((outward >= 0) & (outward <= free)).all()
-        steps += list(outward[free >= 6])
-    assert set(steps) == {0, 3, 6}
-    assert 0.45 < np.mean(np.array(steps) == 3) < 0.55
+def test_careless_boxes_leave_a_margin_inside_the_picture(place):
+    for sample in scenes.grounding(place, split="train", size=100, label_pad_px=3):
+        x1, y1, x2, y2 = sample.target.value
+        assert sample.label.value == [max(x1 - 3, 0), max(y1 - 3, 0), min(x2 + 3, 48), min(y2 + 3, 48)]
 
 
 def test_the_number_is_what_is_written(place):
@@ -222,13 +217,10 @@ def test_the_number_is_what_is_written(place):
     assert right / total > 0.95
 
 
-def test_careless_readings_lose_digits_or_give_up(place):
-    readings = {s.label.value for s in scenes.digits(place, split="train", size=200, label_miss=0.4)}
-    assert {len(reading) for reading in readings - {"unclear"}} == {1, 2}
-    assert "unclear" in readings
-    given_up = list(scenes.digits(place, split="train", size=10, label_giveup=1.0))
-    assert {sample.label.value for sample in given_up} == {"unclear"}
-    assert all(sample.target.value.isdecimal() for sample in given_up)
+def test_hurried_readings_stop_after_the_first_digit(place):
+    samples = list(scenes.digits(place, split="train", size=200, label_hurry=0.4))
+    assert all(sample.label.value in (sample.target.value, sample.target.value[0]) for sample in samples)
+    assert 0.3 < np.mean([len(sample.label.value) == 1 for sample in samples]) < 0.5
 
 
 @pytest.mark.parametrize("generate", GENERATORS)

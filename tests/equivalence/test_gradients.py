@@ -1,0 +1,210 @@
+"""The gradient of a step depends on what is learned, not on how it is cut into batches; and it is the right one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.config.schema import Loss, Optimizer
+from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.types import Author, Experience, Segment
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+class Accumulate:
+    """An engine that keeps the gradient and leaves the weights alone."""
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self, lr):
+        return 0.0
+
+
+def experiences(world, group_size=4, teacher=False):
+    """Rollouts whose behaviour policy differs a little from the current one, so that ratios are not 1."""
+    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    made = []
+    for g, group in enumerate(world.sampler().generate(prompts, group_size, world.law, step=0)):
+        for i, rollout in enumerate(group):
+            (segment,) = rollout.segments
+            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
+            rollout = replace(rollout, segments=(replace(segment, logps=moved),))
+            made.append(Experience(rollout=rollout, advantage=(i - 1.2) * (g + 1) / 3))
+    if teacher:
+        lessons = [world.processor.demonstrate(prompt, prompt.sample.target) for prompt in prompts]
+        made += [Experience(rollout=replace(lesson, law=world.law), advantage=0.0) for lesson in lessons]
+    return made
+
+
+def gradient(world, taught, *, micro_batch=100, shared_prefix=True, kl_coef=0.0, epochs=1):
+    plan = LearnPlan(
+        loss=Loss(kl_coef=kl_coef),
+        optimizer=Optimizer(),
+        total_steps=1,
+        micro_batch=micro_batch,
+        epochs=epochs,
+        shared_prefix=shared_prefix,
+        pad_id=world.eos_id,
+    )
+    reference = None
+    if kl_coef:
+        reference = world.policy.frozen_copy()
+        with torch.no_grad():
+            for parameter in reference.model.parameters():
+                parameter.mul_(1.05)
+    world.policy.model.zero_grad()
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).learn(taught, step=0)
+    return metrics, {n: p.grad.clone() for n, p in world.policy.model.named_parameters() if p.grad is not None}
+
+
+def difference(a, b):
+    assert a.keys() == b.keys()
+    square = sum(float(((a[n] - b[n]) ** 2).sum()) for n in a)
+    return (square / sum(float((g**2).sum()) for g in a.values())) ** 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_gradient_does_not_depend_on_batching(tiny, family, kl_coef):
+    world = tiny(family)
+    taught = experiences(world, teacher=True)
+    metrics, whole = gradient(world, taught, kl_coef=kl_coef)
+    assert any("visual" in name for name in whole)
+    assert metrics["learner/clipped_frac"] > 0
+    for micro_batch in (1, 2, 4):
+        again, parts = gradient(world, taught, micro_batch=micro_batch, kl_coef=kl_coef)
+        assert difference(whole, parts) < 1e-5
+        assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=kl_coef)
+    assert difference(whole, plain) < 1e-5
+
+
+def test_gradient_does_not_depend_on_order(tiny):
+    world = tiny()
+    taught = experiences(world)
+    _, whole = gradient(world, taught)
+    siblings = [e for start in range(0, len(taught), 4) for e in reversed(taught[start : start + 4])]
+    _, swapped = gradient(world, siblings)
+    _, backwards = gradient(world, taught[::-1], micro_batch=2)
+    assert difference(whole, swapped) < 1e-5
+    assert difference(whole, backwards) < 1e-5
+
+
+def test_gradient_does_not_depend_on_padding(tiny):
+    """One long prompt and one long response in the batch pad all others."""
+    world = tiny()
+    taught = experiences(world)
+    _, alone = gradient(world, taught, micro_batch=1, shared_prefix=False)
+    _, padded = gradient(world, taught, micro_batch=100, shared_prefix=False)
+    assert difference(alone, padded) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family):
+    """One sequence at a time, token by token, with transformers' own position ids and no code of ours in between."""
+    world = tiny(family)
+    taught = experiences(world)
+    metrics, ours = gradient(world, taught)
+    world.policy.model.zero_grad()
+    total = sum(len(s.ids) for e in taught for s in e.rollout.segments)
+    loss = sum(_slow_surrogate(world, experience) for experience in taught) / total
+    loss.backward()
+    theirs = {n: p.grad for n, p in world.policy.model.named_parameters() if p.grad is not None}
+    assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert difference(ours, theirs) < 2e-5
+
+
+def _slow_surrogate(world, experience):
+    rollout, prompt = experience.rollout, experience.rollout.prompt
+    completion = list(rollout.segments[0].ids)
+    ids = torch.tensor([[*prompt.ids, *completion]])
+    grids = torch.tensor(prompt.grids) if prompt.grids else None
+    kinds = (ids == world.policy.image_id).int()
+    logits = world.policy.model(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=kinds,
+        pixel_values=world.processor.pixels(prompt) if prompt.grids else None,
+        image_grid_thw=grids,
+    ).logits[0]
+    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
+    loss = 0.0
+    for t, token in enumerate(completion):
+        row = logits[len(prompt.ids) + t - 1]
+        logp = row[token] - torch.logsumexp(row[allowed], 0)
+        ratio = torch.exp(logp - rollout.segments[0].logps[t])
+        bounded = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
+        loss = loss - min(ratio * experience.advantage, bounded * experience.advantage)
+    return loss
+
+
+def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
+    world = tiny()
+    prompt = world.processor.ask(world.samples[0])
+    lesson = world.processor.demonstrate(prompt, prompt.sample.target)
+    metrics, _ = gradient(world, [Experience(rollout=lesson, advantage=0.0)])
+    ids = torch.tensor([[*prompt.ids, *lesson.segments[0].ids]])
+    labels = ids.clone()
+    labels[:, : len(prompt.ids)] = -100
+    loss = world.policy.model(
+        input_ids=ids,
+        labels=labels,
+        mm_token_type_ids=(ids == world.policy.image_id).int(),
+        pixel_values=world.processor.pixels(prompt),
+        image_grid_thw=torch.tensor(prompt.grids),
+    ).loss
+    assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
+    """A trigger between two segments is context, not a lesson: its log-prob has no gradient and no weight."""
+    world = tiny()
+    prompt = world.processor.ask(world.samples[0])
+    rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
+    forced = Segment(ids=rollout.segments[0].ids[:3], logps=(0.0,) * 3, author=Author.TRIGGER)
+    both = replace(rollout, segments=(rollout.segments[0], forced))
+    _, without = gradient(world, [Experience(rollout=rollout, advantage=1.0)])
+    _, with_trigger = gradient(world, [Experience(rollout=both, advantage=1.0)])
+    assert difference(without, with_trigger) < 1e-5
+    only = replace(rollout, segments=(forced,))
+    metrics, nothing = gradient(world, [Experience(rollout=only, advantage=1.0)])
+    assert nothing == {}
+    assert metrics["learner/skipped_frac"] == 1.0
+
+
+def test_rollouts_without_advantage_are_not_run_but_count(tiny):
+    world = tiny()
+    taught = experiences(world)
+    idle = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(taught)]
+    metrics, skipping = gradient(world, idle)
+    assert metrics["learner/skipped_frac"] == 0.25
+    tokens = sum(e.rollout.num_tokens for e in idle)
+    active = [e for e in idle if e.advantage]
+    _, alone = gradient(world, active)
+    scale = sum(e.rollout.num_tokens for e in active) / tokens
+    assert difference(skipping, {n: g * scale for n, g in alone.items()}) < 1e-5
+
+
+@pytest.mark.parametrize("breakage", ["positions", "leak"])
+def test_the_comparison_can_fail(tiny, breakage, monkeypatch):
+    """Wrong positions, or siblings that see each other, move the gradient far beyond the tolerance."""
+    import mmrl.learner.learner as learner
+
+    world = tiny()
+    taught = experiences(world)
+    _, right = gradient(world, taught)
+    honest = learner.collate
+
+    def broken(*arguments, **options):
+        batch = honest(*arguments, **options)
+        if breakage == "positions":
+            return replace(batch, positions_3BL=torch.arange(batch.ids_BL.shape[1]).expand_as(batch.positions_3BL))
+        return replace(batch, mask=torch.ones_like(batch.mask).tril())
+
+    monkeypatch.setattr(learner, "collate", broken)
+    _, wrong = gradient(world, taught)
+    assert difference(right, wrong) > 1e-2

@@ -1,0 +1,136 @@
+"""What is sampled does not depend on how it is computed, and the learner sees the distribution that was sampled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from transformers import GenerationConfig
+
+from mmrl.batch import collate, rows
+from mmrl.policy.law import draw, law_logps
+from mmrl.types import Author, Experience, Finish, SamplingLaw
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def ids_of(groups):
+    return [[rollout.segments[0].ids for rollout in group] for group in groups]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rollouts_do_not_depend_on_batching(tiny, family):
+    world = tiny(family)
+    prompts = [world.processor.ask(sample) for sample in world.samples]
+    together = world.sampler().generate(prompts, 4, world.law, step=3)
+    alone = [world.sampler().generate([prompt], 4, world.law, step=3)[0] for prompt in prompts]
+    assert ids_of(together) == ids_of(alone)
+    fewer = world.sampler().generate(prompts, 2, world.law, step=3)
+    assert ids_of(fewer) == [group[:2] for group in ids_of(together)]
+    assert len({ids for group in ids_of(together) for ids in group}) > len(prompts)
+
+
+def test_step_salt_and_sample_change_what_is_drawn(tiny):
+    world = tiny()
+    prompt = world.processor.ask(world.samples[0])
+    base = ids_of(world.sampler("a").generate([prompt], 8, world.law, step=0))
+    assert base != ids_of(world.sampler("a").generate([prompt], 8, world.law, step=1))
+    assert base != ids_of(world.sampler("b").generate([prompt], 8, world.law, step=0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shared_prefix", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix, temperature):
+    world = tiny(family)
+    law = replace(world.law, temperature=temperature)
+    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    groups = world.sampler().generate(prompts, 3, law, step=0)
+    experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
+    packed = rows(experiences, shared_prefix=shared_prefix)
+    batch = collate(packed, world.processor, image_id=world.policy.image_id, pad_id=world.eos_id)
+    with torch.no_grad():
+        scores = world.policy.score(batch)
+    assert batch.policy_BC.sum() == sum(e.rollout.num_tokens for e in experiences)
+    assert (scores.logps_BC - batch.old_logps_BC)[batch.policy_BC].abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers_generate(tiny, family):
+    world = tiny(family)
+    sample = world.samples[0]
+    prompt = world.processor.ask(sample)
+    law = replace(world.law, temperature=0.0)
+    ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].ids
+    picture = Image.open(sample.images[0].path).convert("RGB")
+    inputs = world.processor.hf(text=[world.processor.question(sample)], images=[picture], return_tensors="pt")
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=law.max_new_tokens,
+        suppress_tokens=list(law.banned),
+        eos_token_id=world.eos_id,
+        pad_token_id=world.eos_id,
+    )
+    theirs = world.policy.model.generate(**inputs, generation_config=config)[0, len(prompt.ids) :].tolist()
+    assert tuple(theirs) == ours
+
+
+def test_banned_tokens_are_never_drawn(tiny):
+    world = tiny()
+    prompt = world.processor.ask(world.samples[0])
+    groups = world.sampler().generate([prompt], 200, replace(world.law, temperature=5.0), step=0)
+    drawn = {token for rollout in groups[0] for token in rollout.segments[0].ids}
+    assert not drawn & set(world.law.banned)
+    assert world.policy.image_id in world.law.banned
+    assert len(drawn) > 100
+
+
+def test_finish_and_authors_are_recorded(tiny):
+    world = tiny()
+    prompt = world.processor.ask(world.samples[0])
+    for rollout in world.sampler().generate([prompt], 64, replace(world.law, temperature=3.0), step=0)[0]:
+        (segment,) = rollout.segments
+        assert segment.author is Author.POLICY
+        ended = segment.ids[-1] == world.eos_id
+        assert rollout.finish is (Finish.EOS if ended else Finish.LENGTH)
+        assert ended or len(segment.ids) == world.law.max_new_tokens
+        assert world.eos_id not in segment.ids[:-1]
+
+
+def law(**options):
+    return SamplingLaw(max_new_tokens=1, **options)
+
+
+def test_draw_follows_the_distribution():
+    logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(20_000, 4)
+    uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(draw(logps, law(), uniforms), minlength=4) / 20_000
+    assert torch.allclose(counts, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [({"top_k": 2}, {2, 3}), ({"top_p": 0.5}, {2, 3}), ({"top_p": 0.39}, {3}), ({"temperature": 0.0}, {3})],
+)
+def test_truncation_keeps_the_likeliest(options, possible):
+    logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(1000, 4)
+    uniforms = torch.linspace(0, 1 - 1e-9, 1000, dtype=torch.float64)
+    assert set(draw(logps, law(**options), uniforms).tolist()) == possible
+
+
+def test_extreme_uniforms_stay_inside_the_support():
+    logps = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    for uniform in (0.0, 1.0 - 2**-53):
+        assert int(draw(logps, law(), torch.tensor([uniform], dtype=torch.float64))) in (0, 1)
+
+
+def test_law_bans_and_tempers():
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    logps = law_logps(logits, law(temperature=2.0, banned=(2,)))
+    expected = math.exp(0.5) / (math.exp(0.5) + math.exp(1.0))
+    assert logps[0].exp() == pytest.approx(expected)
+    assert logps[2] == -torch.inf
+    assert logits.tolist() == [1.0, 2.0, 3.0]

@@ -1,0 +1,82 @@
+"""Configs and small tools that the config tests share."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from mmrl.config import Config, load
+from mmrl.types import UserError
+
+SMALL = """\
+run: {name: demo}
+model:
+  scratch: {}
+data:
+  train:
+    - fn: mmrl_datasets.scenes:count
+rewards:
+  terms:
+    - fn: mmrl_rewards.number:exact
+stages:
+  - kind: sft
+    name: cold
+    steps: 10
+  - kind: rl
+    name: rl
+    steps: 20
+"""
+
+FULL = """\
+run: {name: demo, dir: out, seed: 1, threads: 2, keep_rollouts_every: 5}
+model:
+  path: null
+  freeze: [vision]
+  scratch: {family: qwen3_vl, vision: {depth: 1}, language: {depth: 1}}
+data:
+  train: [{fn: "a:b", args: {n: 3, deep: {list: [1, {x: 2}]}}}]
+  validation: [{fn: "a:c"}]
+  test: [{fn: "a:d", args: {on: true}}]
+answer: {think: required}
+rewards:
+  terms: [{fn: "r:x", name: x, weight: 0.5, args: {k: v}, tasks: [count], train_only: true}]
+stages:
+  - {kind: sft, name: cold, steps: 10, until: {reward: 0.4, each_task: 0.1, every: 5}}
+  - {kind: rl, name: rl, steps: 20, until: {reward: 0.9, each_task: 0.5}}
+"""
+
+
+def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def put(tree, path, value):
+    """The nested dicts and lists with `value` at the dotted path."""
+    *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
+    inner = tree
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+
+
+def to_yaml(tree) -> str:
+    text = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(tree, text)
+    return text.getvalue()
+
+
+def full_tree() -> dict:
+    """FULL with every setting spelled out."""
+    return json.loads(Config.model_validate_json(json.dumps(YAML(typ="safe", pure=True).load(FULL))).model_dump_json())

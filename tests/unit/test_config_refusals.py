@@ -1,0 +1,188 @@
+"""What the config room refuses, and in which words."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from config_samples import SMALL, full_tree, put, refused, to_yaml, write
+
+from mmrl.config import settings
+
+WRONG = {
+    int: ["3", 1.5, True, [1], {"a": 1}, None],
+    float: ["0.5", True, [1.0], {"a": 1}, None],
+    bool: ["yes", 1, [True], {"a": 1}, None],
+    str: [3, True, [1], {"a": 1}],
+    list: ["x", 3, {"a": 1}, None],
+    dict: ["x", 3, [1], None],
+}
+
+
+NULLABLE = {"stages.0.until.each_task", "stages.1.until.each_task"}
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
+    right = {path: value for path, value in settings(full_tree()).items() if ".args" not in path}
+    right = {path: value for path, value in right.items() if not path.endswith(".kind") and path != "model.path"}
+    assert len(right) > 80
+    tree, wrong = full_tree(), {}
+    for index, (path, value) in enumerate(right.items()):
+        choices = [choice for choice in WRONG[type(value)] if choice is not None or path not in NULLABLE]
+        wrong[path] = choices[turn % len(choices)]
+        put(tree, path, f"MARK-{index}-")
+    text = to_yaml(tree)
+    lines = {path: text.split(f"MARK-{index}-")[0].count("\n") + 1 for index, path in enumerate(right)}
+    for index, path in enumerate(right):
+        text = text.replace(f"MARK-{index}-", json.dumps(wrong[path]))
+    said = refused(write(tmp_path, text)).splitlines()
+    assert len(said) == len(right)
+    for path, line in lines.items():
+        assert any(problem.startswith(f"{tmp_path}/c.yaml:{line}: {path}") for problem in said), (path, wrong[path])
+
+
+def test_every_mapping_refuses_an_unknown_key(tmp_path):
+    tree = full_tree()
+    places = {path.rpartition(".")[0] for path in settings(tree) if ".args" not in path} - {""}
+    assert {"stages.1.loss", "model.scratch.vision", "data.train.0"} < places
+    for place in places:
+        put(tree, f"{place}.zzz", 1)
+    said = refused(write(tmp_path, to_yaml(tree)))
+    for place in places:
+        assert re.search(rf"c\.yaml:\d+: {re.escape(place)}\.zzz: unknown key; the keys here are ", said), place
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("run.sed=1", "command line: run.sed: unknown key; did you mean `seed`?"),
+        ("seed=1", "command line: seed: unknown key; did you mean `run.seed`?"),
+        ("stages.rl.lr=1e-4", "command line: stages.1.lr: unknown key; did you mean `optimizer.lr`?"),
+        ("stages.cold.group_size=4", "stages.0.group_size: unknown key"),
+        ("extends=x.yaml", "command line: extends: unknown key"),
+        ("stages.rl.steps='3'", "stages.1.steps: must be a whole number, got the text '3'; remove the quotes"),
+        ("stages.rl.steps=3.0", "stages.1.steps: must be a whole number, got 3.0; write 3"),
+        ("stages.rl.steps=0", "stages.1.steps: must be greater than or equal to 1, got 0"),
+        ("stages.rl.steps=", "stages.1.steps: must be a whole number, got nothing (null); leave the key out"),
+        ("stages.rl.group_size=1", "stages.1: group_size 1 leaves a group nothing to compare"),
+        ("stages.rl.sampling.temperature=0", "stages.1: temperature 0 makes all rollouts of a group equal"),
+        ("stages.rl.shared_prefix=on", "stages.1.shared_prefix: must be true or false, got the text 'on'; write true"),
+        ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft' or 'rl', got the text 'grpo'"),
+        ("stages.rl.kind=rll", "stages.1.kind: must be 'sft' or 'rl', got the text 'rll'; did you mean 'rl'?"),
+        ("stages.rl.kind=3", "stages.1.kind: must be 'sft' or 'rl', got 3"),
+        ("stages.rl.name=cold", "stages: stage names must be unique, got cold, cold"),
+        ("stages.rl.name=a/b", "stages.1.name: must serve as a file name"),
+        ("stages.rl.until={reward: 0.5}", "stages: stage 'rl' has `until`, which needs `data.validation`"),
+        ("stages.rl.until={}", "stages.1.until.reward: missing; mean greedy reward"),
+        ("stages.rl={}", "stages.1.kind: missing; write one of 'sft' or 'rl'"),
+        ("stages.rl=3", "stages.1: must be a mapping, got 3"),
+        ("stages=[]", "stages: needs at least one entry"),
+        ("stages.rl.optimizer.betas=[0.9]", "stages.1.optimizer.betas: needs 2 values, got 1"),
+        ("stages.rl.optimizer.betas=[0.9, 1, 2]", "stages.1.optimizer.betas: needs 2 values, got 3"),
+        ("stages.rl.optimizer.betas=[0.9, 1]", "stages.1.optimizer.betas.1: must be less than 1, got 1"),
+        ("stages.rl.optimizer.lr=.nan", "stages.1.optimizer.lr: .nan is not a finite number"),
+        ("stages.rl.optimizer.lr=1e999", "stages.1.optimizer.lr: 1e999 is not a finite number"),
+        ("data.train.0.args.x=-.inf", "data.train.0.args.x: -.inf is not a finite number"),
+        ("model.freeze=vision", "model.freeze: must be a list, got the text 'vision'; write [vision]"),
+        ("model.freeze=[visoin]", "model.freeze.0: must be 'vision', 'projector' or 'language', got the text 'visoin'"),
+        ("model.path=x", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
+        ("model.scratch=null", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
+        ("model.min_pixels=9999999", "model: min_pixels 9999999 exceeds max_pixels"),
+        ("model.scratch.language.heads=5", "model.scratch.language: width 96 must be a multiple of 2 x heads (5)"),
+        ("model.scratch.vision.heads=5", "model.scratch.vision: width 64 must be a multiple of 4 x heads (5)"),
+        ("model.scratch.language.kv_heads=3", "model.scratch.language: heads 4 must be a multiple of kv_heads 3"),
+        (
+            "model.scratch.language.vocab=299",
+            "model.scratch.language.vocab: must be greater than or equal to 300, got 299",
+        ),
+        ("model.scratch.family=qwen2_5vl", "did you mean 'qwen2_5_vl'?"),
+        ("rewards.terms=[]", "rewards.terms: needs at least one entry"),
+        ("rewards.terms.0.fn=3", "rewards.terms.0.fn: must be text, got 3; put quotes around it"),
+        ("data.train={fn: x}", "data.train: must be a list, got a mapping; begin each entry with `- `"),
+        ("answer=", "answer: must be a mapping, got nothing (null); leave the key out to keep the default"),
+        ("run.name=", "run.name: must be text, got nothing (null)"),
+        ("run.name='a/../b'", "run.name: must serve as a file name"),
+        ("run=", "run: must be a mapping"),
+        ("stages.xl.steps=1", "command line: stages.xl: no such entry; there is 0, 1, cold, rl"),
+        ("stages.2.steps=1", "command line: stages.2: no such entry"),
+        ("stages." + "9" * 5000 + "=1", "no such entry"),
+        ("model.freeze.0=vision", "must be a list"),
+        ("run.name.x=1", "command line: run.name: is 'demo', a single value; nothing can be set beneath it"),
+        ("run.seed", "command line: 'run.seed' is no override; write dotted.path=value"),
+        ("=1", "is no override"),
+        ("run..seed=1", "is no override"),
+        ("a" + ".a" * 3000 + "=1", "levels deep"),
+        (
+            "run.name=@x",
+            "command line: run.name: not valid YAML: found character '@' that cannot start any token; put quotes",
+        ),
+        ("run.name=[", "command line: run.name: not valid YAML"),
+        ("run.name=!foo x", "command line: run.name: the tag !foo means nothing here; remove it"),
+        ("run.seed=!!int x", "command line: run.seed: 'x' cannot be read as int"),
+        ("run.seed=" + "9" * 5000, "cannot be read as int"),
+        ("run.name=!!set {a}", "means nothing here"),
+        ('run.name="\\ud800"', "run.name: half of a surrogate pair"),
+        ("run.name=\x00", "command line: run.name: not valid YAML: unprintable character"),
+    ],
+)
+def test_a_bad_override_is_refused_in_words(tmp_path, override, said):
+    assert said in refused(write(tmp_path, SMALL), override)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "c.yaml is empty"),
+        ("# only a comment\n", "c.yaml is empty"),
+        ("- a\n- b\n", "c.yaml:1: a config is a mapping"),
+        ("just text\n", "c.yaml:1: a config is a mapping"),
+        ("run: {name: a\nmodel: x\n", "c.yaml:2: not valid YAML"),
+        ("run:\n\tname: a\n", "c.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+        ("run: a: b\n", "c.yaml:1: not valid YAML: mapping values are not allowed here"),
+        ("a: 1\n---\nb: 2\n", "c.yaml:2: not valid YAML"),
+        ("a: *x\n", "c.yaml:1: not valid YAML: found undefined alias"),
+        ("a: 1\nb: \x07\n", "c.yaml:2: not valid YAML: unprintable character"),
+        ("a: &a [*a]\n", "levels, aliases expanded"),
+        ("a: " + "[" * 3000 + "]" * 3000, "levels deep"),
+        ("a: " + "[" * 80 + "]" * 80, "64 levels"),
+        (
+            "\n".join(["a: &a0 [x]", *(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))]),
+            "100000 values",
+        ),
+        (f"a: {'x' * 1_000_001}\n", "larger than 1000000 bytes"),
+        (SMALL + "run: {name: b}\n", "c.yaml:17: run: set twice, first at "),
+        (SMALL + "1: b\n", "c.yaml:17: the key 1 is not text; put quotes around it"),
+        (SMALL + "? [a]\n: b\n", "is not text"),
+        (SMALL + "<<: {a: 1}\n", "c.yaml:17: merge keys (<<) are not read; use `extends: other.yaml`"),
+        (SMALL + "extends: 3\n", "c.yaml:17: extends: must be a file name or a list of them"),
+        (SMALL + "extends: nope.yaml\n", "c.yaml:17: extends: "),
+        (SMALL + "extends: c.yaml\n", "c.yaml:17: extends: "),
+        ("run: {name: a}\n", "c.yaml:1: model: missing; the policy"),
+    ],
+)
+def test_a_bad_file_is_refused_in_words(tmp_path, text, said):
+    assert said in refused(write(tmp_path, text))
+
+
+def test_missing_file_directory_and_binary_are_refused(tmp_path):
+    assert "no such file" in refused(tmp_path / "nope.yaml")
+    assert "is a directory" in refused(tmp_path)
+    assert "no file name" in refused(Path("a\x00b"))
+    (tmp_path / "b.yaml").write_bytes(b"run: {name: a}\nx: \xff\n")
+    assert "b.yaml:2: not UTF-8 text (byte 0xff)" in refused(tmp_path / "b.yaml")
+
+
+def test_all_errors_come_at_once_one_per_line(tmp_path):
+    text = SMALL.replace("steps: 10", "steps: ten\n    stepz: 3").replace(
+        "run: {name: demo}", "run: {name: 1, name: 2}"
+    )
+    lines = refused(write(tmp_path, text), "model.dtype=float16", "data.train.0.args.x=.inf").splitlines()
+    assert len(lines) == 5
+    assert [re.sub(r"^.*?c\.yaml:", "", line).split(": ")[:2] for line in lines] == [
+        ["1", "run.name"],
+        ["command line", "data.train.0.args.x"],
+        ["command line", "model.dtype"],
+        ["13", "stages.0.steps"],
+        ["14", "stages.0.stepz"],
+    ]

@@ -1,0 +1,396 @@
+"""The log room: files that survive a kill, a run directory that belongs to one config, a console for two worlds."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Screen
+
+from mmrl.config import Config, dump, load
+from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
+from mmrl.log.files import json_line, write_atomically
+from mmrl.types import (
+    Answer,
+    Author,
+    Finish,
+    Frame,
+    Group,
+    ImageRef,
+    Kind,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingLaw,
+    Score,
+    Segment,
+    State,
+    Target,
+    Term,
+    UserError,
+)
+
+
+def config_of(**run) -> Config:
+    tree = {
+        "run": {"name": "demo", **run},
+        "model": {"scratch": {}},
+        "data": {"train": [{"fn": "a:b"}]},
+        "rewards": {"terms": [{"fn": "r:x"}]},
+        "stages": [{"kind": "rl", "name": "rl", "steps": 20}],
+    }
+    return Config.model_validate_json(json.dumps(tree))
+
+
+def with_steps(config: Config, steps: int) -> Config:
+    return config.model_copy(update={"stages": (config.stages[0].model_copy(update={"steps": steps}),)})
+
+
+def group_of(texts=("3", "4"), rewards=(1.0, 0.0)) -> Group:
+    sample = Sample(
+        id="count-7",
+        task="count",
+        parts=(ImageRef(path="data/7.png", sha256="ab"), "How many dots?"),
+        target=Target(kind=Kind.NUMBER, value=3),
+    )
+    prompt = Prompt(sample=sample, ids=(1, 2), grids=((1, 6, 6),), resizes=(), frame=Frame.PX_RESIZED, digest="d")
+    rollouts = tuple(
+        Rollout(
+            prompt=prompt,
+            index=index,
+            segments=(
+                Segment(ids=(7, 8), logps=(-0.1, -0.2), author=Author.POLICY),
+                Segment(ids=(9,), logps=(0.0,), author=Author.TRIGGER),
+            ),
+            text=text,
+            answer=Answer(text=text, thought=None, value=float(text)),
+            finish=Finish.EOS,
+            law=SamplingLaw(max_new_tokens=8),
+        )
+        for index, text in enumerate(texts)
+    )
+    scores = tuple(Score(terms={"exact": Term(reward, "as counted")}, total=reward) for reward in rewards)
+    return Group(prompt=prompt, rollouts=rollouts, scores=scores)
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# Files
+
+
+def test_json_lines_are_strict_stable_and_readable():
+    assert json_line({"b": 0.1 + 0.2, "a": 1e-07}) == '{"b": 0.30000000000000004, "a": 1e-07}\n'
+    assert json_line({"a": float("nan"), "b": [float("inf"), {"c": -float("inf")}]}) == (
+        '{"a": null, "b": [null, {"c": null}]}\n'
+    )
+    assert json_line({"text": "数é", "path": Path("x/y")}) == '{"text": "数é", "path": "x/y"}\n'
+
+
+def test_atomic_write_replaces_whole_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, "one")
+    write_atomically(path, "two")
+    assert path.read_text() == "two"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
+    path = tmp_path / "folder"
+    (path / "inside").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"folder cannot be written: Is a directory.*same command again"):
+        write_atomically(path, "text")
+    assert os.listdir(tmp_path) == ["folder"]
+    assert (path / "inside").is_dir()
+
+
+def test_a_disk_that_fills_up_is_the_users_to_fix_and_leaves_whole_lines(tmp_path):
+    code = f"""
+import resource
+from pathlib import Path
+from mmrl.log import MetricsFile
+from mmrl.log.files import write_atomically
+from mmrl.types import UserError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+folder = Path({str(tmp_path)!r})
+metrics = MetricsFile(folder / "m.jsonl")
+for attempt in (lambda: [metrics.append({{"step": step, "x": "y" * 20}}) for step in range(9)],
+                lambda: write_atomically(folder / "s.json", "x" * 200)):
+    try:
+        attempt()
+    except UserError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done.stderr
+    assert "m.jsonl cannot be written: File too large; put that right" in said[0]
+    assert "s.json cannot be written: File too large" in said[1]
+    assert os.listdir(tmp_path) == ["m.jsonl"]
+    assert (tmp_path / "m.jsonl").stat().st_size == 100
+    MetricsFile(tmp_path / "m.jsonl").close()
+    assert [line["step"] for line in lines_of(tmp_path / "m.jsonl")] == [0, 1]
+
+
+# Metrics
+
+
+def test_metrics_cut_back_to_a_checkpoint_equal_an_uninterrupted_run(tmp_path):
+    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    file = MetricsFile(whole)
+    for step in range(10):
+        file.append({"step": step, "x": step / 7})
+    file.close()
+
+    file = MetricsFile(killed)
+    for step in range(7):
+        if step == 4:
+            saved = file.position()
+        file.append({"step": step, "x": step / 7})
+    with killed.open("ab") as torn:
+        torn.write(b'{"step": 7, "x"')
+
+    file = MetricsFile(killed)
+    assert len(lines_of(killed)) == 7
+    file.truncate(saved)
+    for step in range(4, 10):
+        file.append({"step": step, "x": step / 7})
+    assert killed.read_bytes() == whole.read_bytes()
+    assert file.position() == len(whole.read_bytes())
+
+
+@pytest.mark.parametrize("content", [b"", b'{"torn', b'{"a": 1}\n', b'{"a": 1}\n{"b'])
+def test_a_torn_last_line_is_cut_at_opening(tmp_path, content):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(content)
+    MetricsFile(path).append({"c": 2})
+    assert lines_of(path)[-1] == {"c": 2}
+    assert len(lines_of(path)) == 1 + content.count(b"\n")
+
+
+def test_a_position_that_no_line_ends_at_is_refused(tmp_path):
+    file = MetricsFile(tmp_path / "m.jsonl")
+    file.append({"a": 1})
+    for position in (3, 100):
+        with pytest.raises(
+            UserError, match=rf"m\.jsonl was changed since the checkpoint: no line ends at byte {position} of 9"
+        ):
+            file.truncate(position)
+    file.truncate(0)
+    assert file.position() == 0
+
+
+# Run directory
+
+
+def test_a_new_directory_is_claimed_and_the_same_config_resumes(tmp_path):
+    run = RunDir(tmp_path / "runs" / "demo")
+    config = config_of()
+    assert run.claim(config) is False
+    assert load(run.config).config == config
+    assert run.claim(config) is True
+    assert run.config.read_text() == dump(config)
+
+
+def test_a_claim_that_was_killed_before_it_wrote_can_be_repeated(tmp_path):
+    (tmp_path / ".config.yaml.tmp").write_text("run: {na")
+    assert RunDir(tmp_path).claim(config_of()) is False
+
+
+def test_another_config_is_refused_with_what_differs(tmp_path):
+    run = RunDir(tmp_path / "r")
+    run.claim(config_of())
+    with pytest.raises(UserError) as caught:
+        run.claim(with_steps(config_of(seed=3), 30))
+    said = str(caught.value).splitlines()
+    assert said[0] == f"{tmp_path}/r holds the run of another config; these settings differ:"
+    assert said[1:3] == ["  run.seed: 0 there, 3 here", "  stages.0.steps: 20 there, 30 here"]
+    assert "--run-dir" in said[3] and "delete" in said[3]
+
+
+def test_another_length_is_refused_and_called_that(tmp_path):
+    run = RunDir(tmp_path / "r")
+    run.claim(config_of(threads=1))
+    with pytest.raises(UserError) as caught:
+        run.claim(with_steps(config_of(threads=2), 2))
+    said = str(caught.value)
+    assert "holds this very experiment with another length or place" in said
+    assert "run.threads: 1 there, 2 here" in said and "stages.0.steps: 20 there, 2 here" in said
+
+
+def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):
+    run = RunDir(tmp_path / "r")
+    run.claim(config_of())
+    run.config.write_text(run.config.read_text().replace("seed: 0", "speed: 0"))
+    with pytest.raises(UserError, match=r"(?s)run\.speed: 0 there, absent here.*run\.seed: absent there, 0 here"):
+        run.claim(config_of())
+
+
+def test_many_differences_are_counted(tmp_path):
+    run = RunDir(tmp_path / "r")
+    run.claim(config_of())
+    run.config.write_text("run: {name: x}\n")
+    with pytest.raises(UserError, match=r"  and \d+ more"):
+        run.claim(config_of())
+
+
+def test_a_directory_of_strangers_and_a_file_are_refused(tmp_path):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / ".git").mkdir()
+    with pytest.raises(UserError, match=r"holds '\.git' and no run"):
+        RunDir(tmp_path / "hidden").claim(config_of())
+    (tmp_path / "hidden" / ".git").rmdir()
+    (tmp_path / "hidden").rmdir()
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"holds 'thesis\.tex' and no run"):
+        RunDir(tmp_path).claim(config_of())
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    with pytest.raises(UserError, match=r"thesis\.tex cannot be written: File exists"):
+        RunDir(tmp_path / "thesis.tex").claim(config_of())
+
+
+def test_manifest_says_what_the_run_was_made_with(tmp_path):
+    run = RunDir(tmp_path)
+    run.claim(config_of())
+    run.write_manifest(config_of(), {"train.0": "ab" * 32})
+    manifest = json.loads(run.manifest.read_text())
+    assert manifest["libraries"]["torch"] and len(manifest["config_sha256"]) == 64
+    assert manifest["data"] == {"train.0": "ab" * 32}
+    assert manifest["cpus"] >= 1 and manifest["created"].endswith("+00:00")
+    inside = subprocess.run(
+        ["git", "ls-files", "--error-unmatch", "mmrl/__init__.py"], capture_output=True, check=False
+    )
+    if inside.returncode == 0:
+        assert re.fullmatch("[0-9a-f]{40}", manifest["git"]["commit"]) and manifest["git"]["dirty"] in (True, False)
+
+
+# Rollouts
+
+
+def test_rollouts_are_written_to_be_read(tmp_path):
+    path = write_rollouts(tmp_path / "rollouts", "rl", 12, [group_of()], [(0.7, float("nan"))])
+    assert path.name == "rl-000012.jsonl"
+    first, second = lines_of(path)
+    assert first == {
+        "sample": "count-7",
+        "task": "count",
+        "rollout": 0,
+        "images": ["data/7.png"],
+        "question": "<image>How many dots?",
+        "response": "3",
+        "answer": 3.0,
+        "target": 3,
+        "frame": None,
+        "terms": {"exact": {"value": 1.0, "reason": "as counted"}},
+        "total": 1.0,
+        "advantage": 0.7,
+        "finish": "eos",
+        "segments": [{"author": "policy", "n": 2}, {"author": "trigger", "n": 1}],
+    }
+    assert second["advantage"] is None
+
+
+# Console
+
+
+def piped() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(out), out
+
+
+def test_a_pipe_gets_the_first_the_last_and_every_tenth_of_the_steps():
+    console, out = piped()
+    console.start_stage("rl", 200)
+    for step in range(1, 201):
+        console.step(step, {"reward/total": 0.5, "group/informative_frac": 0.625, "learner/loss": 0.01}, {})
+    console.end_stage()
+    lines = out.getvalue().splitlines()
+    assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, *range(20, 201, 20)]
+    assert lines[0].startswith("rl   1/200  reward 0.500  informative 62%  loss 0.0100  ")
+    assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
+
+
+def test_a_stage_that_ends_early_still_shows_its_last_step():
+    console, out = piped()
+    console.start_stage("cold", 1000, 30)
+    for step in range(31, 58):
+        console.step(step, {}, {})
+    console.end_stage()
+    assert [line.split(" 0:")[0].rstrip() for line in out.getvalue().splitlines()] == [
+        "cold   31/1000",
+        "cold   57/1000",
+    ]
+
+
+def test_messages_and_tables_stay_as_written_in_a_pipe():
+    console, out = piped()
+    console.say("[bold]not markup[/] :smile: " + "long " * 60)
+    console.warn("3 samples left out")
+    console.table("held out", ["task", "before", "after"], [["count [x]", "0.10", "0.55"], ["box", "0.2", "0.41"]])
+    text = out.getvalue()
+    assert "[bold]not markup[/] :smile: " + "long " * 60 + "\n" in text
+    assert "warning: 3 samples left out\n" in text
+    assert "held out" in text and "count [x]" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_gets_a_bar_with_numbers_beneath():
+    out = io.StringIO()
+    console = Console(out)
+    console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
+    console.start_stage("rl", 20)
+    console.step(7, {"reward/total": 0.25}, {"rollout/tokens_per_s": 912.0})
+    console.say("a word in between")
+    console.end_stage()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "7/20" in text and "reward 0.250  tokens/s 912" in text and "a word in between" in text
+
+
+def test_a_step_outside_a_stage_is_a_bug():
+    with pytest.raises(RuntimeError, match="no stage"):
+        piped()[0].step(1, {}, {})
+
+
+# Teller
+
+
+def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
+    run = RunDir(tmp_path)
+    run.claim(config_of())
+    console, out = piped()
+    teller = Teller(run, console, keep_rollouts_every=3)
+    with teller.stage("rl", 4):
+        for step in range(1, 5):
+            state = State(step=step)
+            teller.show(state, [group_of()], [(0.5, -0.5)])
+            teller.tell(state, {"reward/total": 0.5, "b": 1.0, "a": float("nan")}, {"time/answer_s": 0.5})
+        teller.record(State(step=4), {"validation/reward": 0.75})
+    teller.record(State(stage=1), {"test/count": 1.0})
+    teller.close()
+    assert lines_of(run.metrics)[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/total": 0.5}
+    assert lines_of(run.metrics)[-2] == {"stage": "rl", "step": 4, "validation/reward": 0.75}
+    assert lines_of(run.metrics)[-1] == {"stage": None, "step": 0, "test/count": 1.0}
+    assert lines_of(run.timings)[0] == {"stage": "rl", "step": 1, "time/answer_s": 0.5, "rollout/tokens_per_s": 12.0}
+    assert sorted(path.name for path in run.rollouts.iterdir()) == ["rl-000001.jsonl", "rl-000003.jsonl"]
+    assert "tokens/s 12" in out.getvalue()
+
+
+def test_the_display_closes_when_a_stage_fails(tmp_path):
+    run = RunDir(tmp_path)
+    run.claim(config_of())
+    console, out = piped()
+    teller = Teller(run, console, keep_rollouts_every=1)
+    with pytest.raises(ZeroDivisionError), teller.stage("rl", 100):
+        for step in (1, 2):
+            teller.tell(State(step=step), {}, {})
+        raise ZeroDivisionError
+    assert "rl   2/100" in out.getvalue()
+    with teller.stage("next", 1):
+        teller.tell(State(step=1), {}, {})
+    assert lines_of(run.metrics)[-1]["stage"] == "next"
