@@ -15,7 +15,7 @@ restart after the prompt, and image and prompt are encoded once for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import torch
@@ -59,8 +59,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return Batch(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "law"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar
 from mmrl.config import Config
-from mmrl.config.schema import Loss, Origin, Rl, Sft, Term
+from mmrl.config.schema import Loss, Origin, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
@@ -21,7 +21,8 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
-from mmrl.plugins import check_options, resolve
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import Loaded, load_pretrained
 from mmrl.policy.processor import QwenProcessor
@@ -29,6 +30,7 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
+from mmrl.sft import lesson
 from mmrl.types import Place, Reject, Sample, SamplingLaw, UserError
 from mmrl_rewards.contract import bind
 
@@ -66,6 +68,7 @@ class World:
         place = Place(work=run_dir.data, base=base, seed=config.run.seed)
         self.samples = self._load_samples(place, store)
         self.judge.check([*self.samples.train, *self.samples.validation, *self.samples.test], self.grammar)
+        self._check_lessons()
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         self.processor = QwenProcessor(
@@ -84,9 +87,7 @@ class World:
     def evaluator(self) -> Evaluator:
         """Measures the current weights."""
         options = self.config.evaluation
-        law = SamplingLaw(
-            temperature=options.temperature, banned=self.banned, max_new_tokens=options.max_new_tokens
-        )
+        law = SamplingLaw(temperature=options.temperature, banned=self.banned, max_new_tokens=options.max_new_tokens)
         sampler = HfSampler(self.policy, self.processor, salt=(self.config.run.seed, "evaluation"))
         return Evaluator(
             asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
@@ -100,14 +101,16 @@ class World:
 
     def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:
         """The learner of a stage."""
-        is_rl = isinstance(stage, Rl)
+        loss, epochs, shared_prefix = Loss(), 1, False
+        if isinstance(stage, Rl):
+            loss, epochs, shared_prefix = stage.loss, stage.epochs, stage.shared_prefix
         plan = LearnPlan(
-            loss=stage.loss if is_rl else Loss(),
+            loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
             micro_batch=stage.micro_batch,
-            epochs=stage.epochs if is_rl else 1,
-            shared_prefix=is_rl and stage.shared_prefix,
+            epochs=epochs,
+            shared_prefix=shared_prefix,
             pad_id=self.eos_id,
         )
         return GrpoLearner(self.policy, self.processor, engine, plan, reference)
@@ -123,6 +126,16 @@ class World:
         if repeated:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
         return Samples(train=parts["train"], validation=parts["validation"], test=parts["test"])
+
+    def _check_lessons(self) -> None:
+        """What an sft stage imitates must exist and be writable for every sample, before the first step."""
+        for imitate in {stage.imitate for stage in self.config.stages if isinstance(stage, Sft)}:
+            for sample in self.samples.train:
+                answer = lesson(sample, imitate)
+                try:
+                    self.grammar.render(answer, sample.thought)
+                except UserError as error:
+                    raise UserError(f"sample {sample.id}: {error}") from error
 
     def _usable(self, rows: Iterable[Sample | Reject], store: MediaStore, rejects: list[Reject]) -> Iterable[Sample]:
         """Samples whose pictures open; the others are put among `rejects`."""
@@ -156,18 +169,18 @@ class World:
     def _model(self) -> Loaded:
         options = self.config.model
         if options.scratch is not None:
-            tokenizer = train_tokenizer(self._texts(), options.scratch.language.vocab)
+            tokenizer = train_tokenizer(self._texts(options.scratch), options.scratch.language.vocab)
             processor = make_processor(options.scratch, tokenizer, (options.min_pixels, options.max_pixels))
             model = make_model(options.scratch, tokenizer, derive(self.config.run.seed, "init"))
             return Loaded(family=FAMILIES[options.scratch.family], model=model, processor=processor)
         return load_pretrained(options)
 
-    def _texts(self) -> Iterator[str]:
+    def _texts(self, scratch: Scratch) -> Iterator[str]:
         """What a tokenizer made from scratch learns from: questions and demonstrations of the training samples."""
         for sample in self.samples.train:
             yield from (part for part in sample.parts if isinstance(part, str))
             if self.config.answer.instruct:
-                yield " " + self.grammar.instruction(sample.target.kind)
+                yield " " + self.grammar.instruction(sample.target.kind, FAMILIES[scratch.family].frame)
             for answer in (sample.target, sample.label):
                 if answer is not None:
                     yield self.grammar.render(answer, sample.thought)
@@ -187,8 +200,9 @@ def _bound_term(term: Term, base: Path) -> BoundTerm:
 def _rows(origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
     for origin in origins:
         fn = resolve(origin.fn, place.base)
-        check_options(fn, origin.args, origin.fn)
-        yield from fn(place, **origin.args)
+        if not callable(fn):
+            raise UserError(f"data: {origin.fn!r} is not a function")
+        yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
 
 
 def _device(config: Config) -> torch.device:

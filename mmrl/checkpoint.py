@@ -127,8 +127,8 @@ def _cannot_save(folder: Path, error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     advice = "free some space" if full else "make the folder writable"
     return (
-        f"cannot save {folder}: {error.strerror or error} ({free / 2**20:.0f} MiB free there). Nothing was half-written "
-        f"and earlier checkpoints are intact; {advice} and run the same command to go on"
+        f"cannot save {folder}: {error.strerror or error} ({free / 2**20:.0f} MiB free there). Nothing was "
+        f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
     )
 
 

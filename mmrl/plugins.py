@@ -1,4 +1,4 @@
-"""Functions named in YAML: `package.module:function` or `./file.py:function`, with options checked before use."""
+"""Functions named in YAML: `package.module:function` or `./file.py:function`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from mmrl.types import UserError
 
 
-def resolve(name: str, base: Path) -> Any:
+def resolve(name: str, base: Path) -> object:
     """The object that `name` stands for; file paths start from `base`.
 
     Raises:
@@ -32,27 +29,6 @@ def resolve(name: str, base: Path) -> Any:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UserError(f"{name!r}: {where} has no {attribute!r}{hint}")
     return members[attribute]
-
-
-def check_options(fn: Callable[..., Any], args: Mapping[str, Any], name: str) -> None:
-    """Refuse options that `fn` does not take, or lacks.
-
-    Raises:
-        UserError: naming the option and what exists instead.
-    """
-    options = {
-        key: parameter
-        for key, parameter in inspect.signature(fn).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    for key in args:
-        if key not in options:
-            close = difflib.get_close_matches(key, options, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(options)}"
-            raise UserError(f"{name!r} has no option {key!r}; {hint}")
-    for key, parameter in options.items():
-        if parameter.default is parameter.empty and key not in args:
-            raise UserError(f"{name!r} needs the option {key!r}")
 
 
 def _from_package(module: str, name: str) -> ModuleType:

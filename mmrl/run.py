@@ -44,13 +44,13 @@ def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = No
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(run_dir)})})
     console = Console()
     place = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
-    has_begun = place.claim(config)
     stop = _Stop(console)
     try:
-        with _nothing_left_behind(place, unless=has_begun):
-            world = World(config, loaded.files[0].parent, place, console)
-            place.write_manifest(config, world.samples.digests())
-        _Run(world, stop).go()
+        with place.locked():
+            with _nothing_left_behind(place, unless=place.claim(config)):
+                world = World(config, loaded.files[0].parent, place, console)
+                place.write_manifest(config, world.samples.digests())
+            _Run(world, stop).go()
     except (Interrupted, KeyboardInterrupt) as stopped:
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped at once; the last checkpoint stands."
         console.say(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")

@@ -40,6 +40,7 @@ from mmrl_datasets.pictures import Split, as_split, cutout, handwriting, materia
 GREY: Final = 128
 PAPER: Final = 224
 INK: Final = (24, 28, 64)
+UNCLEAR: Final = "unclear"
 DRAWN: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
 
 
@@ -174,7 +175,7 @@ def digits(
     length: int = 2,
     min_length: int | None = None,
     background: float = 0.15,
-    label_hurry: float = 0.0,
+    label_giveup: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Task "read": the number written in real handwritten digits on faintly textured paper.
@@ -182,14 +183,14 @@ def digits(
     Options:
         length: most digits.
         min_length: fewest digits; `length` when None.
-        label_hurry: chance that the annotator stops after the first digit.
+        label_giveup: chance that the annotator writes "unclear" instead.
 
     Raises:
         UserError: an option is out of range.
     """
     part = as_split(split)
     fewest = length if min_length is None else min_length
-    _check_fractions(background=background, label_hurry=label_hurry)
+    _check_fractions(background=background, label_giveup=label_giveup)
     _check_least(1, size=size, min_length=fewest)
     _check_least(fewest, length=length)
     _check_least(12 * length, image_px=image_px)
@@ -204,7 +205,7 @@ def digits(
         for pick, box in zip(picks, boxes, strict=True):
             canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
         number = "".join(str(values[pick]) for pick in picks)
-        written = number[:1] if dice.label.random() < label_hurry else number
+        written = UNCLEAR if dice.label.random() < label_giveup else number
         return _Scene(
             picture=canvas,
             question=_either(dice.layout, "Read the number.", "Which number is this?"),

@@ -1,0 +1,1 @@
+"""The learner room: from experiences to new weights."""

@@ -24,7 +24,7 @@ class TorchEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`."""
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, lr: float) -> float:
         """Clip, update, and forget the gradients; returns the norm before clipping.

@@ -54,7 +54,9 @@ class GrpoLearner:
         self, policy: Policy, feeder: Feeder, engine: Engine, plan: LearnPlan, reference: Policy | None = None
     ) -> None:
         if (reference is None) != (plan.loss.kl_coef == 0.0):
-            raise ValueError(f"kl_coef {plan.loss.kl_coef} and a {'missing' if reference is None else 'given'} reference")
+            raise ValueError(
+                f"kl_coef {plan.loss.kl_coef} and a {'missing' if reference is None else 'given'} reference"
+            )
         self._policy = policy
         self._feeder = feeder
         self._engine = engine

@@ -35,7 +35,7 @@ class _Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the numbers beneath it."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(f"  {self.numbers}", style="dim", no_wrap=True, overflow="ellipsis")
+        yield Text(f"  {self.numbers}", style="dim")
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a message that must not be missed."""
-        self._screen.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        self._screen.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; every column but the first is aligned to the right."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -75,6 +77,26 @@ class RunDir:
         """The final model as a Hugging Face folder."""
         return self.path / "model"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from running here.
+
+        Raises:
+            UserError: one already does.
+        """
+        with refusing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise UserError(
+                f"{self.path}: another process is running here; wait for it or choose another run.dir"
+            ) from None
+        finally:
+            os.close(lock)
+
     def claim(self, config: Config) -> bool:
         """Make the directory this config's; returns whether it already was, that is, whether to resume.
 
@@ -105,11 +127,15 @@ class RunDir:
 
     def _refuse_another(self, config: Config) -> None:
         there, here = read_settings(self.config), settings(config.model_dump(mode="json"))
-        keys = [key for key in {**there, **here} if there.get(key, _ABSENT) != here.get(key, _ABSENT)]
+        keys = [
+            key
+            for key in {**there, **here}
+            if key != "run.dir" and there.get(key, _ABSENT) != here.get(key, _ABSENT)  # a run may be moved
+        ]
         if not keys:
             return
         if all(_is_extent(key) for key in keys):
-            head = f"{self.path} holds this very experiment with another length or place"
+            head = f"{self.path} holds this very experiment with another length or number of threads"
             advice = "set these back to go on with that run: its schedule and results depend on them"
         else:
             head, advice = f"{self.path} holds the run of another config", "these settings differ"
@@ -120,7 +146,7 @@ class RunDir:
 
 
 def _is_extent(key: str) -> bool:
-    return key in ("run.threads", "run.dir") or (key.startswith("stages.") and key.endswith(".steps"))
+    return key == "run.threads" or (key.startswith("stages.") and key.endswith(".steps"))
 
 
 def _side(side: Mapping[str, Any], key: str) -> str:

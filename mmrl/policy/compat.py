@@ -37,7 +37,7 @@ def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
             sys.modules[package] = None  # type: ignore[assignment]
     if _is_cpu_only("torchvision"):
         return ()
-    library = torch.library.Library("torchvision", "DEF")
+    library: torch.library.Library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in _OPERATORS:
-        library.define(operator)
+        library.define(operator)  # type: ignore[no-untyped-call]
     return (library,)

@@ -34,4 +34,3 @@ FAMILIES = {
         Family(model_type="qwen3_vl", model_class=Qwen3VLForConditionalGeneration, frame=Frame.NORM_1000),
     )
 }
-

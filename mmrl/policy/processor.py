@@ -1,4 +1,4 @@
-"""Samples to prompts: the chat template, the expanded placeholders, the patches, and the digest that ties them together."""
+"""Samples to prompts: chat template, expanded placeholders, patches, and the digest that ties them together."""
 
 from __future__ import annotations
 
@@ -164,7 +164,9 @@ class QwenProcessor:
             {"type": "image"} if isinstance(part, ImageRef) else {"type": "text", "text": part} for part in sample.parts
         ]
         if self._instruct:
-            content.append({"type": "text", "text": " " + self.grammar.instruction(sample.target.kind, self._family.frame)})
+            content.append(
+                {"type": "text", "text": " " + self.grammar.instruction(sample.target.kind, self._family.frame)}
+            )
         messages = [{"role": "user", "content": content}]
         return str(self.hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 

@@ -47,7 +47,8 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -102,7 +103,7 @@ class Policy:
     ) -> torch.Tensor:
         """Append one text token to each cached row; returns the logits of the next, [R, V]."""
         ids_R1 = ids_R[:, None]
-        return self.model(
+        output = self.model(
             input_ids=ids_R1,
             attention_mask=keep_RK,
             position_ids=positions_R[None, :, None].expand(3, -1, -1),
@@ -110,7 +111,9 @@ class Policy:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-        ).logits[:, -1]
+        )
+        logits_RV: torch.Tensor = output.logits[:, -1]
+        return logits_RV
 
     def _of_roles(self, roles: tuple[Role, ...]) -> Iterator[nn.Parameter]:
         for name, parameter in self.model.named_parameters():
@@ -128,4 +131,6 @@ def role_of(parameter_name: str) -> Role:
 def banned_ids(tokenizer: object, eos_id: int) -> tuple[int, ...]:
     """Structural and vision tokens, which a response must never contain; the end-of-sequence token stays allowed."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()  # type: ignore[attr-defined]
-    return tuple(sorted(vocabulary[token] for token in _STRUCTURAL if token in vocabulary and vocabulary[token] != eos_id))
+    return tuple(
+        sorted(vocabulary[token] for token in _STRUCTURAL if token in vocabulary and vocabulary[token] != eos_id)
+    )

@@ -1,4 +1,4 @@
-"""A tiny Qwen-VL model from nothing: the real architecture class, tokenizer and processor, small enough for a laptop."""
+"""A tiny Qwen-VL model from nothing: real architecture class, tokenizer and processor, small enough for a laptop."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _vision_config(spec: Scratch) -> dict[str, object]:
 
 @torch.no_grad()
 def _init_fan_in(model: PreTrainedModel) -> None:
-    """Std 1/sqrt(fan in), halved where a residual branch ends: at these widths 0.02 leaves the image signal too faint."""
+    """Std 1/sqrt(fan in), halved where a residual branch ends: in so narrow a model 0.02 drowns the image."""
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "embed_tokens" in name or "pos_embed" in name:
             continue

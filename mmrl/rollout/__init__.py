@@ -1,0 +1,1 @@
+"""The rollout room: from prompts to responses."""

@@ -6,6 +6,8 @@ Letters: B prompts, P prompt columns, R = B x group size rows, K cached columns,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,14 +16,29 @@ from mmrl.algo.seeds import derive
 from mmrl.batch import collate_prompts
 from mmrl.policy.law import draw, law_logps
 from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.qwen_vl import Cache, Policy
+from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Author, Finish, Prompt, Rollout, SamplingLaw, Segment
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prefix:
+    """Encoded prompts, one row per rollout: next-token logits, key mask, position of the next token."""
+
+    cache: Cache
+    logits_RV: torch.Tensor
+    keep_RK: torch.Tensor
+    next_R: torch.Tensor
 
 
 class HfSampler:
-    """Samples from the live policy. A row's random numbers derive from (salt, step, sample id, index) and nothing else."""
+    """Samples from the live policy; a row's random numbers derive from (salt, step, sample id, index) alone."""
 
-    def __init__(self, policy: Policy, processor: QwenProcessor, *, salt: Sequence[str | int], version: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, processor: QwenProcessor, *, salt: Sequence[str | int], version: int = 0
+    ) -> None:
         self._policy = policy
         self._processor = processor
         self._salt = tuple(salt)
@@ -42,27 +59,21 @@ class HfSampler:
         cache.batch_repeat_interleave(group_size)
         uniforms = np.stack([self._uniforms(p, i, law, step) for p in prompts for i in range(group_size)])
         device = self._policy.device
-        ids_RT, logps_RT = self._decode(
-            cache,
-            logits_BV.repeat_interleave(group_size, dim=0),
-            batch.keep_BP.repeat_interleave(group_size, dim=0).to(device),
-            (batch.positions_3BP.amax(dim=(0, 2)) + 1).repeat_interleave(group_size).to(device),
-            law,
-            torch.from_numpy(uniforms).to(device),
+        prefix = _Prefix(
+            cache=cache,
+            logits_RV=logits_BV.repeat_interleave(group_size, dim=0),
+            keep_RK=batch.keep_BP.repeat_interleave(group_size, dim=0).to(device),
+            next_R=(batch.positions_3BP.amax(dim=(0, 2)) + 1).repeat_interleave(group_size).to(device),
         )
+        ids_RT, logps_RT = self._decode(prefix, law, torch.from_numpy(uniforms).to(device))
         rows = zip(ids_RT.tolist(), logps_RT.tolist(), strict=True)
         return [[self._rollout(prompt, i, *next(rows), law) for i in range(group_size)] for prompt in prompts]
 
     def _decode(
-        self,
-        cache: Cache,
-        logits_RV: torch.Tensor,
-        keep_RK: torch.Tensor,
-        next_R: torch.Tensor,
-        law: SamplingLaw,
-        uniforms_RT: torch.Tensor,
+        self, prefix: _Prefix, law: SamplingLaw, uniforms_RT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Token by token until every row has ended. Ended rows leave the computation; their tokens stay at -1."""
+        cache, logits_RV, keep_RK, next_R = prefix.cache, prefix.logits_RV, prefix.keep_RK, prefix.next_R
         rows, steps = len(logits_RV), law.max_new_tokens
         ids_RT = torch.full((rows, steps), -1, device=logits_RV.device)
         logps_RT = torch.zeros(rows, steps, device=logits_RV.device)

@@ -13,28 +13,18 @@ found before training starts. No I/O, clock, randomness or global state.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, get_type_hints
+from typing import Any, Concatenate, Generic, ParamSpec
 
-from pydantic import TypeAdapter, ValidationError
-
+from mmrl.options import Option, options_of, settle
 from mmrl.types import Kind, Response, Sample, Term, Unscorable, UserError
 
 Options = ParamSpec("Options")
-
-
-class Option(NamedTuple):
-    """One option of a reward: its type, and its default unless it must be given."""
-
-    hint: Any
-    default: Any
-    required: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +77,7 @@ def reward(
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
 
     def declare(fn: Callable[Concatenate[Response, Sample, Options], float | Term]) -> Reward[Options]:
-        return Reward(fn=fn, name=name, low=low, high=high, options=MappingProxyType(_options(fn)))
+        return Reward(fn=fn, name=name, low=low, high=high, options=MappingProxyType(options_of(fn, after=2)))
 
     return declare
 
@@ -100,15 +90,7 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
     """
     if not isinstance(fn, Reward):
         raise UserError(f"{fn!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
-    for name in args:
-        if name not in fn.options:
-            raise UserError(f"reward {fn.name!r} has no option {name!r}; {_alternatives(name, fn.options)}")
-    missing = [name for name, option in fn.options.items() if option.required and name not in args]
-    if missing:
-        raise UserError(f"reward {fn.name!r} needs the option {missing[0]!r}")
-    return BoundReward(
-        reward=fn, args={name: _checked(fn, name, fn.options[name], value) for name, value in args.items()}
-    )
+    return BoundReward(reward=fn, args=settle(f"reward {fn.name!r}", fn.options, args))
 
 
 def gold(sample: Sample, kind: Kind) -> object:
@@ -120,32 +102,6 @@ def gold(sample: Sample, kind: Kind) -> object:
     if sample.target.kind is not kind:
         raise Unscorable(f"the target is a {sample.target.kind}, this reward compares a {kind}")
     return sample.target.value
-
-
-def _options(fn: Callable[..., Any]) -> dict[str, Option]:
-    hints = get_type_hints(fn, include_extras=True)
-    options = {}
-    for name, parameter in list(inspect.signature(fn).parameters.items())[2:]:
-        if parameter.kind is not parameter.KEYWORD_ONLY or name not in hints:
-            raise UserError(f"{fn.__qualname__}: option {name!r} must come after `*` and have a type")
-        required = parameter.default is parameter.empty
-        options[name] = Option(hints[name], None if required else parameter.default, required)
-    return options
-
-
-def _checked(fn: Reward[...], name: str, option: Option, value: object) -> object:
-    adapter: TypeAdapter[object] = TypeAdapter(option.hint)
-    try:
-        return adapter.validate_json(TypeAdapter(Any).dump_json(value), strict=True)
-    except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise UserError(f"reward {fn.name!r}, option {name!r} = {value!r}: {what}") from None
-
-
-def _alternatives(name: str, options: Mapping[str, Option]) -> str:
-    if close := difflib.get_close_matches(name, options, n=1):
-        return f"did you mean {close[0]!r}?"
-    return f"it has {', '.join(map(repr, options))}" if options else "it has none"
 
 
 def _import(module: str, qualname: str) -> object:

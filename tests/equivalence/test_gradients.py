@@ -32,8 +32,8 @@ def experiences(world, group_size=4, teacher=False):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
             moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
-            rollout = replace(rollout, segments=(replace(segment, logps=moved),))
-            made.append(Experience(rollout=rollout, advantage=(i - 1.2) * (g + 1) / 3))
+            older = replace(rollout, segments=(replace(segment, logps=moved),))
+            made.append(Experience(rollout=older, advantage=(i - 1.2) * (g + 1) / 3))
     if teacher:
         lessons = [world.processor.demonstrate(prompt, prompt.sample.target) for prompt in prompts]
         made += [Experience(rollout=replace(lesson, law=world.law), advantage=0.0) for lesson in lessons]

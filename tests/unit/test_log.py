@@ -220,7 +220,7 @@ def test_another_length_is_refused_and_called_that(tmp_path):
     with pytest.raises(UserError) as caught:
         run.claim(with_steps(config_of(threads=2), 2))
     said = str(caught.value)
-    assert "holds this very experiment with another length or place" in said
+    assert "holds this very experiment with another length or number of threads" in said
     assert "run.threads: 1 there, 2 here" in said and "stages.0.steps: 20 there, 2 here" in said
 
 

@@ -1,0 +1,65 @@
+"""Options of plug-in functions: the keyword-only parameters of a signature, checked against what YAML says."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from mmrl.types import UserError
+
+
+class Option(NamedTuple):
+    """One option: its type, and its default unless it must be given."""
+
+    hint: Any
+    default: Any
+    required: bool
+
+
+def options_of(fn: Callable[..., Any], *, after: int) -> dict[str, Option]:
+    """What may be set of `fn`: every parameter but the first `after`.
+
+    Raises:
+        UserError: one of them is not keyword-only or has no type.
+    """
+    hints = get_type_hints(fn, include_extras=True)
+    options = {}
+    for name, parameter in list(inspect.signature(fn).parameters.items())[after:]:
+        if parameter.kind is not parameter.KEYWORD_ONLY or name not in hints:
+            raise UserError(f"{fn.__qualname__}: option {name!r} must come after `*` and have a type")
+        required = parameter.default is parameter.empty
+        options[name] = Option(hints[name], None if required else parameter.default, required)
+    return options
+
+
+def settle(who: str, options: Mapping[str, Option], args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the types the signature asks for, checked as JSON is: a list for a tuple, a string for an enum.
+
+    Raises:
+        UserError: an option of `who` is unknown, missing or of the wrong type.
+    """
+    for name in args:
+        if name not in options:
+            raise UserError(f"{who} has no option {name!r}; {_alternatives(name, options)}")
+    missing = [name for name, option in options.items() if option.required and name not in args]
+    if missing:
+        raise UserError(f"{who} needs the option {missing[0]!r}")
+    return {name: _checked(who, name, options[name], value) for name, value in args.items()}
+
+
+def _checked(who: str, name: str, option: Option, value: object) -> object:
+    adapter: TypeAdapter[object] = TypeAdapter(option.hint)
+    try:
+        return adapter.validate_json(TypeAdapter(Any).dump_json(value), strict=True)
+    except ValidationError as error:
+        raise UserError(f"{who}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
+
+
+def _alternatives(name: str, options: Mapping[str, Option]) -> str:
+    if close := difflib.get_close_matches(name, options, n=1):
+        return f"did you mean {close[0]!r}?"
+    return f"it has {', '.join(map(repr, options))}" if options else "it has none"
