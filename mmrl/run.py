@@ -104,18 +104,18 @@ class _Run:
         self._config, self._dir, self._console = world.config, world.run_dir, world.console
         self._evaluator = world.evaluator()
         self._teller = Teller(self._dir, self._console, keep_rollouts_every=self._config.run.keep_rollouts_every)
+        kinds = [stage.kind for stage in self._config.stages]
+        self._subject = kinds.index("rl") if "rl" in kinds else len(kinds) - 1
         self._state, self._optimizer = self._resume()
         self._teller.metrics.truncate(self._state.metrics_bytes)
 
     def go(self) -> None:
         """The remaining stages, then the comparison, the summary and the export."""
         stages = self._config.stages
-        kinds = [stage.kind for stage in stages]
-        subject = kinds.index("rl") if "rl" in kinds else 0
         for index in range(self._state.stage, len(stages)):
             stage = stages[index]
             with self._stop.heeded(), self._teller.stage(stage.name, stage.steps, self._state.step):
-                if index == subject:
+                if index == self._subject:
                     self._measure("before")
                 self._train(stage)
             self._console.say(f"Stage {stage.name}: {self._state.step} steps.")
@@ -241,7 +241,8 @@ class _Run:
         checkpoint.export_hf(self._dir.model, self._world.policy.model, self._world.processor.hf)
         self._teller.close()
         if rows:
-            title = "Held-out reward, greedy, before and after reinforcement (95 % intervals)"
+            since = self._config.stages[self._subject].name
+            title = f"Held-out reward before stage {since} and at the end (greedy, 95 % intervals)"
             columns = ("task", "n", "before", "after", "rise")
             self._console.table(title, columns, [_shown(row) for row in rows])
         self._console.say(f"Model: {self._dir.model}\nEverything: {self._dir.path}")

@@ -130,7 +130,7 @@ def grounding(
         max_things: most things in a picture.
         grid_px: corners lie on a grid of this many pixels, which divides `image_px`.
         things: prints of real photographs ("coins"), or drawn shapes ("red disc").
-        label_pad_px: margin that the annotator leaves on every side of the thing, within the picture.
+        label_pad_px: the annotator pushes each side outwards by this with chance 3/4, within the picture.
 
     Raises:
         UserError: an option is out of range.
@@ -159,7 +159,7 @@ def grounding(
             picture=canvas,
             question=_either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}."),
             target=_box_target(asked.box),
-            label=_box_target(_padded(asked.box, label_pad_px, image_px)),
+            label=_box_target(_padded(dice.label, asked.box, label_pad_px, image_px)),
             things=placed,
         )
 
@@ -301,14 +301,10 @@ def _box_target(box: Box) -> Target:
     return Target(kind=Kind.BOX, value=list(box), frame=Frame.PX_ORIGINAL)
 
 
-def _padded(box: Box, margin_px: int, image_px: int) -> Box:
+def _padded(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
+    left, top, right, bottom = (pad_px * int(pushed) for pushed in rng.random(4) < 0.75)
     x1, y1, x2, y2 = box
-    return (
-        max(x1 - margin_px, 0),
-        max(y1 - margin_px, 0),
-        min(x2 + margin_px, image_px),
-        min(y2 + margin_px, image_px),
-    )
+    return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)
 
 
 def _check_fractions(**options: float) -> None:

@@ -64,6 +64,8 @@ class Policy:
     def score(self, batch: Batch) -> TokenScores:
         """Score every completion token of a batch under the batch's law; columns of padding hold garbage."""
         batch = batch.to(self.device)
+        # transformers recomputes activations in training mode only, and there it would drop the sampler's cache.
+        self.model.train(self.model.is_gradient_checkpointing and torch.is_grad_enabled())
         logits = self.model(
             input_ids=batch.ids_BL,
             attention_mask=batch.mask,
@@ -84,6 +86,7 @@ class Policy:
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
         """Encode prompts; returns their key-value cache and the logits of the next token, [B, V]."""
+        self.model.eval()
         output = self.model(
             input_ids=batch.ids_BP.to(self.device),
             attention_mask=batch.keep_BP.to(self.device),

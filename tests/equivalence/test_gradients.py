@@ -189,6 +189,26 @@ def test_rollouts_without_advantage_are_not_run_but_count(tiny):
     assert difference(skipping, {n: g * scale for n, g in alone.items()}) < 1e-5
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_give_the_same_gradient(tiny, family):
+    world = tiny(family)
+    taught = experiences(world)
+    _, kept = gradient(world, taught)
+    world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    calls = []
+    layer = world.policy.model.model.language_model.layers[0].self_attn
+    hook = layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    _, recomputed = gradient(world, taught)
+    hook.remove()
+    assert len(calls) == 2
+    assert difference(kept, recomputed) < 1e-5
+    assert ids_of(experiences(world)) == ids_of(taught)
+
+
+def ids_of(taught):
+    return [experience.rollout.segments[0].ids for experience in taught]
+
+
 @pytest.mark.parametrize("breakage", ["positions", "leak"])
 def test_the_comparison_can_fail(tiny, breakage, monkeypatch):
     """Wrong positions, or siblings that see each other, move the gradient far beyond the tolerance."""

@@ -194,10 +194,16 @@ def test_things_have_different_names_and_do_not_overlap(place):
     assert pairs > 40
 
 
-def test_careless_boxes_leave_a_margin_inside_the_picture(place):
-    for sample in scenes.grounding(place, split="train", size=100, label_pad_px=3):
+def test_careless_boxes_grow_and_stay_inside_the_picture(place):
+    steps = []
+    for sample in scenes.grounding(place, split="train", size=300, label_pad_px=3):
         x1, y1, x2, y2 = sample.target.value
-        assert sample.label.value == [max(x1 - 3, 0), max(y1 - 3, 0), min(x2 + 3, 48), min(y2 + 3, 48)]
+        outward = np.subtract(sample.label.value, sample.target.value) * (-1, -1, 1, 1)
+        free = np.array([x1, y1, 48 - x2, 48 - y2])
+        assert ((outward >= 0) & (outward <= free)).all()
+        steps += list(outward[free >= 3])
+    assert set(steps) == {0, 3}
+    assert 0.7 < np.mean(np.array(steps) == 3) < 0.8
 
 
 def test_the_number_is_what_is_written(place):

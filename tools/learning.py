@@ -1,0 +1,74 @@
+"""The table of docs/learning.md: the quickstart, its control and its ceiling on several seeds, one after the other.
+
+    python tools/learning.py --seeds 0 1 2 --out runs/learning
+
+Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+ARMS = {
+    "GRPO": [str(CONFIGS / "quickstart.yaml")],
+    "more cold start": [str(CONFIGS / "quickstart_control.yaml")],
+    "more cold start, exact labels": [str(CONFIGS / "quickstart_control.yaml"), "stages.more.imitate=target"],
+}
+
+
+def run(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
+    """Train once (or go on, or read) and return the summary with the seconds each stage took."""
+    command = [sys.executable, "-m", "mmrl", "train", *arguments, f"run.seed={seed}", "--run-dir", str(folder)]
+    subprocess.run(command, check=True)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    seconds: dict[str, float] = {}
+    for line in (folder / "timings.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        spent = sum(value for name, value in record.items() if name.startswith("time/"))
+        seconds[record["stage"]] = seconds.get(record["stage"], 0.0) + spent
+    return {**summary, "seconds": seconds}
+
+
+def rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
+    """Markdown rows of one run: a line for each task and one for their mean."""
+    last = list(result["seconds"])[-1]
+    head = f"| {arm} | {seed} "
+    lines = [
+        f"{head}| {t['task']} | {t['n']} | {t['before']:.3f} | {t['after']:.3f} | "
+        f"{t['after'] - t['before']:+.3f} [{t['ci'][0]:+.2f}, {t['ci'][1]:+.2f}] | |"
+        for t in result["tasks"]
+    ]
+    before, after = (fmean(t[when] for t in result["tasks"]) for when in ("before", "after"))
+    return [
+        *lines,
+        f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** | {result['seconds'][last]:.0f} |",
+    ]
+
+
+def main() -> None:
+    """Run all arms on all seeds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
+    options = parser.parse_args()
+    table = [
+        "| arm | seed | task | n | before | after | rise [95 %] | s of last stage |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, arguments in ARMS.items():
+        for seed in options.seeds:
+            result = run(arguments, seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
+            table += rows(arm, seed, result)
+    print("\n".join(table))
+
+
+if __name__ == "__main__":
+    main()
