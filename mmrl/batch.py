@@ -105,8 +105,8 @@ def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: 
     """Pack rows into tensors.
 
     Raises:
-        ValueError: siblings of one row differ in their prompt, or rollouts in their law; or image tokens and patches
-            disagree.
+        ValueError: siblings of one row differ in their prompt, or rollouts in their law; grids and patches disagree;
+            or a completion contains an image token.
     """
     prompts = [_one(f"prompt digest of {row[0].rollout.prompt.sample.id}", row) for row in rows_]
     laws = {experience.rollout.law for row in rows_ for experience in row}
@@ -131,6 +131,8 @@ def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: 
             positions[:, b, column:end] = starts[b] + torch.arange(end - column)
             completion.fill(b, slice(column - width_P, end - width_P), experience)
             column = end
+    if (ids[:, width_P:] == image_id).any():
+        raise ValueError(f"a completion contains the image token {image_id}, which stands for no image")
     return Batch(
         ids_BL=ids,
         positions_3BL=positions,

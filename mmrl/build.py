@@ -122,6 +122,8 @@ class World:
             rejects: list[Reject] = []
             parts[name] = tuple(self._usable(_rows(origins, place), store, rejects))
             self._report(name, parts[name], rejects)
+            if origins and not parts[name]:
+                raise UserError(f"data.{name}: there is not one usable sample")
         repeated = {sample.id for sample in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}
         if repeated:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
@@ -163,8 +165,6 @@ class World:
             raise UserError(f"{count}:\n{listed}{more}\nrepair them, or leave them out with data.bad_sample=skip")
         if rejects:
             self.console.warn(f"{count} and are left out:\n{listed}{more}")
-        if name == "train" and not samples:
-            raise UserError("data.train: there is not one usable sample")
 
     def _model(self) -> Loaded:
         options = self.config.model

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from mmrl.types import State, UserError
 
+_FILES = _WEIGHTS, _OPTIMIZER, _RNG, _STATE = "model.safetensors", "optimizer.pt", "rng.pt", "state.json"
 _HASHES = "hashes.json"
+_PARTIAL, _RETIRED = ".partial", ".retired"  # a folder being written; one that is being replaced
 
 
 def save(folder: Path, *, weights: nn.Module, optimizer: Mapping[str, Any], state: State) -> None:
@@ -29,20 +33,20 @@ def save(folder: Path, *, weights: nn.Module, optimizer: Mapping[str, Any], stat
         UserError: the disk is full or not writable.
     """
     with _whole(folder) as aside:
-        save_model(weights, str(aside / "model.safetensors"))
-        torch.save(dict(optimizer), aside / "optimizer.pt")
-        torch.save(torch.get_rng_state(), aside / "rng.pt")
-        (aside / "state.json").write_text(json.dumps(asdict(state)))
-        hashes = {path.name: _sha256(path) for path in sorted(aside.iterdir())}
+        save_model(weights, str(aside / _WEIGHTS))
+        _pickle(dict(optimizer), aside / _OPTIMIZER)
+        _pickle(torch.get_rng_state(), aside / _RNG)
+        (aside / _STATE).write_text(json.dumps(asdict(state)))
+        hashes = {name: _sha256(aside / name) for name in _FILES}
         (aside / _HASHES).write_text(json.dumps(hashes, indent=1))
 
 
 def load(folder: Path, *, weights: nn.Module) -> tuple[State, dict[str, Any]]:
     """Restore weights and RNG in place; returns the State and the optimizer's state."""
     load_weights(folder, weights)
-    torch.set_rng_state(torch.load(folder / "rng.pt", weights_only=True))
-    optimizer: dict[str, Any] = torch.load(folder / "optimizer.pt", weights_only=True)
-    return State(**json.loads((folder / "state.json").read_text())), optimizer
+    torch.set_rng_state(torch.load(folder / _RNG, weights_only=True))
+    optimizer: dict[str, Any] = torch.load(folder / _OPTIMIZER, weights_only=True)
+    return State(**json.loads((folder / _STATE).read_text())), optimizer
 
 
 def save_weights(folder: Path, weights: nn.Module) -> None:
@@ -52,21 +56,32 @@ def save_weights(folder: Path, weights: nn.Module) -> None:
         UserError: the disk is full or not writable.
     """
     with _whole(folder) as aside:
-        save_model(weights, str(aside / "model.safetensors"))
+        save_model(weights, str(aside / _WEIGHTS))
 
 
 def load_weights(folder: Path, weights: nn.Module) -> None:
     """Restore weights in place."""
-    load_model(weights, folder / "model.safetensors")
+    load_model(weights, folder / _WEIGHTS)
 
 
 def latest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; each one that is not is passed over with a warning."""
+    """The newest checkpoint that is whole, if there are any; one that is not is passed over with a warning.
+
+    Raises:
+        UserError: there are checkpoints, and every one is damaged.
+    """
+    _bring_back(checkpoints)
+    damaged = []
     for folder in sorted(_saved(checkpoints), reverse=True):
         damage = _damage(folder)
         if damage is None:
             return folder
-        warn(f"checkpoint {folder} is damaged ({damage}); going back to the one before it")
+        damaged.append(f"checkpoint {folder} is damaged ({damage})")
+        warn(damaged[-1])
+    if damaged:
+        raise UserError(
+            f"{damaged[0]}, and no other is whole; restore one, or delete {checkpoints} to begin the run anew"
+        )
     return None
 
 
@@ -74,7 +89,7 @@ def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest `keep`, and what an interrupted save left behind."""
     for folder in sorted(_saved(checkpoints))[:-keep]:
         shutil.rmtree(folder)
-    for scrap in checkpoints.glob(".*.partial"):
+    for scrap in (*checkpoints.glob(f".*{_PARTIAL}"), *checkpoints.glob(f".*{_RETIRED}")):
         shutil.rmtree(scrap)
 
 
@@ -99,17 +114,19 @@ def export_hf(folder: Path, *parts: Exportable) -> None:
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """A folder to write into that takes the place of `folder` at the end, or leaves no trace."""
-    aside = folder.parent / f".{folder.name}.partial"
+    aside = folder.parent / f".{folder.name}{_PARTIAL}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        yield aside
+        with _as_os_error():
+            yield aside
         for path in aside.rglob("*"):
             _sync(path)
         _sync(aside)
-        retired = folder.parent / f".{folder.name}.retired.partial"
+        retired = folder.parent / f".{folder.name}{_RETIRED}"
         if folder.exists():
+            shutil.rmtree(retired, ignore_errors=True)
             folder.rename(retired)
         aside.rename(folder)
         _sync(folder.parent)
@@ -120,6 +137,35 @@ def _whole(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """What safetensors and torch.save make of a full disk, as the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    except RuntimeError as error:
+        if not isinstance(error.__context__, OSError):
+            raise
+        raise error.__context__ from None
+
+
+def _pickle(content: object, path: Path) -> None:
+    with path.open("wb") as file:  # torch.save, given a path, would not say why it failed
+        torch.save(content, file)
+
+
+def _bring_back(checkpoints: Path) -> None:
+    """Undo a replacement that was killed between its two renames."""
+    for retired in checkpoints.glob(f".*{_RETIRED}"):
+        folder = checkpoints / retired.name[1:].removesuffix(_RETIRED)
+        if not folder.exists():
+            retired.rename(folder)
 
 
 def _cannot_save(folder: Path, error: OSError) -> str:
@@ -137,15 +183,15 @@ def _saved(checkpoints: Path) -> list[Path]:
 
 
 def _damage(folder: Path) -> str | None:
-    hashes = folder / _HASHES
-    if not hashes.is_file():
-        return f"{_HASHES} is missing"
-    for name, expected in json.loads(hashes.read_text()).items():
+    for name in (_HASHES, *_FILES):
         if not (folder / name).is_file():
             return f"{name} is missing"
-        if _sha256(folder / name) != expected:
-            return f"{name} does not match its hash"
-    return None
+    try:
+        hashes = json.loads((folder / _HASHES).read_text())
+    except ValueError:
+        return f"{_HASHES} is not JSON"
+    wrong = [name for name in _FILES if _sha256(folder / name) != hashes.get(name)]
+    return f"{wrong[0]} does not match its hash" if wrong else None
 
 
 def _sha256(path: Path) -> str:

@@ -7,9 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mmrl.types import UserError
+
+
+# By default an infinity would be written as null, and arrive as None.
+_JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 class Option(NamedTuple):
@@ -54,7 +58,7 @@ def settle(who: str, options: Mapping[str, Option], args: Mapping[str, Any]) -> 
 def _checked(who: str, name: str, option: Option, value: object) -> object:
     adapter: TypeAdapter[object] = TypeAdapter(option.hint)
     try:
-        return adapter.validate_json(TypeAdapter(Any).dump_json(value), strict=True)
+        return adapter.validate_json(_JSON.dump_json(value), strict=True)
     except ValidationError as error:
         raise UserError(f"{who}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
 

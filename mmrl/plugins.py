@@ -20,7 +20,7 @@ def resolve(name: str, base: Path) -> object:
         UserError: there is no such module, file or attribute.
     """
     where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
+    if not attribute or not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
         raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
     module = _from_file(base / where, name) if where.endswith(".py") else _from_package(where, name)
     members = vars(module)
@@ -35,7 +35,7 @@ def _from_package(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, and something it imports does not: the user's traceback says where
         raise UserError(f"{name!r}: there is no module {error.name!r}") from error
 

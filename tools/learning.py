@@ -39,7 +39,7 @@ def run(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
 
 def rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
     """Markdown rows of one run: a line for each task and one for their mean."""
-    last = list(result["seconds"])[-1]
+    spent = list(result["seconds"].values())[-1]
     head = f"| {arm} | {seed} "
     lines = [
         f"{head}| {t['task']} | {t['n']} | {t['before']:.3f} | {t['after']:.3f} | "
@@ -49,7 +49,7 @@ def rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
     before, after = (fmean(t[when] for t in result["tasks"]) for when in ("before", "after"))
     return [
         *lines,
-        f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** | {result['seconds'][last]:.0f} |",
+        f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** | {spent:.0f} |",
     ]
 
 

@@ -22,6 +22,7 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Author, Experience
 
 _GAP = "rollout/logp_gap_nats"
+_SKIPPED = "learner/skipped_updates"
 
 
 class Engine(Protocol):
@@ -78,9 +79,10 @@ class GrpoLearner:
         if not active:
             return metrics
         for _ in range(self._plan.epochs):
+            latest = self._epoch(active, tokens, metrics["learner/lr"])
+            latest[_SKIPPED] += metrics.get(_SKIPPED, 0.0)
             # Only before the first update does the gap to the sampler say something about the sampler.
-            gap = {name: value for name, value in metrics.items() if name == _GAP}
-            metrics |= {**self._epoch(active, tokens, metrics["learner/lr"]), **gap}
+            metrics |= latest | {name: value for name, value in metrics.items() if name == _GAP}
         return metrics
 
     def _epoch(self, active: Sequence[Experience], tokens: Counter[Author], lr: float) -> dict[str, float]:
@@ -93,7 +95,7 @@ class GrpoLearner:
                 before = totals.get(name, 0.0)
                 totals[name] = max(before, value) if name.endswith("_max") else before + value
         norm = self._engine.step(lr)
-        return {**totals, "learner/grad_norm": norm, "learner/skipped_updates": float(not math.isfinite(norm))}
+        return {**totals, "learner/grad_norm": norm, _SKIPPED: float(not math.isfinite(norm))}
 
     def _loss(self, batch: Batch, tokens: Counter[Author]) -> tuple[torch.Tensor, dict[str, float]]:
         scores = self._policy.score(batch)
@@ -128,7 +130,7 @@ class GrpoLearner:
         return {
             "learner/entropy_nats": float((entropies_BC * share_BC).sum()),
             "learner/clipped_frac": float((((ratio < low) | (ratio > high)) * share_BC).sum()),
-            "learner/ratio_max": float(ratio.max()),
+            "learner/ratio_max": float((ratio * batch.policy_BC).max()),
             _GAP: float((gap.abs() * share_BC).sum()),
         }
 

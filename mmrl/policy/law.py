@@ -22,18 +22,26 @@ def law_logps(logits: torch.Tensor, law: SamplingLaw) -> torch.Tensor:
 def draw(logps: torch.Tensor, law: SamplingLaw, uniforms: torch.Tensor) -> torch.Tensor:
     """One token per row, int64 [R], from log-probabilities [R, V] and uniform numbers [R] in [0, 1).
 
-    Inverse-CDF sampling over tokens in order of likelihood: a row's token depends on its own number alone, never on
-    how rows are batched. Temperature 0 takes the likeliest.
+    Inverse-CDF sampling: a row's token depends on its own number alone, never on how rows are batched. Temperature 0
+    takes the likeliest token.
     """
     if law.temperature == 0.0:
         return logps.argmax(dim=-1)
-    ordered, order = logps.double().exp().sort(dim=-1, descending=True)
+    mass = logps.double().exp()
+    if not law.top_k and law.top_p == 1.0:
+        return _invert(mass, uniforms)
+    mass, order = mass.sort(dim=-1, descending=True)
     if law.top_k:
-        ordered[..., law.top_k :] = 0.0
-    before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= law.top_p, 0.0)
-    cumulative = ordered.cumsum(dim=-1)
-    threshold = uniforms.double().unsqueeze(-1) * cumulative[..., -1:]
-    last = (ordered > 0.0).sum(dim=-1, keepdim=True) - 1  # rounding may lift a threshold onto the whole mass
-    place = torch.minimum((cumulative <= threshold).sum(dim=-1, keepdim=True), last)
-    return order.gather(-1, place).squeeze(-1)
+        mass[..., law.top_k :] = 0.0
+    before = mass.cumsum(dim=-1) - mass
+    place = _invert(mass.masked_fill(before >= law.top_p, 0.0), uniforms)
+    return order.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def _invert(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The index at which the running sum of `mass` [R, V], not normalised, passes the share `uniforms` [R]."""
+    running = mass.cumsum(dim=-1)
+    threshold = uniforms.double().unsqueeze(-1) * running[..., -1:]
+    # Rounding may lift a threshold onto the whole mass: then it is the last index that has any.
+    last = (running < running[..., -1:]).sum(dim=-1)
+    return torch.minimum((running <= threshold).sum(dim=-1), last)

@@ -95,7 +95,8 @@ class QwenProcessor:
             value = prompt.resizes[0].convert(answer.value, answer.frame, prompt.frame)
             answer = Target(kind=answer.kind, value=value, frame=prompt.frame)
         text = self.grammar.render(answer, prompt.sample.thought)
-        ids = (*self.tokenizer(text, add_special_tokens=False).input_ids, self.tokenizer.eos_token_id)
+        words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        ids = (*words, self.tokenizer.eos_token_id)
         segment = Segment(ids=ids, logps=(0.0,) * len(ids), author=Author.TEACHER)
         return Rollout(
             prompt=prompt,
@@ -117,12 +118,12 @@ class QwenProcessor:
         return feed
 
     def _feed(self, sample: Sample) -> _Feed:
-        if feed := self._cache.get(sample.id):
-            self._cache.move_to_end(sample.id)
-            return feed
-        feed = self._process(sample)
+        feed = self._cache.pop(sample.id, None)
+        if feed is None or feed.prompt.sample is not sample:  # two sets of data may use one id for two samples
+            self._cached_bytes -= feed.pixels_ND.nbytes if feed else 0
+            feed = self._process(sample)
+            self._cached_bytes += feed.pixels_ND.nbytes
         self._cache[sample.id] = feed
-        self._cached_bytes += feed.pixels_ND.nbytes
         while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1].pixels_ND.nbytes
         return feed

@@ -22,6 +22,7 @@ from transformers import (
 
 from mmrl.config.schema import Scratch
 from mmrl.policy.families import FAMILIES
+from mmrl.types import UserError
 
 _SPECIAL = (
     "<|endoftext|>",
@@ -90,7 +91,11 @@ def make_processor(spec: Scratch, tokenizer: Qwen2TokenizerFast, pixels: tuple[i
 
 
 def make_model(spec: Scratch, tokenizer: Qwen2TokenizerFast, seed: int) -> PreTrainedModel:
-    """A freshly initialised float32 model whose embedding holds every token of `tokenizer`."""
+    """A freshly initialised float32 model whose embedding holds every token of `tokenizer`.
+
+    Raises:
+        UserError: qwen2_vl cannot have a vision tower of these sizes.
+    """
     model_class = FAMILIES[spec.family].model_class
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL}
     config = model_class.config_class(
@@ -147,8 +152,12 @@ def _vision_config(spec: Scratch) -> dict[str, object]:
         "temporal_patch_size": 2,
     }
     if spec.family == "qwen2_vl":
-        mlp_ratio = max(1, vision.mlp // vision.width)
-        return shared | {"embed_dim": vision.width, "hidden_size": spec.language.width, "mlp_ratio": mlp_ratio}
+        if vision.mlp % vision.width:
+            raise UserError(
+                f"model.scratch.vision: in qwen2_vl, mlp {vision.mlp} must be a multiple of width {vision.width}"
+            )
+        sizes = {"embed_dim": vision.width, "hidden_size": spec.language.width}
+        return shared | sizes | {"mlp_ratio": vision.mlp // vision.width}
     shared |= {
         "hidden_size": vision.width,
         "intermediate_size": vision.mlp,

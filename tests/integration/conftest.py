@@ -1,0 +1,31 @@
+"""One uninterrupted run for all, and the `mmrl` command inside the test process, where torch is already loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import Command, Done, experiment, mmrl, write
+
+from mmrl.cli import main
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process: the same code as `python -m mmrl`, without seconds of imports."""
+
+    def run(*arguments: object) -> Done:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Done(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = mmrl("train", write(experiment(folder / "run"), folder / "tiny.yaml"))
+    assert done.code == 0, done.errors
+    return folder / "run"

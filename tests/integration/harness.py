@@ -1,0 +1,96 @@
+"""What the end-to-end tests share: a whole experiment of seconds, and ways to run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TINY = {
+    "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
+    "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
+}
+"""A real Qwen-VL class of some 30,000 parameters."""
+
+
+class Done(NamedTuple):
+    """How a command ended. `output` is standard output, `errors` standard error."""
+
+    code: int
+    output: str
+    errors: str
+
+
+Command = Callable[..., Done]
+
+
+def counting(split: str, size: int, **options: object) -> dict[str, Any]:
+    """An origin of counting questions."""
+    return {"fn": "mmrl_datasets.scenes:counting", "args": {"split": split, "size": size, "image_px": 32, **options}}
+
+
+def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
+    """A config as a mapping: imitation until a gate, then GRPO with KL and two epochs. `sections` replace sections."""
+    config: dict[str, Any] = {
+        "run": {"name": "tiny", "dir": str(run_dir), "threads": 1, "keep_rollouts_every": 2},
+        "model": {"scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
+        "data": {
+            "train": [counting("train", 12, label_miss=0.2)],
+            "validation": [counting("validation", 8)],
+            "test": [counting("test", 6)],
+        },
+        "answer": {"instruct": False},
+        "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}]},
+        "evaluation": {"max_new_tokens": 6, "batch_size": 8},
+        "checkpoints": {"every": 3, "keep": 2},
+        "stages": [imitation(until={"reward": 0.2, "every": 4}), reinforcement()],
+    }
+    return {**config, **sections}
+
+
+def imitation(**options: object) -> dict[str, Any]:
+    """A cold start of at most 24 steps."""
+    return {"name": "cold", "kind": "sft", "steps": 24, "batch_size": 6, "optimizer": {"lr": 1e-2}, **options}
+
+
+def reinforcement(**options: object) -> dict[str, Any]:
+    """Eight steps of GRPO that visibly move the weights."""
+    stage: dict[str, Any] = {"name": "rl", "kind": "rl", "steps": 8, "prompts_per_step": 4, "group_size": 4, "epochs": 2}
+    stage |= {"sampling": {"max_new_tokens": 6}, "loss": {"kl_coef": 0.05}, "optimizer": {"lr": 3e-3}}
+    return {**stage, **options}
+
+
+def write(config: Mapping[str, Any], path: Path) -> Path:
+    """The config as a file; JSON is YAML."""
+    path.write_text(json.dumps(config, indent=1))
+    return path
+
+
+def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = None) -> Done:
+    """`python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them."""
+    program = [Path(__file__).with_name("sabotage.py"), *strike] if strike else ["-m", "mmrl"]
+    done = subprocess.run(
+        [sys.executable, *map(str, program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def contents(run_dir: Path) -> dict[str, bytes]:
+    """What a seed decides of a finished run: weights, metrics, summary and rollouts, by path."""
+    files = [run_dir / "model" / "model.safetensors", run_dir / "metrics.jsonl", run_dir / "summary.json"]
+    files += sorted((run_dir / "rollouts").iterdir())
+    return {str(file.relative_to(run_dir)): file.read_bytes() for file in files}
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
