@@ -71,6 +71,8 @@ class World:
         self._check_lessons()
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
+        if not self.policy.trainable:
+            raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
         self.processor = QwenProcessor(
             loaded.processor,
             loaded.family,
@@ -95,8 +97,6 @@ class World:
 
     def engine(self, stage: Sft | Rl) -> TorchEngine:
         """A fresh optimizer for a stage."""
-        if not self.policy.trainable:
-            raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
         return TorchEngine(self.policy.trainable, stage.optimizer)
 
     def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:

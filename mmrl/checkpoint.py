@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from mmrl.policy.quiet import without_bars
 from mmrl.types import State, UserError
 
 _FILES = _WEIGHTS, _OPTIMIZER, _RNG, _STATE = "model.safetensors", "optimizer.pt", "rng.pt", "state.json"
@@ -106,7 +107,7 @@ def export_hf(folder: Path, *parts: Exportable) -> None:
     Raises:
         UserError: the disk is full or not writable.
     """
-    with _whole(folder) as aside:
+    with _whole(folder) as aside, without_bars():
         for part in parts:
             part.save_pretrained(aside)
 
@@ -131,11 +132,11 @@ def _whole(folder: Path) -> Iterator[Path]:
         aside.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(retired, ignore_errors=True)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(_cannot_save(folder, error)) from error
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        _bring_back(folder.parent)
+        if isinstance(error, OSError):
+            raise UserError(_cannot_save(folder, error)) from error
         raise
 
 

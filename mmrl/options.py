@@ -11,7 +11,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mmrl.types import UserError
 
-
 # By default an infinity would be written as null, and arrive as None.
 _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 

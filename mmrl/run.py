@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -200,16 +200,16 @@ class _Run:
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:
-        if stage.until is None:
+        if stage.validation is None:
             return OpenGate()
-        until = stage.until
         return HeldOutGate(
-            partial(self._rewards, self._world.samples.validation),
-            self._teller.record,
-            reward=until.reward,
-            each_task=until.each_task,
-            every=until.every,
+            partial(self._rewards, self._world.samples.validation), self._note_validation, stage.validation
         )
+
+    def _note_validation(self, state: State, metrics: Mapping[str, float]) -> None:
+        self._teller.record(state, metrics)
+        rewards = "  ".join(f"{name.removeprefix('validation/')} {value:.3f}" for name, value in metrics.items())
+        self._console.say(f"validation after {state.step} steps: {rewards}")
 
     def _reference(self, stage: Sft | Rl) -> Policy | None:
         """The weights this stage began with, kept on disk so that a resumed stage has the same."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from mmrl.config.schema import Validation
 from mmrl.evaluate import Mean, mean, rise
 from mmrl.types import Interrupted, State
 
@@ -37,30 +38,26 @@ def compare(before: Rewards, after: Rewards) -> list[TaskRow]:
 
 
 class HeldOutGate:
-    """Ends a stage once validation reward is high enough; looks every so many steps."""
+    """Looks at held-out reward every so many steps, and ends the stage once it is high enough, if a goal is set."""
 
     def __init__(
         self,
         look: Callable[[], Rewards],
         note: Callable[[State, Mapping[str, float]], None],
-        *,
-        reward: float,
-        each_task: float | None,
-        every: int,
+        options: Validation,
     ) -> None:
-        self._look, self._note = look, note
-        self._reward, self._each_task, self._every = reward, each_task, every
+        self._look, self._note, self._options = look, note, options
 
     def passed(self, state: State) -> bool:
         """Look when a look is due; True ends the stage."""
-        if state.step % self._every:
+        if state.step % self._options.every:
             return False
         means = {task: fmean(rewards.values()) for task, rewards in self._look().items()}
         overall = fmean(means.values())
         named = {f"validation/{task}": value for task, value in means.items()}
         self._note(state, {**named, "validation/mean": overall})
-        weakest_ok = self._each_task is None or min(means.values()) >= self._each_task
-        return overall >= self._reward and weakest_ok
+        goal, goal_each = self._options.until, self._options.until_each
+        return goal is not None and overall >= goal and (goal_each is None or min(means.values()) >= goal_each)
 
 
 class OpenGate:

@@ -149,11 +149,12 @@ def _optimizer(stage: Stage) -> str:
 
 def _end(stage: Stage) -> str:
     most = f"after {_plural(stage.steps, 'step')}"
-    if stage.until is None:
+    looks = stage.validation
+    if looks is None or looks.until is None:
         return most
-    each = f" and every task's reaches {stage.until.each_task:g}" if stage.until.each_task is not None else ""
-    looks = f"looked at every {_plural(stage.until.every, 'step')}"
-    return f"once the held-out reward reaches {stage.until.reward:g}{each} ({looks}), at the latest {most}"
+    each = f" and every task's reaches {looks.until_each:g}" if looks.until_each is not None else ""
+    often = f"looked at every {_plural(looks.every, 'step')}"
+    return f"once the held-out reward reaches {looks.until:g}{each} ({often}), at the latest {most}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -141,7 +141,7 @@ class Data(Strict):
     train: Annotated[tuple[Origin, ...], Field(min_length=1)]
     """Sources of training samples, mixed in a seeded order."""
     validation: tuple[Origin, ...] = ()
-    """Sources that `until` and periodic evaluation look at; never trained on."""
+    """Sources that a stage's `validation` looks at; never trained on."""
     test: tuple[Origin, ...] = ()
     """Sources of the before/after table; looked at for nothing else."""
     bad_sample: Literal["stop", "skip"] = "stop"
@@ -215,15 +215,21 @@ class Optimizer(Strict):
     """Global gradient norm above which gradients are scaled down."""
 
 
-class Until(Strict):
-    """Stop a stage once the held-out reward is good enough, rather than after a number of steps."""
+class Validation(Strict):
+    """Looks at the validation sources during a stage; a stage may end by what they show rather than by its steps."""
 
-    reward: float
-    """Mean greedy reward on the validation sources, averaged over tasks, that ends the stage."""
-    each_task: float | None = None
-    """Every task must also reach this reward, when set."""
     every: Positive = 50
     """Steps between looks."""
+    until: float | None = None
+    """Mean reward, averaged over tasks, that ends the stage."""
+    until_each: float | None = None
+    """What every task's reward must also reach to end it, when set."""
+
+    @model_validator(mode="after")
+    def _each_adds_to_a_goal(self) -> Validation:
+        if self.until_each is not None and self.until is None:
+            raise ValueError("`until_each` adds a condition to `until`: set that too")
+        return self
 
 
 class Stage(Strict):
@@ -237,8 +243,8 @@ class Stage(Strict):
     """A stage starts with a fresh optimizer."""
     micro_batch: Positive = 8
     """Sequences (sft) or groups (rl) per forward pass; the gradient does not depend on it."""
-    until: Until | None = None
-    """Early end by held-out reward; needs `data.validation`."""
+    validation: Validation | None = None
+    """Looks at held-out reward, and an early end by it; needs `data.validation`."""
 
 
 class Sft(Stage):
@@ -369,7 +375,7 @@ class Config(Strict):
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must be unique, got {', '.join(names)}")
-        gated = [stage.name for stage in stages if stage.until]
-        if gated and "data" in info.data and not info.data["data"].validation:
-            raise ValueError(f"stage {gated[0]!r} has `until`, which needs `data.validation`")
+        looking = [stage.name for stage in stages if stage.validation]
+        if looking and "data" in info.data and not info.data["data"].validation:
+            raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
         return stages

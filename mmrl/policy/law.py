@@ -23,7 +23,7 @@ def draw(logps: torch.Tensor, law: SamplingLaw, uniforms: torch.Tensor) -> torch
     """One token per row, int64 [R], from log-probabilities [R, V] and uniform numbers [R] in [0, 1).
 
     Inverse-CDF sampling: a row's token depends on its own number alone, never on how rows are batched. Temperature 0
-    takes the likeliest token.
+    takes the likeliest token. Top-p is a share of the mass that top-k leaves, as in transformers and vLLM.
     """
     if law.temperature == 0.0:
         return logps.argmax(dim=-1)
@@ -33,8 +33,8 @@ def draw(logps: torch.Tensor, law: SamplingLaw, uniforms: torch.Tensor) -> torch
     mass, order = mass.sort(dim=-1, descending=True)
     if law.top_k:
         mass[..., law.top_k :] = 0.0
-    before = mass.cumsum(dim=-1) - mass
-    place = _invert(mass.masked_fill(before >= law.top_p, 0.0), uniforms)
+    running = mass.cumsum(dim=-1)
+    place = _invert(mass.masked_fill(running - mass >= law.top_p * running[..., -1:], 0.0), uniforms)
     return order.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 

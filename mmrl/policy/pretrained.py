@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMi
 
 from mmrl.config.schema import Model
 from mmrl.policy.families import FAMILIES, Family
+from mmrl.policy.quiet import without_bars
 from mmrl.types import UserError
 
 
@@ -34,12 +35,13 @@ def load_pretrained(options: Model) -> Loaded:
         if model_type not in FAMILIES:
             raise UserError(f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
         family = FAMILIES[model_type]
-        model, found = family.model_class.from_pretrained(
-            path,
-            dtype=getattr(torch, options.dtype),
-            attn_implementation=options.attention,
-            output_loading_info=True,
-        )
+        with without_bars():
+            model, found = family.model_class.from_pretrained(
+                path,
+                dtype=getattr(torch, options.dtype),
+                attn_implementation=options.attention,
+                output_loading_info=True,
+            )
         processor = AutoProcessor.from_pretrained(path)
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -66,6 +66,7 @@ class QwenProcessor:
         self._instruct = instruct
         self._max_prompt_tokens = max_prompt_tokens
         self._image_id: int = hf.image_token_id
+        self._special = [str(token) for token in hf.tokenizer.added_tokens_decoder.values() if token.special]
         self._cache: OrderedDict[str, _Feed] = OrderedDict()
         self._cached_bytes = 0
 
@@ -73,7 +74,8 @@ class QwenProcessor:
         """The sample as the model reads it.
 
         Raises:
-            UserError: a picture cannot be used, or the prompt is longer than `model.max_prompt_tokens`.
+            UserError: a picture cannot be used, the text contains a special token (a placeholder, say), or the prompt
+                is longer than `model.max_prompt_tokens`.
         """
         return self._feed(sample).prompt
 
@@ -129,6 +131,9 @@ class QwenProcessor:
         return feed
 
     def _process(self, sample: Sample) -> _Feed:
+        words = " ".join(part for part in sample.parts if isinstance(part, str))
+        if forged := [token for token in self._special if token in words]:
+            raise UserError(f"sample {sample.id}: its text contains the special token {forged[0]!r}; take it out")
         pictures = [self._store.open(ref) for ref in sample.images]
         encoded = self.hf(text=[self.question(sample)], images=pictures or None, return_tensors="pt")
         ids = tuple(encoded["input_ids"][0].tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +45,12 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
             "test": [counting("test", 6)],
         },
         "answer": {"instruct": False},
-        "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}]},
+        "rewards": {
+            "terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}, {"fn": "mmrl_rewards.format:tags"}]
+        },
         "evaluation": {"max_new_tokens": 6, "batch_size": 8},
         "checkpoints": {"every": 3, "keep": 2},
-        "stages": [imitation(until={"reward": 0.2, "every": 4}), reinforcement()],
+        "stages": [imitation(validation={"every": 4, "until": 0.8}), reinforcement()],
     }
     return {**config, **sections}
 
@@ -59,9 +62,9 @@ def imitation(**options: object) -> dict[str, Any]:
 
 def reinforcement(**options: object) -> dict[str, Any]:
     """Eight steps of GRPO that visibly move the weights."""
-    stage: dict[str, Any] = {"name": "rl", "kind": "rl", "steps": 8, "prompts_per_step": 4, "group_size": 4, "epochs": 2}
-    stage |= {"sampling": {"max_new_tokens": 6}, "loss": {"kl_coef": 0.05}, "optimizer": {"lr": 3e-3}}
-    return {**stage, **options}
+    sizes = {"steps": 8, "prompts_per_step": 4, "group_size": 4, "epochs": 2}
+    means = {"sampling": {"max_new_tokens": 6}, "loss": {"kl_coef": 0.05}, "optimizer": {"lr": 3e-3}}
+    return {"name": "rl", "kind": "rl", **sizes, **means, **options}
 
 
 def write(config: Mapping[str, Any], path: Path) -> Path:
@@ -76,6 +79,7 @@ def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = N
     done = subprocess.run(
         [sys.executable, *map(str, program), *map(str, arguments)],
         capture_output=True,
+        check=False,
         text=True,
         timeout=120,
         cwd=cwd,
@@ -85,10 +89,11 @@ def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = N
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """What a seed decides of a finished run: weights, metrics, summary and rollouts, by path."""
+    """What a seed decides of a finished run: weights, metrics, summary and rollouts, by name."""
     files = [run_dir / "model" / "model.safetensors", run_dir / "metrics.jsonl", run_dir / "summary.json"]
-    files += sorted((run_dir / "rollouts").iterdir())
-    return {str(file.relative_to(run_dir)): file.read_bytes() for file in files}
+    rollouts = sorted((run_dir / "rollouts").iterdir())
+    placeless = {file.name: re.sub(rb'"/[^"]*/data/', b'"data/', file.read_bytes()) for file in rollouts}
+    return {file.name: file.read_bytes() for file in files} | placeless
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

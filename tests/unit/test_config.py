@@ -212,7 +212,7 @@ def test_explain_follows_the_options(tmp_path):
     overrides = [
         "stages.rl.advantage={scale: none}",
         "stages.rl.sampling.top_k=5",
-        "stages.rl.until={reward: 0.7, each_task: 0.2}",
+        "stages.rl.validation={until: 0.7, until_each: 0.2}",
         "data.validation=[{fn: a:b}]",
         "stages.cold.optimizer={decay: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
         "rewards.terms.0.tasks=[count]",

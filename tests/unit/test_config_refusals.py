@@ -19,7 +19,7 @@ WRONG = {
 }
 
 
-NULLABLE = {"stages.0.until.each_task", "stages.1.until.each_task"}
+NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
 
 
 @pytest.mark.parametrize("turn", range(6))
@@ -73,8 +73,8 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.kind=3", "stages.1.kind: must be 'sft' or 'rl', got 3"),
         ("stages.rl.name=cold", "stages: stage names must be unique, got cold, cold"),
         ("stages.rl.name=a/b", "stages.1.name: must serve as a file name"),
-        ("stages.rl.until={reward: 0.5}", "stages: stage 'rl' has `until`, which needs `data.validation`"),
-        ("stages.rl.until={}", "stages.1.until.reward: missing; mean greedy reward"),
+        ("stages.rl.validation={until: 0.5}", "stages: stage 'rl' has `validation`, which needs `data.validation`"),
+        ("stages.rl.validation={until_each: 0.5}", "stages.1.validation: `until_each` adds a condition to `until`"),
         ("stages.rl={}", "stages.1.kind: missing; write one of 'sft' or 'rl'"),
         ("stages.rl=3", "stages.1: must be a mapping, got 3"),
         ("stages=[]", "stages: needs at least one entry"),

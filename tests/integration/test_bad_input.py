@@ -1,0 +1,241 @@
+"""What a user gets wrong: one clear message that names the thing, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Command, Done, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from PIL import Image
+from transformers import BertConfig
+
+Config = dict[str, Any]
+
+REWARDS = """
+from mmrl_rewards.contract import reward
+
+@reward(name="raises")
+def raises(response, sample) -> float:
+    return 1 / 0
+
+@reward(name="nan")
+def nan(response, sample) -> float:
+    return float("nan")
+"""
+
+
+def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
+    """An origin of counting questions in a JSON Lines file; each row gets a picture unless it has one."""
+    for number, row in enumerate(rows):
+        if "picture" not in row:
+            row["picture"] = f"{number}.png"
+            Image.new("RGB", (32, 32), (8 * number, 99, 99)).save(folder / row["picture"])
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
+    return {
+        "fn": "mmrl_datasets.jsonl:rows",
+        "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
+    }
+
+
+def rows(count: int) -> list[Config]:
+    return [{"id": f"r{number}", "question": "How many?", "count": number % 3} for number in range(count)]
+
+
+def term(fn: str, **options: object) -> Config:
+    return {"terms": [{"fn": fn, **options}]}
+
+
+def missing_model(folder: Path) -> Config:
+    return {"model": {"path": str(folder / "no-such-model")}}
+
+
+def other_model(folder: Path) -> Config:
+    BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(folder / "bert")
+    return {"model": {"path": str(folder / "bert")}}
+
+
+def wrong_column(folder: Path) -> Config:
+    return {"data": {"train": [jsonl(folder, rows(4), answer="cuont")]}}
+
+
+def unknown_key(_: Path) -> Config:
+    return {"stages": [reinforcement(grup_size=4)]}
+
+
+def lone_rollout(_: Path) -> Config:
+    return {"stages": [reinforcement(group_size=1)]}
+
+
+def no_samples(folder: Path) -> Config:
+    return {"data": {"train": [jsonl(folder, [])]}}
+
+
+def lost_picture(folder: Path) -> Config:
+    return {"data": {"train": [jsonl(folder, [*rows(3), {**rows(1)[0], "id": "lost", "picture": "lost.png"}])]}}
+
+
+def corrupt_picture(folder: Path) -> Config:
+    origin = jsonl(folder, rows(4))
+    whole = (folder / "2.png").read_bytes()
+    (folder / "2.png").write_bytes(whole[: len(whole) // 2])
+    return {"data": {"train": [origin]}}
+
+
+def unknown_reward(_: Path) -> Config:
+    return {"rewards": term("mmrl_rewards.number:exakt")}
+
+
+def unknown_reward_module(_: Path) -> Config:
+    return {"rewards": term("mmrl_rewards.numbers:exact")}
+
+
+def unknown_reward_option(_: Path) -> Config:
+    return {"rewards": term("mmrl_rewards.number:exact", args={"tolerence": 1})}
+
+
+def unknown_data_option(_: Path) -> Config:
+    return {"data": {"train": [counting("train", 4, colors=["red", "blue"])]}}
+
+
+def no_reward_for_the_task(_: Path) -> Config:
+    return {"rewards": term("mmrl_rewards.number:exact", tasks=["ground"])}
+
+
+def no_label(folder: Path) -> Config:
+    return {"data": {"train": [jsonl(folder, rows(4))]}, "stages": [imitation()]}
+
+
+def raising_reward(folder: Path) -> Config:
+    (folder / "mine.py").write_text(REWARDS)
+    return {"rewards": term("./mine.py:raises")}
+
+
+def nan_reward(folder: Path) -> Config:
+    (folder / "mine.py").write_text(REWARDS)
+    return {"rewards": term("./mine.py:nan")}
+
+
+def same_id_twice(folder: Path) -> Config:
+    return {"data": {"train": [jsonl(folder, rows(3))] * 2}}
+
+
+def overlap(_: Path) -> Config:
+    same = counting("train", 4)
+    return {"data": {"train": [same], "test": [same]}}
+
+
+def all_frozen(_: Path) -> Config:
+    return {"model": {**experiment(Path())["model"], "freeze": ["vision", "projector", "language"]}}
+
+
+MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
+    (missing_model, ["model.path", "no-such-model"]),
+    (other_model, ["model.path", "'bert'", "qwen2_5_vl"]),
+    (wrong_column, ["rows.jsonl:1", "no column 'cuont'", "did you mean 'count'"]),
+    (unknown_key, ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"]),
+    (lone_rollout, ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"]),
+    (no_samples, ["data.train", "not one usable sample"]),
+    (lost_picture, ["1 of 4 samples", "lost.png", "data.bad_sample=skip"]),
+    (corrupt_picture, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.bad_sample=skip"]),
+    (unknown_reward, ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
+    (unknown_reward_module, ["no module 'mmrl_rewards.numbers'"]),
+    (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
+    (unknown_data_option, ["mmrl_datasets.scenes:counting", "'colors'", "did you mean 'colours'"]),
+    (no_reward_for_the_task, ["no reward term applies", "task 'count'"]),
+    (no_label, ["count/train/r0", "no label", "imitate: target"]),
+    (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),
+    (same_id_twice, ["two samples have the id 'count/train/r0'"]),
+    (overlap, ["count/train/000000", "training and the held-out data"]),
+    (all_frozen, ["model.freeze", "leave at least one to train"]),
+]
+
+
+@pytest.mark.parametrize(("mistake", "named"), MISTAKES, ids=[mistake.__name__ for mistake, _ in MISTAKES])
+def test_a_mistake_is_refused_by_name_and_leaves_nothing(
+    tmp_path: Path, here: Command, mistake: Callable[[Path], Config], named: list[str]
+) -> None:
+    sections = {"stages": [reinforcement()], **mistake(tmp_path)}
+    done = here("train", write(experiment(tmp_path / "run", **sections), tmp_path / "bad.yaml"))
+    assert_refused(done, *named)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_that_raises_stops_the_start_with_its_traceback(tmp_path: Path, here: Command) -> None:
+    config = write(experiment(tmp_path / "run", **raising_reward(tmp_path)), tmp_path / "bad.yaml")
+    with pytest.raises(ZeroDivisionError) as raised:  # a bug in the user's code: the traceback shows the line
+        here("train", config)
+    assert raised.value.__notes__ == ["in reward 'raises' on sample 'count/train/000000'"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -> None:
+    config = experiment(tmp_path / "run")
+    config["model"]["max_prompt_tokens"] = 10
+    done = here("train", write(config, tmp_path / "bad.yaml"))
+    assert_refused(done, "sample count/train/0000", "tokens, more than model.max_prompt_tokens 10")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not metrics(tmp_path / "run")
+
+
+def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
+    data = {**corrupt_picture(tmp_path)["data"], "bad_sample": "skip"}
+    config = experiment(tmp_path / "run", data=data, stages=[imitation(steps=1, imitate="target")])
+    done = here("train", write(config, tmp_path / "skip.yaml"))
+    assert done.code == 0
+    assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = here("train", write(experiment(tmp_path / "file" / "run"), tmp_path / "bad.yaml"))
+    assert_refused(done, str(tmp_path / "file"), "cannot be written")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    done = here("train", write(experiment(tmp_path / "run"), tmp_path / "bad.yaml"))
+    assert_refused(done, "thesis.tex", "no run of mmrl")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so many bytes
+    "the second checkpoint's weights": ("mmrl.checkpoint:save", 2, 60_000, "checkpoints/00-000006"),
+    "the second checkpoint's optimizer": ("mmrl.checkpoint:save", 2, 160_000, "checkpoints/00-000006"),
+    "the export": ("mmrl.checkpoint:export_hf", 1, 60_000, "model"),
+}
+
+
+@pytest.mark.parametrize("moment", FULL_DISKS)
+def test_a_disk_that_fills_up_costs_nothing_but_time(tmp_path: Path, whole: Path, here: Command, moment: str) -> None:
+    *strike, unsaved = FULL_DISKS[moment]
+    config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
+    done = mmrl("train", config, strike=strike)
+    assert_refused(done, f"cannot save {tmp_path}/run/{unsaved}", "earlier checkpoints are intact", "free some space")
+    assert not (tmp_path / "run" / unsaved).exists()
+    assert not list(tmp_path.rglob("*.partial"))
+    again = here("train", config)  # the limit is gone
+    assert again.code == 0
+    assert "damaged" not in again.output
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_mistake_in_a_begun_run_leaves_it_unchanged(tmp_path: Path, whole: Path, here: Command) -> None:
+    run_dir = Path(shutil.copytree(whole, tmp_path / "run"))
+    done = here("train", write(experiment(run_dir, **lone_rollout(tmp_path)), tmp_path / "bad.yaml"))
+    assert done.code == 2
+    assert contents(run_dir) == contents(whole)
+
+
+def assert_refused(done: Done, *named: str) -> None:
+    assert done.code == 2, done
+    for word in named:
+        assert word in done.errors
+    assert all(line.startswith("mmrl: error: ") for line in done.errors.splitlines())
+    assert len(done.errors) < 1000

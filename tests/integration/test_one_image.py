@@ -1,0 +1,155 @@
+"""One picture's way through the house, from a line of YAML to a gradient in the vision tower.
+
+Read it from top to bottom: it is the documentation of what happens to a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from harness import TINY
+from PIL import Image
+from transformers import Qwen2VLImageProcessor
+
+from mmrl.build import World
+from mmrl.config import load
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.types import Author, Experience, Frame, Kind, SamplingLaw, Size
+
+PATCH, MERGE = 8, 2
+YAML = f"""\
+run: {{name: one-image, threads: 1}}
+model:
+  scratch: {TINY}
+  dtype: float32
+  device: cpu
+  min_pixels: 2304
+  max_pixels: 2304
+  freeze: FROZEN
+data:
+  train:
+    - fn: mmrl_datasets.scenes:grounding
+      args: {{split: train, size: 1, image_px: 64}}
+rewards:
+  terms: [{{fn: "mmrl_rewards.box:iou"}}]
+stages:
+  - name: rl
+    kind: rl
+    steps: 1
+    prompts_per_step: 1
+    group_size: 2
+    sampling: {{max_new_tokens: 12}}
+"""
+
+
+def build(folder: Path, *, frozen: str = "[]") -> World:
+    """What `mmrl train` builds before its first step."""
+    file = folder / "one-image.yaml"
+    file.write_text(YAML.replace("FROZEN", frozen))
+    loaded = load(file)
+    return World(loaded.config, folder, RunDir(folder / "run"), Console())
+
+
+def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
+    world = build(tmp_path)
+
+    # A dataset turned two lines of YAML into a sample: a picture by reference, a question, the exact answer.
+    (sample,) = world.samples.train
+    picture, question = sample.parts
+    assert sample.images == (picture,)
+    assert question.startswith(("Find the ", "Locate the "))
+    assert (sample.target.kind, sample.target.frame) == (Kind.BOX, Frame.PX_ORIGINAL)
+    with Image.open(picture.path) as image:
+        original = Size(*image.size)
+    assert original == (64, 64)
+
+    # Ask. The picture is resized to model.max_pixels and cut into patches; four of them share a token.
+    prompt = world.processor.ask(sample)
+    ((_, rows, columns),) = prompt.grids
+    assert (rows, columns) == (48 // PATCH, 48 // PATCH)
+    assert prompt.ids.count(world.policy.image_id) == rows * columns // MERGE**2
+    assert prompt.resizes[0].original == original
+    assert prompt.resizes[0].resized == (48, 48)
+
+    # The pixels the model reads are the file's own: transformers, asked separately, makes the same of it.
+    pixels_ND = world.processor.pixels(prompt)
+    assert torch.equal(pixels_ND, independently_processed(picture.path))
+
+    # Answer. The model reads those pixels and writes two responses; no vision token is among them.
+    law = SamplingLaw(banned=world.banned, max_new_tokens=12)
+    rollouts = world.evaluator().sampler.generate([prompt], 2, law, step=0)
+    for rollout in rollouts[0]:
+        assert rollout.segments[0].author is Author.POLICY
+        assert world.policy.image_id not in rollout.segments[0].ids
+        assert all(logp < 0.0 for logp in rollout.segments[0].logps)
+
+    # Judge. Each response is scored; one that is no box scores 0 and says why, and the exact box scores 1. A teacher
+    # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
+    (group,) = world.judge.judge(rollouts)
+    assert all(0.0 <= total <= 1.0 for total in group.totals)
+    assert all(score.terms["iou"].reason for score in group.scores)
+    perfect = world.processor.demonstrate(prompt, sample.target)
+    assert perfect.answer.value == pytest.approx([side * 48 / 64 for side in sample.target.value])
+    assert world.judge.score(perfect).total == pytest.approx(1.0)
+
+    # Learn. One response did better than its sibling, let us say; the gradient runs back through the language model
+    # and the projector to the first layer that sees pixels, and one step moves it.
+    better, worse = rollouts[0]
+    experiences = [Experience(rollout=better, advantage=1.0), Experience(rollout=worse, advantage=-1.0)]
+    before = patch_embedding(world).detach().clone()
+    metrics, gradients = learn(world, experiences)
+    assert gradients[patch_embedding_name(world)].norm() > 0.0
+    assert all(gradient.norm() > 0.0 for name, gradient in gradients.items() if "merger" in name and "weight" in name)
+    assert math.isfinite(metrics["learner/grad_norm"])
+    assert not torch.equal(patch_embedding(world), before)
+
+
+def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> None:
+    world = build(tmp_path, frozen="[vision, projector]")
+    prompt = world.processor.ask(world.samples.train[0])
+    lesson = world.processor.demonstrate(prompt, prompt.sample.target)
+    before = patch_embedding(world).detach().clone()
+    _, gradients = learn(world, [Experience(rollout=lesson, advantage=0.0)])
+    assert gradients
+    assert not [name for name in gradients if "visual" in name]
+    assert torch.equal(patch_embedding(world), before)
+
+
+def independently_processed(path: str) -> torch.Tensor:
+    """Patches of a picture file by transformers alone, [N, D]."""
+    processor = Qwen2VLImageProcessor(
+        patch_size=PATCH,
+        merge_size=MERGE,
+        temporal_patch_size=2,
+        size={"shortest_edge": 2304, "longest_edge": 2304},
+    )
+    with Image.open(path) as image:
+        return processor(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"]
+
+
+def learn(world: World, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """One real update; returns its metrics, and the gradient of each parameter that got one, by name."""
+    gradients: dict[str, torch.Tensor] = {}
+    for name, parameter in world.policy.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda leaf, name=name: gradients.update({name: leaf.grad.detach().clone()})
+            )
+    (stage,) = world.config.stages
+    learner = world.learner(stage, world.engine(stage), None)
+    return dict(learner.learn(experiences, step=0)), gradients
+
+
+def patch_embedding_name(world: World) -> str:
+    """The vision tower's first layer, a convolution over patches."""
+    (name,) = [name for name, _ in world.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
+    return name
+
+
+def patch_embedding(world: World) -> torch.nn.Parameter:
+    """Its weight."""
+    return world.policy.model.get_parameter(patch_embedding_name(world))

@@ -1,0 +1,91 @@
+"""The first command of a newcomer, shortened; and every config there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import Done, metrics, mmrl
+
+from mmrl.config import Loaded, load
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
+from mmrl_rewards.contract import bind
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TASKS = ["count", "ground", "read"]
+SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "deepspeed" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    """`mmrl train configs/quickstart.yaml --steps 2`: how it ended, and its run directory."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    done = mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, cwd=folder)
+    return done, folder / "runs" / "quickstart"
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_the_table(quickstart: tuple[Done, Path]) -> None:
+    done, run_dir = quickstart
+    assert done.code == 0, done.errors
+    assert not done.errors
+    assert "cold 2/2" in done.output
+    assert "rl 2/2" in done.output
+    table = done.output.partition("Held-out reward before stage rl and at the end")[2]
+    assert [task for task in TASKS if f"\n  {task} " in table] == TASKS
+    assert f"Model: {run_dir.relative_to(run_dir.parents[1])}/model" in done.output
+
+
+@pytest.mark.slow
+def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> None:
+    _, run_dir = quickstart
+    assert {path.name for path in run_dir.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "data",
+        "manifest.json",
+        "metrics.jsonl",
+        "model",
+        "rollouts",
+        "summary.json",
+        "timings.jsonl",
+    }
+    config = load(run_dir / "config.yaml").config
+    assert config.run.name == "quickstart"
+    steps = [(record["stage"], record["step"]) for record in metrics(run_dir) if "learner/lr" in record]
+    assert steps == [("cold", 1), ("cold", 2), ("rl", 1), ("rl", 2)]
+    rollouts = config.stages[1].prompts_per_step * config.stages[1].group_size
+    assert len((run_dir / "rollouts" / "rl-000001.jsonl").read_text().splitlines()) == rollouts
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    assert set(manifest["data"]) == {"train", "validation", "test"}
+
+
+@pytest.mark.slow
+def test_the_summary_says_what_the_table_says(quickstart: tuple[Done, Path]) -> None:
+    done, run_dir = quickstart
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert [task["task"] for task in summary["tasks"]] == TASKS
+    held_out = {origin.args["size"] for origin in load(CONFIGS / "quickstart.yaml").config.data.test}
+    for task in summary["tasks"]:
+        assert {task["n"]} == held_out
+        assert 0.0 <= task["before"] <= 1.0
+        assert 0.0 <= task["after"] <= 1.0
+        low, high = task["ci"]
+        assert low <= task["after"] - task["before"] <= high
+        (row,) = [line for line in done.output.splitlines() if line.split()[:2] == [task["task"], str(task["n"])]]
+        assert f"{task['before']:.3f} [" in row
+        assert f"{task['after']:.3f} [" in row
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
+    loaded: Loaded = load(path)
+    config, base = loaded.config, path.parent
+    for term in config.rewards.terms:
+        bind(resolve(term.fn, base), term.args)
+    for origin in (*config.data.train, *config.data.validation, *config.data.test):
+        source = resolve(origin.fn, base)
+        assert callable(source)
+        settle(origin.fn, options_of(source, after=1), origin.args)

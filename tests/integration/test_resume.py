@@ -1,0 +1,137 @@
+"""A run that is killed, stopped or damaged and started again by the same command ends like one nobody disturbed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from harness import Command, contents, experiment, metrics, mmrl, reinforcement, write
+
+from mmrl.log.run_dir import RunDir
+
+KILLS = (  # in each process in turn: at the Nth call of a function
+    ("mid-imitation", "mmrl.learner.learner:GrpoLearner.learn", 5),
+    ("while a checkpoint is written", "mmrl.checkpoint:_sha256", 4 + 2),  # the first four check the one resumed from
+    ("between the stages", "mmrl.run:_Run._measure", 1),
+    ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.learn", 5),
+    ("while the model is exported", "mmrl.checkpoint:_sync", 3),
+)
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Path:
+    """The config of the undisturbed run, for a run of its own."""
+    return write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny.yaml and its run, stopped by Ctrl-C in the fifth step of reinforcement."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config = write(experiment(folder / "run"), folder / "tiny.yaml")
+    moment = ("mmrl.rollout.hf:HfSampler.sync", 5, "SIGINT")
+    done = mmrl("train", config, strike=moment)
+    assert done.code == 128 + signal.SIGINT
+    assert f"Saved. Go on with: mmrl train {config}" in done.output
+    assert not done.errors
+    return folder
+
+
+@pytest.fixture
+def stopped_copy(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the stopped run, moved: its run directory."""
+    return Path(shutil.copytree(stopped / "run", tmp_path / "moved"))
+
+
+def test_the_run_is_worth_resuming(whole: Path) -> None:
+    stages = [record["stage"] for record in metrics(whole)]
+    assert 0 < stages.count("cold") < 24  # the gate ended the cold start early
+    learned = [record for record in metrics(whole) if "learner/kl_nats" in record]
+    assert len(learned) == 8
+    assert learned[-1]["learner/kl_nats"] > 1e-3  # reinforcement moved the weights away from the reference
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_like_the_whole_one(again: Path, whole: Path) -> None:
+    for name, function, nth in KILLS:
+        done = mmrl("train", again, strike=(function, nth, "SIGKILL"))
+        assert done.code == -signal.SIGKILL, f"not killed {name}: {done}"
+    done = mmrl("train", again)
+    assert done.code == 0, done.errors
+    assert contents(again.parent / "run") == contents(whole)
+    assert not [*again.parent.rglob("*.partial"), *again.parent.rglob("*.tmp")]
+
+
+def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
+    stopped: Path, stopped_copy: Path, whole: Path, here: Command
+) -> None:
+    assert (stopped_copy / "checkpoints" / "01-000005").is_dir()
+    done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
+    assert done.code == 0
+    assert "01-000005: stage rl, step 5" in done.output
+    assert contents(stopped_copy) == contents(whole)
+
+
+def test_sigterm_saves_too(again: Path, whole: Path, here: Command) -> None:
+    done = mmrl("train", again, strike=("mmrl.learner.learner:GrpoLearner.learn", 5, "SIGTERM"))
+    assert done.code == 128 + signal.SIGTERM
+    assert (again.parent / "run" / "checkpoints" / "00-000005").is_dir()
+    assert here("train", again).code == 0
+    assert contents(again.parent / "run") == contents(whole)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "hashes.json"])
+@pytest.mark.parametrize("damage", ["cut", "lost"])
+def test_a_damaged_checkpoint_falls_back_loudly_to_the_one_before(
+    stopped: Path, stopped_copy: Path, whole: Path, here: Command, name: str, damage: str
+) -> None:
+    file = stopped_copy / "checkpoints" / "01-000005" / name
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-10])
+    else:
+        file.unlink()
+    done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
+    assert done.code == 0
+    assert re.search(rf"^warning: checkpoint .*01-000005 is damaged \({name}", done.output, re.MULTILINE)
+    assert "01-000003: stage rl, step 3" in done.output
+    assert contents(stopped_copy) == contents(whole)
+
+
+def test_running_a_finished_run_again_changes_nothing_and_shows_the_table(
+    again: Path, whole: Path, here: Command
+) -> None:
+    shutil.copytree(whole, again.parent / "run")
+    before = _everything(whole)
+    done = here("train", again)
+    assert done.code == 0
+    assert "Held-out reward before stage rl and at the end" in done.output
+    assert "count" in done.output
+    assert _everything(again.parent / "run") == before
+
+
+def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_copy: Path, here: Command) -> None:
+    before = _everything(stopped_copy)
+    with RunDir(stopped_copy).locked():
+        done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
+    assert done.code == 2
+    assert "another process is running here" in done.errors
+    assert _everything(stopped_copy) == before
+
+
+def test_another_config_in_a_run_directory_is_refused_by_key(stopped_copy: Path, here: Command) -> None:
+    before = _everything(stopped_copy)
+    other = experiment(stopped_copy)
+    other["stages"][1] = reinforcement(group_size=2)
+    done = here("train", write(other, stopped_copy.parent / "other.yaml"))
+    assert done.code == 2
+    assert "stages.1.group_size: 4 there, 2 here" in done.errors
+    assert _everything(stopped_copy) == before
+
+
+def _everything(run_dir: Path) -> dict[str, bytes]:
+    """Every file of a run but the manifest, which says when the run was last begun."""
+    files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}

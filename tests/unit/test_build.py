@@ -1,0 +1,82 @@
+"""The composition root refuses data that cannot serve, before a model is made."""
+
+import json
+
+import pytest
+
+from mmrl.build import World
+from mmrl.config import Config
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.types import UserError
+
+ROWS = """
+from mmrl.types import ImageRef, Kind, Reject, Sample, Target
+
+def rows(place, *, ids: tuple[str, ...], broken: tuple[str, ...] = (), missing: tuple[str, ...] = ()):
+    for name in ids:
+        yield Sample(id=name, task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=1))
+    for name in broken:
+        yield Reject(name, "no answer in the row")
+    for name in missing:
+        parts = (ImageRef(path="nowhere.png", sha256=""), "?")
+        yield Sample(id=name, task="t", parts=parts, target=Target(kind=Kind.NUMBER, value=1))
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Builds a world from arguments for `rows` by part of the data."""
+    (tmp_path / "mine.py").write_text(ROWS)
+
+    def world(*, fn="./mine.py:rows", bad_sample="stop", **parts):
+        data = {name: [{"fn": fn, "args": args}] for name, args in parts.items()} | {"bad_sample": bad_sample}
+        config = {
+            "run": {"name": "r", "dir": str(tmp_path / "run")},
+            "model": {"path": str(tmp_path / "no model")},
+            "data": data,
+            "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
+            "stages": [{"kind": "rl", "name": "rl", "steps": 1}],
+        }
+        run_dir = RunDir(tmp_path / "run")
+        return World(Config.model_validate_json(json.dumps(config)), tmp_path, run_dir, Console())
+
+    return world
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+@pytest.mark.parametrize("args", [{"ids": []}, {"ids": [], "broken": ["x"]}])
+def test_a_source_without_one_usable_sample_is_refused(world, part, args):
+    parts = {"train": {"ids": ["a"]}, part: args}
+    with pytest.raises(UserError, match=f"data.{part}: there is not one usable sample"):
+        world(bad_sample="skip", **parts)
+
+
+def test_bad_samples_are_counted_and_listed(world):
+    with pytest.raises(UserError) as caught:
+        world(train={"ids": ["a"], "broken": ["b"], "missing": ["c"]})
+    text = str(caught.value)
+    assert "data.train: 2 of 3 samples cannot be used" in text
+    assert "b: no answer in the row" in text
+    assert "c: nowhere.png: no such file" in text
+
+
+def test_one_sample_cannot_be_trained_on_and_held_out(world):
+    with pytest.raises(UserError, match="sample 'b' is in the training and the held-out data"):
+        world(train={"ids": ["a", "b"]}, test={"ids": ["b"]})
+    with pytest.raises(UserError, match="two samples have the id 'a'"):
+        world(train={"ids": ["a", "a"]})
+
+
+def test_good_data_gets_as_far_as_the_model(world):
+    with pytest.raises(UserError, match=r"model\.path: cannot load"):
+        world(train={"ids": ["a", "b"]}, validation={"ids": ["c"]}, test={"ids": ["c"]})
+
+
+def test_a_source_must_be_a_function_with_these_options(world):
+    with pytest.raises(UserError, match=r"'\./mine\.py:constant' is not a function"):
+        world(fn="./mine.py:constant", train={})
+    with pytest.raises(UserError, match=r"data source './mine.py:rows' has no option 'id'; did you mean 'ids'\?"):
+        world(train={"id": ["a"]})

@@ -1,0 +1,117 @@
+"""The optimizer around the model: masters, clipping, and what a bad gradient does."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mmrl.config.schema import Optimizer
+from mmrl.learner.engine_torch import TorchEngine
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def engine(*parameters, **options):
+    return TorchEngine(parameters, Optimizer(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
+
+
+def parameter(*values, dtype=torch.float32):
+    return nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+def test_updates_too_small_for_bfloat16_add_up():
+    weight = parameter(1.0, dtype=torch.bfloat16)
+    assert weight.detach() - 1e-6 == weight  # a single one is lost
+    trained = engine(weight, lr=1e-6)
+    for _ in range(3000):
+        trained.backward(weight.sum())
+        trained.step(1e-6)
+    (master,) = trained.state()["masters"]
+    assert float(master) == pytest.approx(1 - 3000e-6, abs=1e-4)
+    assert float(weight.detach()) == 1 - 2**-8  # the bfloat16 nearest to it
+
+
+def test_float32_weights_are_their_own_masters():
+    weight = parameter(1.0)
+    trained = engine(weight)
+    trained.backward(weight.sum())
+    trained.step(1e-3)
+    assert trained.state()["masters"] == []
+    assert float(weight.detach()) == pytest.approx(0.999)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_an_update_equals_adamws(dtype):
+    """Two steps of AdamW by the formula, in float64, with clipping in the first."""
+    weight = parameter(1.0, -2.0, dtype=dtype)
+    trained = engine(weight, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=1.0)
+    w, m, v = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
+    for step, (slopes, lr) in enumerate([((3.0, 4.0), 0.5), ((0.5, 0.25), 0.25)], start=1):
+        trained.backward((weight * torch.tensor(slopes, dtype=dtype)).sum())
+        norm = trained.step(lr)
+        assert norm == pytest.approx(math.hypot(*slopes))
+        factor = min(1.0, 1.0 / norm)
+        for i, slope in enumerate(slopes):
+            g = slope * factor
+            m[i], v[i] = 0.8 * m[i] + 0.2 * g, 0.9 * v[i] + 0.1 * g * g
+            w[i] *= 1 - lr * 0.1
+            w[i] -= lr * (m[i] / (1 - 0.8**step)) / (math.sqrt(v[i] / (1 - 0.9**step)) + 1e-8)
+    masters = trained.state()["masters"] or [weight]
+    assert masters[0].tolist() == pytest.approx(w, rel=1e-4)
+    assert torch.equal(weight, masters[0].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_norm_is_over_all_parameters_and_gradients_add_up(dtype):
+    a, b, idle = parameter(1.0, dtype=dtype), parameter(1.0, dtype=dtype), parameter(5.0, dtype=dtype)
+    trained = engine(a, b, idle)
+    trained.backward(a.sum() * 1.0)
+    trained.backward(a.sum() * 2.0 + b.sum() * 4.0)
+    assert trained.step(0.1) == pytest.approx(5.0)
+    assert float(idle.detach()) == 5.0
+    assert a.grad is b.grad is idle.grad is None
+    assert trained.step(0.1) == 0.0  # nothing is left of the gradients
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
+    good, other = parameter(1.0, dtype=dtype), parameter(1.0, dtype=dtype)
+    trained = engine(good, other)
+    for _ in range(2):
+        trained.backward(good.sum() + other.sum())
+        trained.step(0.25)
+    weights = good.detach().clone(), other.detach().clone()
+    moments = [{k: v.clone() for k, v in each.items()} for each in trained.state()["optimizer"]["state"].values()]
+    trained.backward(good.sum() + other.sum() * bad)
+    assert not math.isfinite(trained.step(0.25))
+    assert (good, other) == weights
+    for before, after in zip(moments, trained.state()["optimizer"]["state"].values(), strict=True):
+        assert all(torch.equal(before[key], after[key]) for key in before)
+    trained.backward(good.sum() + other.sum())
+    assert trained.step(0.25) == pytest.approx(math.sqrt(2))
+    assert float(good.detach()) < float(weights[0])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_restored_engine_goes_on_exactly(dtype, tmp_path):
+    def steps(trained, weight, count):
+        for k in range(count):
+            trained.backward((weight**2).sum() * (k + 1))
+            trained.step(0.01)
+
+    weight = parameter(1.0, 2.0, 3.0, dtype=dtype)
+    straight = engine(weight)
+    steps(straight, weight, 5)
+    torch.save({"engine": straight.state(), "weight": weight.data}, tmp_path / "state")
+    saved = torch.load(tmp_path / "state", weights_only=True)
+    steps(straight, weight, 5)
+
+    again = nn.Parameter(saved["weight"])
+    resumed = engine(again)
+    resumed.load_state(saved["engine"])
+    steps(resumed, again, 5)
+    assert torch.equal(again, weight)
+    for ours, theirs in zip(resumed.state()["masters"], straight.state()["masters"], strict=True):
+        assert torch.equal(ours, theirs)

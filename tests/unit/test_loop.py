@@ -1,0 +1,197 @@
+"""The story: what a step does in order, what it tells, and when it refuses to go on."""
+
+import pytest
+
+from mmrl import loop, sft
+from mmrl.types import (
+    Answer,
+    Author,
+    Finish,
+    Frame,
+    Group,
+    Kind,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingLaw,
+    Score,
+    Segment,
+    State,
+    Target,
+    Term,
+    UserError,
+)
+
+LAW = SamplingLaw(max_new_tokens=4)
+NUMBER = Target(kind=Kind.NUMBER, value=1)
+
+
+def sample(i, task="t", label=None):
+    return Sample(id=str(i), task=task, parts=("?",), target=NUMBER, label=label)
+
+
+def ask(sample_):
+    return Prompt(sample=sample_, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest=sample_.id)
+
+
+def answer(prompt, index, tokens=2, finish=Finish.EOS):
+    segment = Segment(ids=(5,) * tokens, logps=(-1.0,) * tokens, author=Author.POLICY)
+    nothing = Answer(text=None, thought=None, value=None)
+    return Rollout(prompt=prompt, index=index, segments=(segment,), text="", answer=nothing, finish=finish, law=LAW)
+
+
+def score(**terms):
+    return Score(terms={name: Term(value, "") for name, value in terms.items()}, total=sum(terms.values()))
+
+
+class World:
+    """Every port at once, writing down what it is asked."""
+
+    def __init__(self, rewards=(0.0, 1.0), done_at=None):
+        self.rewards, self.done_at, self.calls, self.told, self.learned = rewards, done_at, [], [], []
+
+    def take(self, cursor, count):
+        self.calls.append(("take", cursor))
+        return [sample(cursor + i, label=NUMBER) for i in range(count)]
+
+    def ask(self, sample_):
+        return ask(sample_)
+
+    def demonstrate(self, prompt, target):
+        return answer(prompt, 0)
+
+    def generate(self, prompts, group_size, law, *, step):
+        self.calls.append(("answer", step))
+        return [[answer(prompt, i) for i in range(group_size)] for prompt in prompts]
+
+    def sync(self, version):
+        self.calls.append(("sync", version))
+
+    def judge(self, rollouts):
+        return [Group(prompt=r[0].prompt, rollouts=tuple(r), scores=self.scores()) for r in rollouts]
+
+    def scores(self):
+        return tuple(score(count=reward) for reward in self.rewards)
+
+    def learn(self, experiences, *, step):
+        self.calls.append(("learn", step))
+        self.learned.append(experiences)
+        return {"learner/loss": 0.25}
+
+    def show(self, state, groups, advantages):
+        self.calls.append(("show", state.step))
+
+    def tell(self, state, metrics, times):
+        self.calls.append(("tell", state.step))
+        self.told.append((metrics, times))
+
+    def passed(self, state):
+        return state.step == self.done_at
+
+    def keep(self, state):
+        self.calls.append(("keep", state.step))
+
+
+def centred(totals):
+    mean = sum(totals) / len(totals)
+    return [total - mean for total in totals]
+
+
+def train(world, state, *, steps=3, max_barren_steps=2):
+    plan = loop.Plan(
+        steps=steps, prompts=2, group_size=2, law=LAW, advantages=centred, max_barren_steps=max_barren_steps
+    )
+    ports = ("source", "asker", "sampler", "judge", "learner", "teller", "gate", "keeper")
+    loop.train(plan, loop.Parts(**dict.fromkeys(ports, world)), state)
+
+
+def test_a_step_is_its_verbs_in_order():
+    world, state = World(), State(step=4, cursor=8, version=6)
+    train(world, state, steps=5)
+    steps = [("take", 8), ("answer", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
+    assert world.calls == steps
+    assert (state.step, state.cursor, state.version, state.barren_steps) == (5, 10, 7, 0)
+    metrics, times = world.told[0]
+    assert metrics["learner/loss"] == 0.25
+    assert times.keys() == {"time/ask_s", "time/answer_s", "time/judge_s", "time/learn_s"}
+
+
+def test_a_rollout_teaches_its_own_advantage():
+    world = World(rewards=(0.25, 1.0))
+    train(world, State(), steps=1)
+    found = [(e.rollout.prompt.sample.id, e.rollout.index, e.advantage) for e in world.learned[0]]
+    assert found == [("0", 0, -0.375), ("0", 1, 0.375), ("1", 0, -0.375), ("1", 1, 0.375)]
+
+
+def test_a_stage_ends_at_its_goal():
+    world, state = World(done_at=2), State()
+    train(world, state, steps=10)
+    assert (state.step, state.stage_done) == (2, True)
+    train(world, state, steps=10)  # and stays ended
+    assert state.step == 2
+
+
+def test_barren_steps_in_a_row_are_refused():
+    state = State()
+    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all 2 rollouts"):
+        train(World(rewards=(0.5, 0.5)), state, steps=10)
+    assert state.step == 2
+    resumed = State(step=1, barren_steps=1)
+    with pytest.raises(UserError):
+        train(World(rewards=(0.5, 0.5)), resumed, steps=10)
+    assert resumed.step == 2
+
+
+def test_one_informative_step_ends_the_row():
+    class Alternating(World):
+        def scores(self):
+            return tuple(score(count=r) for r in ((0.0, 1.0) if len(self.told) % 2 else (0.5, 0.5)))
+
+    state = State()
+    train(Alternating(), state, steps=6)
+    assert (state.step, state.barren_steps) == (6, 0)
+
+
+def test_metrics_of_a_step_by_hand():
+    a, b = ask(sample("a", task="count")), ask(sample("b", task="find"))
+    groups = [
+        Group(
+            prompt=a,
+            rollouts=(answer(a, 0, tokens=1), answer(a, 1, tokens=2, finish=Finish.LENGTH)),
+            scores=(score(count=1.0, format=0.5), score(count=0.0, format=0.5)),
+        ),
+        Group(
+            prompt=b,
+            rollouts=(answer(b, 0, tokens=3), answer(b, 1, tokens=4)),
+            scores=(score(iou=0.25), score(iou=0.25)),
+        ),
+    ]
+    assert loop.describe(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
+        "reward/total": 0.625,
+        "reward/task/count": 1.0,
+        "reward/task/find": 0.25,
+        "reward/term/count": 0.5,
+        "reward/term/format": 0.5,
+        "reward/term/iou": 0.25,
+        "group/informative_frac": 0.5,
+        "rollout/tokens_mean": 2.5,
+        "rollout/truncated_frac": 0.25,
+    }
+
+
+def test_imitation_walks_the_data_and_tells():
+    world, state = World(done_at=3), State(cursor=4)
+    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
+    plan = sft.Plan(steps=9, batch_size=2, imitate="label")
+    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+    assert (state.step, state.cursor, state.version, state.stage_done) == (3, 10, 3, True)
+    assert [call for call in world.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
+    assert [e.advantage for e in world.learned[0]] == [0.0, 0.0]
+
+
+def test_a_lesson_is_the_label_or_the_target():
+    careless = Target(kind=Kind.NUMBER, value=2)
+    assert sft.lesson(sample(1, label=careless), "label") is careless
+    assert sft.lesson(sample(1, label=careless), "target") is NUMBER
+    with pytest.raises(UserError, match="sample 7 has no label to imitate"):
+        sft.lesson(sample(7), "label")

@@ -1,0 +1,156 @@
+"""Names in YAML to functions, and their options."""
+
+import sys
+from enum import StrEnum
+from typing import Literal
+
+import pytest
+
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
+from mmrl.types import UserError
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a Python file below tmp_path."""
+
+    def file(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return file
+
+
+def test_a_module_and_a_file_resolve(tmp_path, file):
+    file("mine.py", "def double(x):\n    return 2 * x\n")
+    assert resolve("json:loads", tmp_path)("[1]") == [1]
+    assert resolve("./mine.py:double", tmp_path)(3) == 6
+    assert resolve(f"{tmp_path}/mine.py:double", tmp_path / "elsewhere")(3) == 6
+    assert resolve("./mine.py:double", tmp_path) is resolve("mine.py:double", tmp_path)
+
+
+def test_two_files_of_one_name_do_not_collide(tmp_path, file):
+    file("a/mine.py", "def fn():\n    return 'a'\n")
+    file("b/mine.py", "def fn():\n    return 'b'\n")
+    assert [resolve(f"{where}/mine.py:fn", tmp_path)() for where in "ab"] == ["a", "b"]
+
+
+def test_what_a_file_defines_can_be_pickled(tmp_path, file):
+    file("mine.py", "class Thing:\n    pass\n")
+    thing = resolve("mine.py:Thing", tmp_path)
+    assert vars(sys.modules[thing.__module__])["Thing"] is thing
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json", "names no function: write `package.module:function`"),
+        ("json:", "names no function"),
+        (":loads", "names no function"),
+        ("./mine:fn", "names no function"),  # .py forgotten
+        (".mine:fn", "names no function"),
+        ("json:load_s", "json has no 'load_s'; did you mean 'loads'?"),
+        ("json:zzzzzz", "json has no 'zzzzzz'$"),
+        ("no_such_package.x:fn", "there is no module 'no_such_package'"),
+        ("json.no_such_module:fn", "there is no module 'json.no_such_module'"),
+        ("absent.py:fn", "there is no file .*absent.py"),
+    ],
+)
+def test_a_wrong_name_is_refused(tmp_path, name, message):
+    with pytest.raises(UserError, match=message):
+        resolve(name, tmp_path)
+
+
+def test_an_import_error_inside_a_users_file_keeps_its_traceback(tmp_path, file):
+    file("mine.py", "import no_such_library\n")
+    for _ in range(2):  # a failed import leaves nothing behind
+        with pytest.raises(ModuleNotFoundError, match="no_such_library") as caught:
+            resolve("mine.py:fn", tmp_path)
+        assert any(str(entry.path).endswith("mine.py") for entry in caught.traceback)
+
+
+@pytest.mark.parametrize("inner", ["unheard_of", "helper"])
+def test_an_import_error_inside_a_users_module_keeps_its_traceback(tmp_path, file, monkeypatch, inner):
+    """`helpers.rewards` imports a missing `helper`: a beginning of its own name, but not its package."""
+    file("helpers/__init__.py", "")
+    file("helpers/rewards.py", f"import {inner}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "helpers", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=inner):
+        resolve("helpers.rewards:fn", tmp_path)
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+def plugin(
+    place,
+    *,
+    size: int,
+    ratio: float = 0.5,
+    span: tuple[float, float] = (0.0, 1.0),
+    color: Color = Color.RED,
+    mode: Literal["a", "b"] = "a",
+    limit: float | None = None,
+):
+    return place, size, ratio, span, color, mode, limit
+
+
+OPTIONS = options_of(plugin, after=1)
+
+
+def test_options_are_the_keyword_only_parameters():
+    assert list(OPTIONS) == ["size", "ratio", "span", "color", "mode", "limit"]
+    assert OPTIONS["size"].required
+    assert OPTIONS["ratio"] == (float, 0.5, False)
+
+
+def test_options_take_the_types_of_the_signature():
+    args = {"size": 3, "ratio": 1, "span": [0, 2.5], "color": "red", "mode": "b", "limit": None}
+    settled = settle("plugin", OPTIONS, args)
+    assert settled == args | {"span": (0.0, 2.5), "color": Color.RED}
+    assert isinstance(settled["color"], Color)
+    assert settle("plugin", OPTIONS, {"size": 3}) == {"size": 3}
+
+
+def test_an_infinite_option_stays_infinite():
+    assert settle("plugin", OPTIONS, {"size": 3, "limit": float("inf")})["limit"] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "plugin needs the option 'size'"),
+        ({"size": 3, "raito": 1.0}, "plugin has no option 'raito'; did you mean 'ratio'?"),
+        ({"size": 3, "zzz": 1.0}, "no option 'zzz'; it has 'size', 'ratio'"),
+        ({"size": "3"}, "option 'size' = '3': Input should be a valid integer"),
+        ({"size": True}, "option 'size' = True"),
+        ({"size": 3, "span": [1]}, r"option 'span' = \[1\]"),
+        ({"size": 3, "color": "blue"}, "option 'color' = 'blue': Input should be 'red'"),
+        ({"size": 3, "mode": "c"}, "option 'mode' = 'c': Input should be 'a' or 'b'"),
+    ],
+)
+def test_wrong_options_are_refused(args, message):
+    with pytest.raises(UserError, match=message):
+        settle("plugin", OPTIONS, args)
+
+
+def test_a_plugin_without_options_says_so():
+    with pytest.raises(UserError, match="it has none"):
+        settle("plugin", options_of(lambda place: place, after=1), {"size": 3})
+
+
+def test_options_must_be_keyword_only_and_typed():
+    def positional(place, size: int):
+        return place, size
+
+    def untyped(place, *, size):
+        return place, size
+
+    for fn in (positional, untyped):
+        with pytest.raises(UserError, match="option 'size' must come after `\\*` and have a type"):
+            options_of(fn, after=1)

@@ -1,0 +1,205 @@
+"""Models: made from nothing, saved and loaded, frozen by role; the law of drawing; a CPU torch at home."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load, save
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from mmrl.batch import collate, rows
+from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
+from mmrl.policy.families import FAMILIES
+from mmrl.policy.law import draw
+from mmrl.policy.pretrained import load_pretrained
+from mmrl.policy.qwen_vl import Policy, banned_ids, role_of
+from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.types import Experience, SamplingLaw, UserError
+
+NAMES = tuple(FAMILIES)
+ROLES = ("vision", "projector", "language")
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["How many red circles?", "<answer>3</answer>", "[12, 34, 56, 78]"] * 3, 330)
+
+
+def spec(family, **options):
+    vision, language = VisionScratch(width=32, heads=2, mlp=32), LanguageScratch(width=48, mlp=64, vocab=330)
+    return Scratch(**({"family": family, "vision": vision, "language": language} | options))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "How many red circles?",
+        " two  spaces , and a comma\t\n\r\n",
+        "n't it's e\u0301 \u212b \u00e9",  # composed and not
+        "日本語 עברית Ελληνικά \U0001d518 \U0001f469\u200d\U0001f467",
+        "\x00\x1f\x7f\u0085\u2028\ufeff\uffff\U0010ffff",
+        "<think> a < b </think><answer>\n3 </answer>",
+        "".join(map(chr, range(32, 0x250))),
+    ],
+)
+def test_any_text_comes_back_from_its_tokens(tokenizer, text):
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == text
+    assert max(ids) < len(tokenizer)
+
+
+def test_special_tokens_are_one_token_each_and_vanish_from_responses(tokenizer):
+    ids = [tokenizer(token, add_special_tokens=False).input_ids for token in SPECIAL]
+    assert all(len(each) == 1 for each in ids)
+    assert len({each[0] for each in ids}) == len(SPECIAL)
+    assert tokenizer.decode([each[0] for each in ids], skip_special_tokens=True) == ""
+    assert tokenizer.convert_ids_to_tokens(tokenizer.eos_token_id) == "<|im_end|>"
+    tags = tokenizer("<answer>3</answer>", add_special_tokens=False).input_ids
+    assert len(tags) == 3
+    assert tokenizer.decode(tags, skip_special_tokens=True) == "<answer>3</answer>"
+
+
+def test_everything_structural_but_the_end_is_banned(tokenizer):
+    banned = banned_ids(tokenizer, tokenizer.eos_token_id)
+    expected = {tokenizer.convert_tokens_to_ids(token) for token in SPECIAL} - {tokenizer.eos_token_id}
+    assert expected < set(banned)
+    assert tokenizer.eos_token_id not in banned
+    assert banned == tuple(sorted(banned))
+
+
+def inputs(model, processor):
+    text = "<|vision_start|><|image_pad|><|vision_end|>How many?"
+    made = processor(
+        text=[text], images=[Image.linear_gradient("L").resize((64, 48)).convert("RGB")], return_tensors="pt"
+    )
+    return {**made, "mm_token_type_ids": (made["input_ids"] == model.config.image_token_id).int()}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_model_from_nothing_survives_a_folder(tokenizer, family, tmp_path):
+    model, processor = (
+        make_model(spec(family), tokenizer, seed=1).eval(),
+        make_processor(spec(family), tokenizer, (400, 2304)),
+    )
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded = load_pretrained(Model(path=str(tmp_path), dtype="float32", min_pixels=400, max_pixels=2304))
+    assert type(loaded.model) is type(model)
+    assert loaded.family is FAMILIES[family]
+    ours, theirs = inputs(model, processor), inputs(loaded.model, loaded.processor)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with torch.no_grad():
+        assert torch.equal(model(**ours).logits, loaded.model(**theirs).logits)
+    assert loaded.processor.tokenizer.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_loaded_model_keeps_to_the_types_and_pixels_asked_for(tokenizer, tmp_path):
+    make_model(spec("qwen2_5_vl"), tokenizer, seed=1).save_pretrained(tmp_path)
+    make_processor(spec("qwen2_5_vl"), tokenizer, (400, 2304)).save_pretrained(tmp_path)
+    loaded = load_pretrained(Model(path=str(tmp_path), min_pixels=1000, max_pixels=1600, attention="eager"))
+    assert loaded.model.dtype is torch.bfloat16
+    assert loaded.model.config._attn_implementation == "eager"
+    grid = inputs(loaded.model, loaded.processor)["image_grid_thw"][0]
+    assert 1000 <= int(grid.prod()) * 8 * 8 <= 1600
+
+
+def test_a_folder_that_is_no_model_is_refused(tokenizer, tmp_path):
+    def attempt():
+        load_pretrained(Model(path=str(tmp_path / "m")))
+
+    with pytest.raises(UserError, match=r"model\.path: cannot load .*neither a model folder nor a hub id"):
+        attempt()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="is a 'bert' model; mmrl trains qwen2_vl, qwen2_5_vl, qwen3_vl"):
+        attempt()
+    make_model(spec("qwen2_vl"), tokenizer, seed=1).save_pretrained(tmp_path / "m")
+    make_processor(spec("qwen2_vl"), tokenizer, (400, 2304)).save_pretrained(tmp_path / "m")
+    attempt()
+    weights = tmp_path / "m" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"cannot load .*not fully covered"):
+        attempt()
+    tensors = load(whole)
+    (lost,) = [name for name in tensors if name.endswith("merger.mlp.0.weight")]
+    del tensors[lost]
+    weights.write_bytes(save(tensors, metadata={"format": "pt"}))
+    with pytest.raises(
+        UserError, match=r"lacks 1 weights, model.visual.merger.mlp.0.weight for one; restore its files"
+    ):
+        attempt()
+
+
+def test_a_seed_makes_the_model_and_leaves_the_generator_alone(tokenizer):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    models = [make_model(spec("qwen2_vl"), tokenizer, seed=seed).state_dict() for seed in (1, 1, 2)]
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert any(not torch.equal(models[0][name], models[2][name]) for name in models[0])
+
+
+def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
+    odd = spec("qwen2_vl", vision=VisionScratch(width=32, heads=2, mlp=48))
+    with pytest.raises(UserError, match="in qwen2_vl, mlp 48 must be a multiple of width 32"):
+        make_model(odd, tokenizer, seed=1)
+    make_model(odd.model_copy(update={"family": "qwen2_5_vl"}), tokenizer, seed=1)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family):
+    named = dict(make_model(spec(family), tokenizer, seed=1).named_parameters())
+    of = {role: {name for name in named if role_of(name) == role} for role in ROLES}
+    assert all(of.values())
+    assert sum(map(len, of.values())) == len(named)
+    assert all("visual" in name for name in of["vision"] | of["projector"])
+    assert not any("visual" in name for name in of["language"])
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("freeze", [(), ("vision",), ("projector",), ("language",), ("vision", "projector")])
+def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
+    world = tiny(family)
+    policy = Policy(world.policy.model, freeze=freeze)
+    prompt = world.processor.ask(world.samples[0])
+    rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
+    packed = rows([Experience(rollout=rollout, advantage=1.0)], shared_prefix=True)
+    batch = collate(packed, world.processor, image_id=policy.image_id, pad_id=world.eos_id)
+    policy.score(batch).logps_BC.sum().backward()
+    moved = {role_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved == set(ROLES) - set(freeze)
+    frozen = [p for name, p in policy.model.named_parameters() if role_of(name) in freeze]
+    assert all(p.grad is None for p in frozen)
+    assert len(policy.trainable) == len(list(policy.model.parameters())) - len(frozen)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])
+def test_truncation_keeps_what_transformers_keeps(top_k, top_p):
+    logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
+    kept = logits
+    if top_k:
+        kept = TopKLogitsWarper(top_k)(None, kept)
+    if top_p < 1:
+        kept = TopPLogitsWarper(top_p)(None, kept)
+    law = SamplingLaw(top_k=top_k, top_p=top_p, max_new_tokens=1)
+    uniforms = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64)
+    for row, allowed in zip(torch.log_softmax(logits, -1), kept, strict=True):
+        drawn = set(draw(row.expand(400, -1), law, uniforms).tolist())
+        assert drawn <= set(torch.isfinite(allowed).nonzero().flatten().tolist())
+        if top_k <= 4 and top_p > 0.6:
+            assert len(drawn) > 1 or torch.isfinite(allowed).sum() == 1
+
+
+def test_a_cpu_torch_lives_beside_a_cuda_torchvision():
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    code = "import mmrl.policy, torchvision, transformers; transformers.Qwen2VLForConditionalGeneration; print('ok')"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr

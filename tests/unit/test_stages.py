@@ -1,0 +1,153 @@
+"""Held-out means and rises against oracles, gates, savers, and the order in which samples are seen."""
+
+import random
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+
+from mmrl.algo.sampler import Shuffled
+from mmrl.config.schema import Validation
+from mmrl.evaluate import Evaluator, mean, rise
+from mmrl.stages import HeldOutGate, OpenGate, Saver, compare
+from mmrl.types import Interrupted, Kind, Sample, State, Target, Term
+
+
+def test_a_mean_and_its_interval_equal_numpy():
+    values = [random.Random(i).random() for i in range(50)]
+    found = mean(values)
+    half = 1.959964 * np.std(values, ddof=1) / sqrt(50)
+    assert found.value == pytest.approx(np.mean(values))
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half))
+    assert found.n == 50
+
+
+def test_a_single_value_has_an_infinite_interval():
+    found = mean([0.5])
+    assert (found.value, found.low, found.high, found.n) == (0.5, -inf, inf, 1)
+
+
+def test_the_interval_covers_the_truth_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    found = [mean(generator.random(40).tolist()) for _ in range(1000)]
+    assert 0.93 < np.mean([each.low < 0.5 < each.high for each in found]) < 0.97
+
+
+def test_a_rise_is_paired_by_id():
+    before, after = {"a": 0.1, "b": 0.5, "c": 0.9}, {"c": 1.0, "b": 0.6, "a": 0.2}
+    found = rise(before, after)
+    assert (found.value, found.n) == (pytest.approx(0.1), 3)
+    assert found.high - found.low == pytest.approx(0.0, abs=1e-12)  # every sample rose alike
+    with pytest.raises(ValueError, match="cannot pair 3 samples"):
+        rise(before, {"a": 0.2, "b": 0.6})
+    with pytest.raises(ValueError, match="cannot pair"):
+        rise(before, {"a": 0.2, "b": 0.6, "d": 1.0})
+
+
+def test_the_table_has_a_row_for_each_task():
+    rows = compare({"b": {"1": 0.0, "2": 1.0}, "a": {"3": 0.5}}, {"a": {"3": 0.75}, "b": {"1": 1.0, "2": 1.0}})
+    assert [row.task for row in rows] == ["a", "b"]
+    assert [row.rise.value for row in rows] == [0.25, 0.5]
+    assert [row.before.value for row in rows] == [0.5, 0.5]
+    assert [row.after.value for row in rows] == [0.75, 1.0]
+
+
+def test_the_evaluator_measures_each_sample_once(tiny):
+    world = tiny()
+
+    class LengthJudge:
+        def score(self, rollout, *, evaluation=False):
+            assert evaluation
+            return type("Score", (), {"total": float(rollout.num_tokens), "terms": {"n": Term(1.0, "")}})()
+
+    def rewards(batch_size):
+        evaluator = Evaluator(
+            asker=world.processor, sampler=world.sampler(), judge=LengthJudge(), law=world.law, batch_size=batch_size
+        )
+        return evaluator.rewards(world.samples[:7], step=3)
+
+    found = rewards(3)
+    assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
+    assert all(found[sample.task][sample.id] > 0 for sample in world.samples[:7])
+    assert found == rewards(1) == rewards(100)
+
+
+class Looks:
+    """Rewards that rise with every look."""
+
+    def __init__(self, *levels):
+        self.levels, self.noted = list(levels), []
+
+    def look(self):
+        return {task: {"x": level, "y": level + 0.2} for task, level in zip("ab", self.levels.pop(0), strict=True)}
+
+    def note(self, state, metrics):
+        self.noted.append((state.step, dict(metrics)))
+
+
+def test_a_gate_looks_when_due_and_opens_at_the_goal():
+    looks = Looks((0.1, 0.3), (0.5, 0.9))
+    gate = HeldOutGate(looks.look, looks.note, Validation(every=10, until=0.8))
+    assert [gate.passed(State(step=step)) for step in (1, 9, 10, 11, 20)] == [False, False, False, False, True]
+    assert [step for step, _ in looks.noted] == [10, 20]
+    assert looks.noted[0][1] == pytest.approx({"validation/a": 0.2, "validation/b": 0.4, "validation/mean": 0.3})
+
+
+@pytest.mark.parametrize(("each_task", "opens"), [(None, True), (0.6, True), (0.7, False)])
+def test_a_gate_may_ask_something_of_every_task(each_task, opens):
+    looks = Looks((0.5, 0.9))
+    gate = HeldOutGate(looks.look, looks.note, Validation(every=1, until=0.7, until_each=each_task))
+    assert gate.passed(State(step=1)) is opens
+
+
+def test_a_gate_without_a_goal_only_looks():
+    looks = Looks((9.0, 9.0))
+    assert not HeldOutGate(looks.look, looks.note, Validation(every=2)).passed(State(step=2))
+    assert len(looks.noted) == 1
+
+
+def test_an_open_gate_never_ends_a_stage():
+    assert not OpenGate().passed(State(step=5))
+
+
+def test_a_saver_saves_when_due_and_when_the_user_stops():
+    saved, stop = [], False
+    saver = Saver(lambda state: saved.append(state.step), lambda: stop, every=4)
+    for step in range(1, 10):
+        saver.keep(State(step=step))
+    assert saved == [4, 8]
+    stop = True
+    with pytest.raises(Interrupted):
+        saver.keep(State(step=10))
+    assert saved == [4, 8, 10]
+
+
+SAMPLES = [Sample(id=str(i), task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=i)) for i in range(11)]
+
+
+def ids(samples):
+    return [sample.id for sample in samples]
+
+
+def test_a_cursor_means_the_same_sample_however_it_is_reached():
+    order = ids(Shuffled(SAMPLES, 5).take(0, 60))
+    pieces, cursor = [], 0
+    for count in (1, 4, 7, 0, 11, 30, 7):
+        pieces += ids(Shuffled(SAMPLES, 5).take(cursor, count))
+        cursor += count
+    assert pieces == order
+    one = Shuffled(SAMPLES, 5)
+    assert [ids(one.take(cursor, 1))[0] for cursor in (59, 0, 30, 12, 12)] == [order[i] for i in (59, 0, 30, 12, 12)]
+
+
+def test_every_sample_comes_once_per_epoch_in_an_order_of_its_own():
+    order = ids(Shuffled(SAMPLES, 5).take(0, 33))
+    epochs = [order[start : start + 11] for start in (0, 11, 22)]
+    assert all(sorted(epoch) == sorted(ids(SAMPLES)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_seeds_give_orders_of_their_own():
+    assert ids(Shuffled(SAMPLES, 1).take(0, 11)) != ids(Shuffled(SAMPLES, 2).take(0, 11))
+    with pytest.raises(ValueError, match="no samples"):
+        Shuffled([], 1)
