@@ -66,6 +66,7 @@ class World:
         self.judge = Judge([_bound_term(term, base) for term in config.rewards.terms])
         store = MediaStore(config.data.limits, max_bytes=_PICTURE_BYTES)
         place = Place(work=run_dir.data, base=base, seed=config.run.seed)
+        console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
         self.samples = self._load_samples(place, store)
         self.judge.check([*self.samples.train, *self.samples.validation, *self.samples.test], self.grammar)
         self._check_lessons()
@@ -85,6 +86,16 @@ class World:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         self.banned = banned_ids(self.processor.tokenizer, self.eos_id)
+        console.say(self._introduction())
+
+    def _introduction(self) -> str:
+        samples, model = self.samples, self.policy.model
+        total = sum(parameter.numel() for parameter in model.parameters())
+        trained = sum(parameter.numel() for parameter in self.policy.trainable)
+        return (
+            f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
+            f"samples; {type(model).__name__} with {total:,} parameters, {trained:,} of them trained, on {model.device}"
+        )
 
     def evaluator(self) -> Evaluator:
         """Measures the current weights."""

@@ -35,7 +35,7 @@ class _Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the numbers beneath it."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(f"  {self.numbers}", style="dim")
+        yield Text(f"  {self.numbers}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(slots=True)

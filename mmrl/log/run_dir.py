@@ -18,7 +18,7 @@ from typing import Any
 
 import mmrl
 from mmrl.config import Config, dump, read_settings, settings
-from mmrl.log.files import refusing, temporary, write_atomically
+from mmrl.log.files import finite, refusing, temporary, write_atomically
 from mmrl.types import UserError
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm")
@@ -122,8 +122,8 @@ class RunDir:
         write_atomically(self.manifest, json.dumps(_manifest(config, data), indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write what the run achieved."""
-        write_atomically(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        """Write what the run achieved; null stands for a number that is not finite."""
+        write_atomically(self.summary, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
 
     def _refuse_another(self, config: Config) -> None:
         there, here = read_settings(self.config), settings(config.model_dump(mode="json"))

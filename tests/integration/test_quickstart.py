@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import Done, metrics, mmrl
+from harness import Command, Done, counting, experiment, imitation, metrics, mmrl, write
 
 from mmrl.config import Loaded, load
 from mmrl.options import options_of, settle
@@ -89,3 +89,13 @@ def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
         source = resolve(origin.fn, base)
         assert callable(source)
         settle(origin.fn, options_of(source, after=1), origin.args)
+
+
+def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path: Path, here: Command) -> None:
+    data = {"train": [counting("train", 4)], "test": [counting("test", 1)]}
+    config = experiment(tmp_path / "run", data=data, stages=[imitation(steps=1)])
+    done = here("train", write(config, tmp_path / "one.yaml"))
+    assert done.code == 0, done.errors
+    (task,) = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]
+    assert task["n"] == 1
+    assert task["ci"] == [None, None]

@@ -17,7 +17,7 @@ KILLS = (  # in each process in turn: at the Nth call of a function
     ("while a checkpoint is written", "mmrl.checkpoint:_sha256", 4 + 2),  # the first four check the one resumed from
     ("between the stages", "mmrl.run:_Run._measure", 1),
     ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.learn", 5),
-    ("while the model is exported", "mmrl.checkpoint:_sync", 3),
+    ("while the model is exported", "mmrl.policy.scratch:ProcessorMixin.save_pretrained", 1),
 )
 
 
@@ -59,6 +59,7 @@ def test_a_run_killed_again_and_again_ends_like_the_whole_one(again: Path, whole
     for name, function, nth in KILLS:
         done = mmrl("train", again, strike=(function, nth, "SIGKILL"))
         assert done.code == -signal.SIGKILL, f"not killed {name}: {done}"
+    assert (again.parent / "run" / ".model.partial" / "model.safetensors").is_file()  # the last blow hit an export
     done = mmrl("train", again)
     assert done.code == 0, done.errors
     assert contents(again.parent / "run") == contents(whole)

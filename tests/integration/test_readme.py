@@ -1,0 +1,64 @@
+"""The commands that the documents show are run, or checked as far as they can be without a GPU and a model hub."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmrl.cli.main import main
+from mmrl.config import load
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def commands() -> list[str]:
+    """Every line that starts with `$ ` in a console block, without its comment."""
+    blocks = [block for path in DOCUMENTS for block in re.findall(r"```console\n(.*?)```", path.read_text(), re.S)]
+    lines = [line[2:].split("  #")[0].strip() for block in blocks for line in block.splitlines() if line[:2] == "$ "]
+    return sorted(set(lines))
+
+
+def starting(prefix: str) -> list[str]:
+    return [command for command in commands() if command.startswith(prefix)]
+
+
+def test_the_documents_show_commands():
+    assert starting("make quickstart") and starting("make test") and starting("mmrl train") and starting("mmrl explain")
+
+
+@pytest.mark.parametrize("command", starting("make "))
+def test_make_knows_its_targets(command):
+    done = subprocess.run(["make", "-n", *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", starting("mmrl explain"))
+def test_explain_runs(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)[1:]) == 0
+    assert "objective" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", starting("mmrl train configs/"))
+def test_configs_and_overrides_of_train_commands_are_good(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, *overrides = shlex.split(command)[2:]
+    assert load(config, [text for text in overrides if "=" in text]).config.stages
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def test_every_tool_says_how_it_is_used():
+    for tool in (ROOT / "tools").glob("*.py"):
+        done = subprocess.run([sys.executable, str(tool), "--help"], capture_output=True, text=True, check=True)
+        assert "usage" in done.stdout
