@@ -68,8 +68,9 @@ class World:
         place = Place(work=run_dir.data, base=base, seed=config.run.seed)
         console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
         self.samples = self._load_samples(place, store)
-        self.judge.check([*self.samples.train, *self.samples.validation, *self.samples.test], self.grammar)
-        self._check_lessons()
+        self.judge.check(self.samples.train, self.grammar)
+        self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
+        self._check_stages()
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
@@ -85,7 +86,8 @@ class World:
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
-        self.banned = banned_ids(self.processor.tokenizer, self.eos_id)
+        embeddings = self.policy.model.get_input_embeddings().num_embeddings
+        self.banned = banned_ids(self.processor.tokenizer, embeddings)
         console.say(self._introduction())
 
     def _introduction(self) -> str:
@@ -140,8 +142,15 @@ class World:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
         return Samples(train=parts["train"], validation=parts["validation"], test=parts["test"])
 
-    def _check_lessons(self) -> None:
-        """What an sft stage imitates must exist and be writable for every sample, before the first step."""
+    def _check_stages(self) -> None:
+        """Every stage finds enough samples, and what it imitates exists and can be written, before the first step."""
+        for stage in self.config.stages:
+            drawn = stage.prompts_per_step if isinstance(stage, Rl) else stage.batch_size
+            if drawn > len(self.samples.train):
+                raise UserError(
+                    f"stage {stage.name!r} draws {drawn} samples a step and there are {len(self.samples.train)}: one "
+                    "would stand twice in a step; lower prompts_per_step or batch_size"
+                )
         for imitate in {stage.imitate for stage in self.config.stages if isinstance(stage, Sft)}:
             for sample in self.samples.train:
                 answer = lesson(sample, imitate)
@@ -182,7 +191,13 @@ class World:
         if options.scratch is not None:
             tokenizer = train_tokenizer(self._texts(options.scratch), options.scratch.language.vocab)
             processor = make_processor(options.scratch, tokenizer, (options.min_pixels, options.max_pixels))
-            model = make_model(options.scratch, tokenizer, derive(self.config.run.seed, "init"))
+            model = make_model(
+                options.scratch,
+                tokenizer,
+                derive(self.config.run.seed, "init"),
+                dtype=options.dtype,
+                attention=options.attention,
+            )
             return Loaded(family=FAMILIES[options.scratch.family], model=model, processor=processor)
         return load_pretrained(options)
 

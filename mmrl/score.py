@@ -86,7 +86,7 @@ class Judge:
         )
         return self._score(response, prompt.sample, evaluation=evaluation)
 
-    def check(self, samples: Sequence[Sample], grammar: Grammar) -> None:
+    def check(self, samples: Sequence[Sample], grammar: Grammar, *, evaluation: bool = False) -> None:
         """Try every reward on every sample, with an empty response and with the target as the response.
 
         Meant for the start of a run: an unusable target or a reward that fails stops it before the first step.
@@ -95,12 +95,12 @@ class Judge:
             RewardError, UserError: as `score` does; also when a target cannot be written in the grammar.
         """
         for sample in samples:
-            self._score(_probe("", sample, grammar), sample)
+            self._score(_probe("", sample, grammar), sample, evaluation=evaluation)
             try:
                 text = grammar.render(sample.target, sample.thought or "...")
             except UserError as error:
                 raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-            self._score(_probe(text, sample, grammar), sample)
+            self._score(_probe(text, sample, grammar), sample, evaluation=evaluation)
 
     def _score(self, response: Response, sample: Sample, *, evaluation: bool = False) -> Score:
         chosen = [term for term in self._terms if term.applies(sample, evaluation=evaluation)]

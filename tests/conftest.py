@@ -84,7 +84,7 @@ def tiny(scene_samples: tuple[Sample, ...]) -> Callable[[str], Tiny]:
             max_prompt_tokens=500,
         )
         policy = Policy(make_model(spec, tokenizer, seed=1))
-        law = SamplingLaw(banned=banned_ids(tokenizer, tokenizer.eos_token_id), max_new_tokens=6)
+        law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
         return Tiny(policy=policy, processor=processor, samples=_mixed(scene_samples), law=law)
 
     return make

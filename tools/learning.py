@@ -57,15 +57,18 @@ def main() -> None:
     """Run all arms on all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM", help=", ".join(ARMS)
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     options = parser.parse_args()
     table = [
         "| arm | seed | task | n | before | after | rise [95 %] | s of last stage |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for arm, arguments in ARMS.items():
+    for arm in options.arms:
         for seed in options.seeds:
-            result = run(arguments, seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
+            result = run(ARMS[arm], seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
             table += rows(arm, seed, result)
     print("\n".join(table))
 

@@ -131,8 +131,8 @@ class Limits(Strict):
     """File size."""
     max_pixels: Positive = 100_000_000
     """Width times height."""
-    max_aspect: Positive = 200
-    """Longer side over shorter side."""
+    max_aspect: Annotated[int, Field(ge=1, le=200)] = 200
+    """Longer side over shorter side; the families' resize rule knows nothing beyond 200."""
 
 
 class Data(Strict):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from mmrl.batch import Batch, PromptBatch
 from mmrl.config.schema import Role
@@ -131,9 +131,11 @@ def role_of(parameter_name: str) -> Role:
     return "projector" if "merger" in parameter_name else "vision"
 
 
-def banned_ids(tokenizer: object, eos_id: int) -> tuple[int, ...]:
-    """Structural and vision tokens, which a response must never contain; the end-of-sequence token stays allowed."""
-    vocabulary: dict[str, int] = tokenizer.get_vocab()  # type: ignore[attr-defined]
-    return tuple(
-        sorted(vocabulary[token] for token in _STRUCTURAL if token in vocabulary and vocabulary[token] != eos_id)
-    )
+def banned_ids(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> tuple[int, ...]:
+    """What a response must never contain: structural and vision tokens, and rows of the embedding that are no token.
+
+    The end-of-sequence token stays allowed, although it is structural.
+    """
+    vocabulary = tokenizer.get_vocab()
+    structural = {vocabulary[token] for token in _STRUCTURAL if token in vocabulary} - {tokenizer.eos_token_id}
+    return tuple(sorted(structural | set(range(len(tokenizer), embeddings))))

@@ -90,8 +90,10 @@ def make_processor(spec: Scratch, tokenizer: Qwen2TokenizerFast, pixels: tuple[i
     )
 
 
-def make_model(spec: Scratch, tokenizer: Qwen2TokenizerFast, seed: int) -> PreTrainedModel:
-    """A freshly initialised float32 model whose embedding holds every token of `tokenizer`.
+def make_model(
+    spec: Scratch, tokenizer: Qwen2TokenizerFast, seed: int, *, dtype: str = "float32", attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A freshly initialised model whose embedding holds every token of `tokenizer`.
 
     Raises:
         UserError: qwen2_vl cannot have a vision tower of these sizes.
@@ -109,12 +111,12 @@ def make_model(spec: Scratch, tokenizer: Qwen2TokenizerFast, seed: int) -> PreTr
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
         if spec.init == "fan_in":
             _init_fan_in(model)
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
-    return model.float()
+    return model
 
 
 def _text_config(spec: Scratch, vocab: int, ids: dict[str, int]) -> dict[str, object]:

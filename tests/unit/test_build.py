@@ -31,14 +31,14 @@ def world(tmp_path):
     """Builds a world from arguments for `rows` by part of the data."""
     (tmp_path / "mine.py").write_text(ROWS)
 
-    def world(*, fn="./mine.py:rows", bad_sample="stop", **parts):
+    def world(*, fn="./mine.py:rows", bad_sample="stop", prompts_per_step=1, **parts):
         data = {name: [{"fn": fn, "args": args}] for name, args in parts.items()} | {"bad_sample": bad_sample}
         config = {
             "run": {"name": "r", "dir": str(tmp_path / "run")},
             "model": {"path": str(tmp_path / "no model")},
             "data": data,
             "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-            "stages": [{"kind": "rl", "name": "rl", "steps": 1}],
+            "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": prompts_per_step}],
         }
         run_dir = RunDir(tmp_path / "run")
         return World(Config.model_validate_json(json.dumps(config)), tmp_path, run_dir, Console())
@@ -68,6 +68,11 @@ def test_one_sample_cannot_be_trained_on_and_held_out(world):
         world(train={"ids": ["a", "b"]}, test={"ids": ["b"]})
     with pytest.raises(UserError, match="two samples have the id 'a'"):
         world(train={"ids": ["a", "a"]})
+
+
+def test_a_step_does_not_draw_more_samples_than_there_are(world):
+    with pytest.raises(UserError, match="stage 'rl' draws 2 samples a step and there are 1"):
+        world(train={"ids": ["a"]}, prompts_per_step=2)
 
 
 def test_good_data_gets_as_far_as_the_model(world):

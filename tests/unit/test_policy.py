@@ -64,11 +64,13 @@ def test_special_tokens_are_one_token_each_and_vanish_from_responses(tokenizer):
 
 
 def test_everything_structural_but_the_end_is_banned(tokenizer):
-    banned = banned_ids(tokenizer, tokenizer.eos_token_id)
+    banned = banned_ids(tokenizer, len(tokenizer))
     expected = {tokenizer.convert_tokens_to_ids(token) for token in SPECIAL} - {tokenizer.eos_token_id}
     assert expected < set(banned)
     assert tokenizer.eos_token_id not in banned
     assert banned == tuple(sorted(banned))
+    rows_of_no_token = range(len(tokenizer), len(tokenizer) + 3)
+    assert set(banned_ids(tokenizer, len(tokenizer) + 3)) == {*banned, *rows_of_no_token}
 
 
 def inputs(model, processor):
