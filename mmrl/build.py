@@ -145,11 +145,10 @@ class World:
     def _check_stages(self) -> None:
         """Every stage finds enough samples, and what it imitates exists and can be written, before the first step."""
         for stage in self.config.stages:
-            drawn = stage.prompts_per_step if isinstance(stage, Rl) else stage.batch_size
-            if drawn > len(self.samples.train):
+            if isinstance(stage, Rl) and stage.prompts_per_step > len(self.samples.train):
                 raise UserError(
-                    f"stage {stage.name!r} draws {drawn} samples a step and there are {len(self.samples.train)}: one "
-                    "would stand twice in a step; lower prompts_per_step or batch_size"
+                    f"stage {stage.name!r} asks {stage.prompts_per_step} prompts a step and there are "
+                    f"{len(self.samples.train)} samples: one would get the same rollouts twice; lower prompts_per_step"
                 )
         for imitate in {stage.imitate for stage in self.config.stages if isinstance(stage, Sft)}:
             for sample in self.samples.train:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +22,13 @@ from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import Rl, Sft
-from mmrl.evaluate import Mean
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate
 from mmrl.rollout.hf import HfSampler
-from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, TaskRow, compare
+from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
 
 
@@ -47,10 +47,16 @@ def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = No
     stop = _Stop(console)
     try:
         with place.locked():
-            with _nothing_left_behind(place, unless=place.claim(config)):
+            has_begun = place.claim(config)
+            if has_begun and place.model.exists():
+                console.say("This run is finished; delete its directory or choose another to run it again.")
+                _report(place, console)
+                return 0
+            with _nothing_left_behind(place, unless=has_begun):
                 world = World(config, loaded.files[0].parent, place, console)
                 place.write_manifest(config, world.samples.digests())
             _Run(world, stop).go()
+            _report(place, console)
     except (Interrupted, KeyboardInterrupt) as stopped:
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped at once; the last checkpoint stands."
         console.say(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")
@@ -118,7 +124,8 @@ class _Run:
                 if index == self._subject:
                     self._measure("before")
                 self._train(stage)
-            self._console.say(f"Stage {stage.name}: {self._state.step} steps.")
+            why = ", its goal reached" if self._state.stage_done else ""
+            self._console.say(f"Stage {stage.name} ended after {self._state.step} steps{why}.")
             self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
             self._save({}, self._state)
         if "after" not in self._state.evals:
@@ -215,7 +222,7 @@ class _Run:
         """The weights this stage began with, kept on disk so that a resumed stage has the same."""
         if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
             return None
-        folder = self._dir.path / "references" / stage.name
+        folder = self._dir.references / stage.name
         reference = self._world.policy.frozen_copy()
         if self._state.step == 0:
             checkpoint.save_weights(folder, reference.model)
@@ -237,38 +244,33 @@ class _Run:
     def _finish(self) -> None:
         evals = self._state.evals
         rows = compare(evals["before"], evals["after"]) if evals.keys() >= {"before", "after"} else []
-        self._dir.write_summary(summary(self._config.run.name, self._config.run.seed, rows))
+        since = self._config.stages[self._subject].name
+        self._dir.write_summary(
+            {"name": self._config.run.name, "seed": self._config.run.seed, "since": since, **summarize(rows)}
+        )
         checkpoint.export_hf(self._dir.model, self._world.policy.model, self._world.processor.hf)
         self._teller.close()
-        if rows:
-            since = self._config.stages[self._subject].name
-            title = f"Held-out reward before stage {since} and at the end (greedy, 95 % intervals)"
-            columns = ("task", "n", "before", "after", "rise")
-            self._console.table(title, columns, [_shown(row) for row in rows])
-        self._console.say(f"Model: {self._dir.model}\nEverything: {self._dir.path}")
 
 
-def summary(name: str, seed: int, rows: list[TaskRow]) -> dict[str, Any]:
-    """What summary.json holds; `ci` is the 95 % interval of the rise, paired over the held-out samples."""
-    tasks = [
-        {
-            "task": row.task,
-            "before": row.before.value,
-            "after": row.after.value,
-            "n": row.after.n,
-            "ci": [row.rise.low, row.rise.high],
-            "before_ci": [row.before.low, row.before.high],
-            "after_ci": [row.after.low, row.after.high],
-        }
-        for row in rows
-    ]
-    rise = sum(row.rise.value for row in rows) / len(rows) if rows else None
-    return {"name": name, "seed": seed, "tasks": tasks, "mean_rise": rise}
+def _report(place: RunDir, console: Console) -> None:
+    """Say what a finished run achieved and where it is."""
+    summary = json.loads(place.summary.read_text())
+    if summary["tasks"]:
+        title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
+        console.table(title, ("task", "n", "before", "after", "rise"), [_shown(task) for task in summary["tasks"]])
+    console.say(f"Model: {place.model}\nEverything: {place.path}")
 
 
-def _shown(row: TaskRow) -> tuple[str, ...]:
-    return (row.task, str(row.after.n), _interval(row.before), _interval(row.after), _interval(row.rise, sign="+"))
+def _shown(task: Mapping[str, Any]) -> tuple[str, ...]:
+    before, after = task["before"], task["after"]
+    return (
+        task["task"],
+        str(task["n"]),
+        f"{before:.3f} {_interval(task['before_ci'])}",
+        f"{after:.3f} {_interval(task['after_ci'])}",
+        f"{after - before:+.3f} {_interval(task['ci'], sign='+')}",
+    )
 
 
-def _interval(mean: Mean, sign: str = "") -> str:
-    return f"{mean.value:{sign}.3f} [{mean.low:{sign}.2f}, {mean.high:{sign}.2f}]"
+def _interval(ends: Sequence[float | None], sign: str = "") -> str:
+    return "[" + ", ".join("?" if end is None else f"{end:{sign}.2f}" for end in ends) + "]"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from mmrl.config.schema import Validation
 from mmrl.evaluate import Mean, mean, rise
@@ -35,6 +36,23 @@ def compare(before: Rewards, after: Rewards) -> list[TaskRow]:
         )
         for task in sorted(before)
     ]
+
+
+def summarize(rows: Sequence[TaskRow]) -> dict[str, Any]:
+    """The table as plain data; `ci` is the 95 % interval of the rise, paired over the held-out samples."""
+    tasks = [
+        {
+            "task": row.task,
+            "before": row.before.value,
+            "after": row.after.value,
+            "n": row.after.n,
+            "ci": [row.rise.low, row.rise.high],
+            "before_ci": [row.before.low, row.before.high],
+            "after_ci": [row.after.low, row.after.high],
+        }
+        for row in rows
+    ]
+    return {"tasks": tasks, "mean_rise": fmean(row.rise.value for row in rows) if rows else None}
 
 
 class HeldOutGate:

@@ -21,14 +21,20 @@ def write_rollouts(
     path = folder / f"{stage}-{step:06d}.jsonl"
     with refusing(path):
         folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json_line(record) for record in _records(groups, advantages)))
+    write_atomically(path, "".join(json_line(record) for record in _records(folder.parent, groups, advantages)))
     return path
 
 
-def _records(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
+def _records(run: Path, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
     for group, row in zip(groups, advantages, strict=True):
         for rollout, score, advantage in zip(group.rollouts, group.scores, row, strict=True):
-            yield _record(rollout, score, advantage)
+            yield {**_record(rollout, score, advantage), "images": _paths(run, rollout)}
+
+
+def _paths(run: Path, rollout: Rollout) -> list[str]:
+    """Where the pictures are; those of the run itself from its folder, so that a run may be moved."""
+    paths = [Path(image.path) for image in rollout.prompt.sample.images]
+    return [str(path.relative_to(run) if path.is_relative_to(run) else path) for path in paths]
 
 
 def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
@@ -37,7 +43,6 @@ def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
         "sample": sample.id,
         "task": sample.task,
         "rollout": rollout.index,
-        "images": [image.path for image in sample.images],
         "question": "".join("<image>" if isinstance(part, ImageRef) else part for part in sample.parts),
         "response": rollout.text,
         "answer": rollout.answer.value,

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,8 +74,13 @@ class RunDir:
         return self.path / "data"
 
     @property
+    def references(self) -> Path:
+        """Weights that stages with a KL penalty began with."""
+        return self.path / "references"
+
+    @property
     def model(self) -> Path:
-        """The final model as a Hugging Face folder."""
+        """The final model as a Hugging Face folder; written last, so a run that has it is finished."""
         return self.path / "model"
 
     @contextmanager
@@ -106,9 +112,11 @@ class RunDir:
         with refusing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             strangers = sorted({entry.name for entry in self.path.iterdir()} - {temporary(self.config).name})
-        if self.config.exists():
+        if self.config.exists() and self._has_checkpoint():
             self._refuse_another(config)
             return True
+        if self.config.exists():  # a run that came to nothing: there is nothing to go on from, and nothing to lose
+            strangers = self._clear()
         if strangers:
             raise UserError(
                 f"{self.path} holds {strangers[0]!r} and no run of mmrl; choose an empty or new directory "
@@ -124,6 +132,18 @@ class RunDir:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run achieved; null stands for a number that is not finite."""
         write_atomically(self.summary, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+
+    def _has_checkpoint(self) -> bool:
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def _clear(self) -> list[str]:
+        """Remove what a run wrote; returns the names of what is left."""
+        with refusing(self.path):
+            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary):
+                path.unlink(missing_ok=True)
+            for path in (self.rollouts, self.checkpoints, self.references, self.data, self.model):
+                shutil.rmtree(path, ignore_errors=True)
+            return sorted(entry.name for entry in self.path.iterdir())
 
     def _refuse_another(self, config: Config) -> None:
         there, here = read_settings(self.config), settings(config.model_dump(mode="json"))

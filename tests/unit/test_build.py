@@ -71,7 +71,7 @@ def test_one_sample_cannot_be_trained_on_and_held_out(world):
 
 
 def test_a_step_does_not_draw_more_samples_than_there_are(world):
-    with pytest.raises(UserError, match="stage 'rl' draws 2 samples a step and there are 1"):
+    with pytest.raises(UserError, match="stage 'rl' asks 2 prompts a step and there are 1 samples"):
         world(train={"ids": ["a"]}, prompts_per_step=2)
 
 

@@ -194,8 +194,23 @@ def test_a_new_directory_is_claimed_and_the_same_config_resumes(tmp_path):
     config = config_of()
     assert run.claim(config) is False
     assert load(run.config).config == config
+    (run.checkpoints / "00-000005").mkdir(parents=True)
     assert run.claim(config) is True
     assert run.config.read_text() == dump(config)
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_lose(tmp_path):
+    run = RunDir(tmp_path / "r")
+    run.claim(config_of())
+    run.metrics.write_text("{}\n")
+    (run.data / "count-train").mkdir(parents=True)
+    corrected = config_of(seed=3)
+    assert run.claim(corrected) is False
+    assert os.listdir(run.path) == ["config.yaml"]
+    assert run.config.read_text() == dump(corrected)
+    (run.path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds 'notes\.txt' and no run"):
+        run.claim(config_of())
 
 
 def test_a_claim_that_was_killed_before_it_wrote_can_be_repeated(tmp_path):
@@ -203,9 +218,16 @@ def test_a_claim_that_was_killed_before_it_wrote_can_be_repeated(tmp_path):
     assert RunDir(tmp_path).claim(config_of()) is False
 
 
+def begun(path, config):
+    """A run directory with a checkpoint in it."""
+    run = RunDir(path)
+    run.claim(config)
+    (run.checkpoints / "00-000005").mkdir(parents=True)
+    return run
+
+
 def test_another_config_is_refused_with_what_differs(tmp_path):
-    run = RunDir(tmp_path / "r")
-    run.claim(config_of())
+    run = begun(tmp_path / "r", config_of())
     with pytest.raises(UserError) as caught:
         run.claim(with_steps(config_of(seed=3), 30))
     said = str(caught.value).splitlines()
@@ -215,8 +237,7 @@ def test_another_config_is_refused_with_what_differs(tmp_path):
 
 
 def test_another_length_is_refused_and_called_that(tmp_path):
-    run = RunDir(tmp_path / "r")
-    run.claim(config_of(threads=1))
+    run = begun(tmp_path / "r", config_of(threads=1))
     with pytest.raises(UserError) as caught:
         run.claim(with_steps(config_of(threads=2), 2))
     said = str(caught.value)
@@ -225,16 +246,14 @@ def test_another_length_is_refused_and_called_that(tmp_path):
 
 
 def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):
-    run = RunDir(tmp_path / "r")
-    run.claim(config_of())
+    run = begun(tmp_path / "r", config_of())
     run.config.write_text(run.config.read_text().replace("seed: 0", "speed: 0"))
     with pytest.raises(UserError, match=r"(?s)run\.speed: 0 there, absent here.*run\.seed: absent there, 0 here"):
         run.claim(config_of())
 
 
 def test_many_differences_are_counted(tmp_path):
-    run = RunDir(tmp_path / "r")
-    run.claim(config_of())
+    run = begun(tmp_path / "r", config_of())
     run.config.write_text("run: {name: x}\n")
     with pytest.raises(UserError, match=r"  and \d+ more"):
         run.claim(config_of())
