@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from mmrl.files import sync
 from mmrl.policy.quiet import without_bars
 from mmrl.types import State, UserError
 
@@ -123,14 +124,14 @@ def _whole(folder: Path) -> Iterator[Path]:
         with _as_os_error():
             yield aside
         for path in aside.rglob("*"):
-            _sync(path)
-        _sync(aside)
+            sync(path)
+        sync(aside)
         retired = folder.parent / f".{folder.name}{_RETIRED}"
         if folder.exists():
             shutil.rmtree(retired, ignore_errors=True)
             folder.rename(retired)
         aside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
         shutil.rmtree(retired, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -198,11 +199,3 @@ def _damage(folder: Path) -> str | None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

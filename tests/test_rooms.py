@@ -20,7 +20,7 @@ FLOORS = {
     4: ("build", "run"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
     2: ("score", "algo", "batch", "media"),
-    1: ("ports", "answer", "config", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
     0: ("types", "mmrl"),
 }
 # Neighbours that may be imported all the same.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.log.files import json_line, refusing
+from mmrl.files import json_line, refusing
 from mmrl.types import UserError
 
 _LONGEST_LINE = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.log.files import json_line, refusing, write_atomically
+from mmrl.files import json_line, refusing, write_atomically
 from mmrl.types import Group, ImageRef, Rollout, Score
 
 

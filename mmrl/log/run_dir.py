@@ -19,7 +19,7 @@ from typing import Any
 
 import mmrl
 from mmrl.config import Config, dump, read_settings, settings
-from mmrl.log.files import finite, refusing, temporary, write_atomically
+from mmrl.files import finite, refusing, temporary, write_atomically
 from mmrl.types import UserError
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm")

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console as Screen
 
 from mmrl.config import Config, dump, load
+from mmrl.files import json_line, write_atomically
 from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
-from mmrl.log.files import json_line, write_atomically
 from mmrl.types import (
     Answer,
     Author,
@@ -114,7 +114,7 @@ def test_a_disk_that_fills_up_is_the_users_to_fix_and_leaves_whole_lines(tmp_pat
 import resource
 from pathlib import Path
 from mmrl.log import MetricsFile
-from mmrl.log.files import write_atomically
+from mmrl.files import write_atomically
 from mmrl.types import UserError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

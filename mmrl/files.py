@@ -48,7 +48,7 @@ def write_atomically(path: Path, text: str) -> None:
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync(path.parent)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -67,8 +67,9 @@ def finite(value: object) -> object:
     return value
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
