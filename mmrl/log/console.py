@@ -25,6 +25,7 @@ NUMBERS = (  # label, metric, format
 )
 PIPE_WIDTH = 160
 QUIET_SECONDS = 60.0  # a piped run never stays silent for longer, if a step ends
+FORESIGHT_STEPS = 5  # the first steps are slower and would promise too much
 
 
 class _Bar(Progress):
@@ -107,7 +108,8 @@ class Console:
             return
         now = time.monotonic()
         left = (now - stage.start) / max(1, step - stage.first) * (stage.total - step)
-        stage.unsaid = f"{stage.name} {step:>{len(str(stage.total))}}/{stage.total}  {numbers}  {_clock(left)} left"
+        rest = f"  {_clock(left)} left" if step - stage.first >= FORESIGHT_STEPS else ""
+        stage.unsaid = f"{stage.name} {step:>{len(str(stage.total))}}/{stage.total}  {numbers}{rest}"
         tenth = max(1, round(stage.total / 10))
         if step == stage.first + 1 or step % tenth == 0 or step == stage.total or now - stage.told >= QUIET_SECONDS:
             self._say_unsaid(stage, now)

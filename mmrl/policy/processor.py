@@ -29,7 +29,7 @@ from mmrl.types import (
     UserError,
 )
 
-_CACHE_BYTES = 512 * 2**20
+_CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)

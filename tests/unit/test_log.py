@@ -331,7 +331,8 @@ def test_a_pipe_gets_the_first_the_last_and_every_tenth_of_the_steps():
     console.end_stage()
     lines = out.getvalue().splitlines()
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, *range(20, 201, 20)]
-    assert lines[0].startswith("rl   1/200  reward 0.500  informative 62%  loss 0.0100  ")
+    assert lines[0] == "rl   1/200  reward 0.500  informative 62%  loss 0.0100"
+    assert lines[1].startswith("rl  20/200") and lines[1].endswith(" left")  # the first steps say nothing of the rest
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
 
 
