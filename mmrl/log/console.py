@@ -90,8 +90,9 @@ class Console:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("left"),
+                TextColumn("elapsed,"),
                 TimeRemainingColumn(),
+                TextColumn("left"),
             )
             self._bar = _Bar(*columns, console=self._screen, refresh_per_second=4)
             self._bar.add_task(name, total=total, completed=done)
