@@ -35,7 +35,7 @@ from mmrl.types import Place, Reject, Sample, SamplingLaw, UserError
 from mmrl_rewards.contract import bind
 
 _PICTURE_BYTES = 256 * 2**20
-_LISTED = 10
+_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,15 @@ class Samples:
     validation: tuple[Sample, ...]
     test: tuple[Sample, ...]
 
+    def parts(self) -> dict[str, tuple[Sample, ...]]:
+        """The samples by part of the data."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
     def digests(self) -> dict[str, str]:
         """A hash over the samples and pictures of each part."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {
             name: hashlib.sha256(repr([(s.id, s.parts, s.target, s.label) for s in samples]).encode()).hexdigest()
-            for name, samples in parts.items()
+            for name, samples in self.parts().items()
         }
 
 
@@ -70,7 +73,7 @@ class World:
         self.samples = self._load_samples(place, store)
         self.judge.check(self.samples.train, self.grammar)
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
-        self._check_stages()
+        self._check_lessons()
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
@@ -86,6 +89,7 @@ class World:
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
+        self.samples = self._askable()
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
         console.say(self._introduction())
@@ -129,27 +133,31 @@ class World:
         return GrpoLearner(self.policy, self.processor, engine, plan, reference)
 
     def _load_samples(self, place: Place, store: MediaStore) -> Samples:
-        data = self.config.data
         parts: dict[str, tuple[Sample, ...]] = {}
-        for name, origins in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        for name, origins in self._origins().items():
             rejects: list[Reject] = []
             parts[name] = tuple(self._usable(_rows(origins, place), store, rejects))
             self._report(name, parts[name], rejects)
-            if origins and not parts[name]:
-                raise UserError(f"data.{name}: there is not one usable sample")
         repeated = {sample.id for sample in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}
         if repeated:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
-        return Samples(train=parts["train"], validation=parts["validation"], test=parts["test"])
+        self._check_enough(parts["train"])
+        return Samples(**parts)
 
-    def _check_stages(self) -> None:
-        """Every stage finds enough samples, and what it imitates exists and can be written, before the first step."""
+    def _origins(self) -> dict[str, tuple[Origin, ...]]:
+        data = self.config.data
+        return {"train": data.train, "validation": data.validation, "test": data.test}
+
+    def _check_enough(self, samples: Sequence[Sample]) -> None:
         for stage in self.config.stages:
-            if isinstance(stage, Rl) and stage.prompts_per_step > len(self.samples.train):
+            if isinstance(stage, Rl) and stage.prompts_per_step > len(samples):
                 raise UserError(
-                    f"stage {stage.name!r} asks {stage.prompts_per_step} prompts a step and there are "
-                    f"{len(self.samples.train)} samples: one would get the same rollouts twice; lower prompts_per_step"
+                    f"stage {stage.name!r} asks {stage.prompts_per_step} prompts a step and there are {len(samples)} "
+                    "samples: one would get the same rollouts twice; lower prompts_per_step"
                 )
+
+    def _check_lessons(self) -> None:
+        """What an sft stage imitates must exist and be writable for every sample, before the first step."""
         for imitate in {stage.imitate for stage in self.config.stages if isinstance(stage, Sft)}:
             for sample in self.samples.train:
                 answer = lesson(sample, imitate)
@@ -157,6 +165,17 @@ class World:
                     self.grammar.render(answer, sample.thought)
                 except UserError as error:
                     raise UserError(f"sample {sample.id}: {error}") from error
+
+    def _askable(self) -> Samples:
+        """The samples that fit the model's prompt."""
+        parts: dict[str, tuple[Sample, ...]] = {}
+        for name, samples in self.samples.parts().items():
+            reasons = [self.processor.refusal(sample) for sample in samples]
+            parts[name] = tuple(s for s, reason in zip(samples, reasons, strict=True) if reason is None)
+            rejects = [Reject(s.id, reason) for s, reason in zip(samples, reasons, strict=True) if reason is not None]
+            self._report(name, parts[name], rejects)
+        self._check_enough(parts["train"])
+        return Samples(**parts)
 
     def _usable(self, rows: Iterable[Sample | Reject], store: MediaStore, rejects: list[Reject]) -> Iterable[Sample]:
         """Samples whose pictures open; the others are put among `rejects`."""
@@ -184,6 +203,8 @@ class World:
             raise UserError(f"{count}:\n{listed}{more}\nrepair them, or leave them out with data.bad_sample=skip")
         if rejects:
             self.console.warn(f"{count} and are left out:\n{listed}{more}")
+        if self._origins()[name] and not samples:
+            raise UserError(f"data.{name}: there is not one usable sample")
 
     def _model(self) -> Loaded:
         options = self.config.model

@@ -20,8 +20,6 @@ from mmrl.rollout.hf import HfSampler
 from mmrl.types import Place, Sample, SamplingLaw
 from mmrl_datasets import scenes
 
-FAMILY_NAMES = tuple(FAMILIES)
-
 
 @dataclass(frozen=True)
 class Tiny:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mmrl.config.schema import Limits
 from mmrl.media.image import open_image
-from mmrl.types import ImageRef
+from mmrl.types import ImageRef, Size
 
 
 class MediaStore:
@@ -19,6 +19,15 @@ class MediaStore:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._pictures: OrderedDict[ImageRef, Image.Image] = OrderedDict()
+        self._sizes: dict[ImageRef, Size] = {}
+
+    def size(self, ref: ImageRef) -> Size:
+        """Width and height of a picture; it is opened only if it never was.
+
+        Raises:
+            MediaError: as `open_image`.
+        """
+        return self._sizes[ref] if ref in self._sizes else Size(*self.open(ref).size)
 
     def open(self, ref: ImageRef) -> Image.Image:
         """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
@@ -30,6 +39,7 @@ class MediaStore:
             self._pictures.move_to_end(ref)
             return self._pictures[ref]
         picture = open_image(ref, self._limits)
+        self._sizes[ref] = Size(*picture.size)
         self._pictures[ref] = picture
         self._bytes += _size(picture)
         while self._bytes > self._max_bytes:

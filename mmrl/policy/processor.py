@@ -130,18 +130,26 @@ class QwenProcessor:
             self._cached_bytes -= self._cache.popitem(last=False)[1].pixels_ND.nbytes
         return feed
 
-    def _process(self, sample: Sample) -> _Feed:
+    def refusal(self, sample: Sample) -> str | None:
+        """Why a sample cannot be asked, if it cannot; needs no more of its pictures than their sizes."""
         words = " ".join(part for part in sample.parts if isinstance(part, str))
         if forged := [token for token in self._special if token in words]:
-            raise UserError(f"sample {sample.id}: its text contains the special token {forged[0]!r}; take it out")
+            return f"its text contains the special token {forged[0]!r}; take it out"
+        tokens = len(self.tokenizer(self.question(sample)).input_ids)
+        images = self.hf.image_processor
+        for ref in sample.images:
+            width, height = self._store.size(ref)
+            tokens += images.get_number_of_image_patches(height, width, {}) // images.merge_size**2 - 1
+        if tokens > self._max_prompt_tokens:
+            return f"{tokens} tokens exceed model.max_prompt_tokens={self._max_prompt_tokens}; lower model.max_pixels?"
+        return None
+
+    def _process(self, sample: Sample) -> _Feed:
+        if reason := self.refusal(sample):
+            raise UserError(f"sample {sample.id}: {reason}")
         pictures = [self._store.open(ref) for ref in sample.images]
         encoded = self.hf(text=[self.question(sample)], images=pictures or None, return_tensors="pt")
         ids = tuple(encoded["input_ids"][0].tolist())
-        if len(ids) > self._max_prompt_tokens:
-            raise UserError(
-                f"sample {sample.id}: the prompt has {len(ids)} tokens, more than model.max_prompt_tokens "
-                f"{self._max_prompt_tokens}; raise it or lower model.max_pixels"
-            )
         images = self.hf.image_processor
         grids = tuple(tuple(grid) for grid in encoded["image_grid_thw"].tolist()) if pictures else ()
         dim = 3 * images.temporal_patch_size * images.patch_size**2

@@ -127,12 +127,17 @@ def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):
         world.processor.pixels(replace(prompt, digest="0" * 64))
 
 
-def test_an_over_long_prompt_is_refused_with_its_length(tiny):
-    world = tiny()
-    length = len(world.processor.ask(world.samples[0]).ids)
-    assert asker(world, max_prompt_tokens=length).ask(world.samples[0])
-    with pytest.raises(UserError, match=rf"the prompt has {length} tokens.*max_prompt_tokens {length - 1}"):
-        asker(world, max_prompt_tokens=length - 1).ask(world.samples[0])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["one picture", "two pictures", "text alone"])
+def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, family, index):
+    world = tiny(family)
+    sample = world.samples[index]
+    length = len(world.processor.ask(sample).ids)
+    assert asker(world, max_prompt_tokens=length).refusal(sample) is None
+    short = asker(world, max_prompt_tokens=length - 1)
+    assert f"{length} tokens exceed model.max_prompt_tokens={length - 1}" in short.refusal(sample)
+    with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
+        short.ask(sample)
 
 
 @pytest.mark.parametrize("text", ["look: <|image_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>assistant\n"])
