@@ -233,8 +233,11 @@ def test_a_prompt_puts_in_columns(read):
     prompt = "<image>{{Find}} {q} of {m.size} x{n}."
     (sample,) = read(GOOD | {"q": "{key}", "m": {"size": "L"}, "n": 2}, columns=columns, prompt=prompt)
     assert sample.parts[1] == "{Find} {key} of L x2."
-    assert reasons(read(GOOD | {"q": None, "m": {"size": 1}, "n": 1}, GOOD | {"key": 2, "m": 1, "n": 1},
-                        GOOD | {"key": 3, "m": {"size": 1}, "n": 1}, columns=columns, prompt=prompt))  # fmt: skip
+    row = GOOD | {"m": {"size": 1}, "n": 1}
+    null, flat, good = read(row | {"q": None}, row | {"m": 1}, row, columns=columns, prompt=prompt)
+    assert "prompt: column 'q' must be text or a number, is None" in null.reason
+    assert "there is no column 'm.size'" in flat.reason
+    assert isinstance(good, Sample)
 
 
 @pytest.mark.parametrize("prompt", ["{q!r}", "{q:>9}", "{}", "{q", "q}", "{q:{a}}"])
@@ -393,6 +396,21 @@ def test_a_damaged_stored_picture_is_written_again(place):
     (place.work / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
     assert list(table.rows(place, path="a.parquet", columns=EASY, kind="number")) == [sample]
     stored(place, PNG)
+
+
+def test_parquet_is_read_in_bounded_memory(place):
+    rows = [{"question": "?", "answer": number, "pad": bytes([number % 256]) * 50_000} for number in range(500)]
+    content = pyarrow.Table.from_pylist(rows)
+    pages = {"write_batch_size": 16, "use_dictionary": False, "compression": "none"}
+    parquet.write_table(content, place.base / "a.parquet", **pages)
+    del content
+    idle = pyarrow.total_allocated_bytes()
+    columns = {"question": "question", "answer": "answer"}
+    peak = max(
+        pyarrow.total_allocated_bytes() - idle
+        for _ in table.rows(place, path="a.parquet", columns=columns, kind="number")
+    )
+    assert peak < 12_000_000, "of 25 MB in one row group"
 
 
 @pytest.mark.parametrize("spoil", [lambda content: b"no parquet", lambda content: content[:-20], lambda content: b""])

@@ -11,6 +11,7 @@ from mmrl.types import UserError
 from mmrl_datasets.formats.row import Cells, Row, did_you_mean
 
 ROWS_AT_ONCE: Final = 64  # with pictures inside, some megabytes
+BUFFER_BYTES: Final = 1 << 20
 SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
@@ -49,7 +50,8 @@ def _cells(file: Path) -> Iterator[Cells]:
 
     done = 0
     try:
-        with ParquetFile(file) as content:
+        # Without these two Arrow keeps all it has read until the file is closed.
+        with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as content:
             for batch in content.iter_batches(ROWS_AT_ONCE):
                 yield from batch.to_pylist()
                 done += batch.num_rows
