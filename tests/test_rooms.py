@@ -55,6 +55,8 @@ ONLY_IN = {
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/",),
+    "datasets": ("datasets/mmrl_datasets/",),
+    "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "decord": ("mmrl/media/",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
@@ -64,8 +66,9 @@ LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
     *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text"),
+    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit"),
 )
-HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed")
+HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
 
 MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150}
 MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS = 60, 4, 8

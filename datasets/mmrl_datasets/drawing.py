@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from mmrl.types import ImageRef, UserError
 from mmrl_datasets.pictures import Split, cutout
+from mmrl_datasets.store import write_once
 
 Box = tuple[int, int, int, int]
 
@@ -128,15 +128,7 @@ def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     path = folder / f"{stem}-{digest[:8]}.png"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (path.is_file() and path.read_bytes() == content):
-            partial = path.with_suffix(f".{os.getpid()}.partial")
-            partial.write_bytes(content)
-            partial.replace(path)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"{path}: cannot write the picture: {reason}; make room or choose another place") from error
+    write_once(path, content)
     return ImageRef(path=str(path), sha256=digest)
 
 

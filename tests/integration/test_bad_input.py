@@ -37,7 +37,7 @@ def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
     return {
-        "fn": "mmrl_datasets.jsonl:rows",
+        "fn": "mmrl_datasets.table:rows",
         "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
     }
 

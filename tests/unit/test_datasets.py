@@ -1,8 +1,7 @@
-"""Generated scenes and JSON Lines: exact truth, disjoint splits, bad input refused by name."""
+"""Generated scenes: exact truth, disjoint splits, impossible options refused by name; the worked example."""
 
 import hashlib
 import itertools
-import json
 import subprocess
 import sys
 import types
@@ -13,8 +12,8 @@ import pytest
 from PIL import Image
 from skimage.measure import label as connected
 
-from mmrl.types import Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
-from mmrl_datasets import jsonl, scenes
+from mmrl.types import Frame, Kind, Place, Target, UserError
+from mmrl_datasets import scenes
 from mmrl_datasets.drawing import COLOURS
 from mmrl_datasets.pictures import SPLITS, handwriting, materials, region, share, textures
 
@@ -40,7 +39,7 @@ def test_the_datasets_folder_is_no_package():
 
 
 def test_datasets_import_without_torch():
-    code = "import sys, mmrl_datasets.scenes, mmrl_datasets.jsonl; assert 'torch' not in sys.modules"
+    code = "import sys, mmrl_datasets.scenes, mmrl_datasets.table; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -268,157 +267,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "work").write_text("a file, not a folder")
     with pytest.raises(UserError, match="cannot write the picture"):
         list(scenes.counting(Place(work=tmp_path / "work", base=tmp_path, seed=0), split="train", size=1))
-
-
-# JSON Lines
-
-COLUMNS = {"id": "key", "images": "pics", "question": "q", "answer": "a"}
-GOOD = {"key": "k1", "pics": "a.png", "q": "How many?", "a": 3}
-
-
-@pytest.fixture
-def read(place):
-    (place.base / "pics").mkdir()
-    for name in ("a", "b"):
-        (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
-    (place.base / "secret.png").write_bytes(b"outside")
-    (place.base / "pics" / "link.png").symlink_to(place.base / "secret.png")
-
-    def read(*lines, **options):
-        text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
-        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "image_root": "pics"}
-        return list(jsonl.rows(place, **(settings | options)))
-
-    return read
-
-
-def ref(place, name):
-    return ImageRef(path=str(place.base / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
-
-
-def test_a_row_becomes_a_sample(read, place):
-    (sample,) = read(GOOD | {"source": "web"}, task="bottles")
-    assert sample == Sample(
-        id="bottles/train/k1",
-        task="bottles",
-        parts=(ref(place, "a"), "How many?"),
-        target=Target(kind=Kind.NUMBER, value=3),
-        meta={"source": "web"},
-    )
-
-
-def test_markers_place_the_pictures(read, place):
-    (sample,) = read(GOOD | {"pics": ["b.png", "a.png"], "q": "<image> left of <image>?"})
-    assert sample.parts == (ref(place, "b"), " left of ", ref(place, "a"), "?")
-
-
-def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
-    columns = {"question": "q", "answer": "a", "label": "l", "thought": "t"}
-    one, other = read(
-        {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
-    )
-    assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
-    assert one.label == Target(kind=Kind.NUMBER, value=3)
-    assert (other.label, other.thought) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("kind", "answer", "value"),
-    [("text", "a cat", "a cat"), ("choice", "b", "B"), ("number", -2.5, -2.5), ("box", [0, 1.5, 9, 8], [0, 1.5, 9, 8])],
-)
-def test_answers_of_each_kind(read, kind, answer, value):
-    frame = "px_original" if kind == "box" else None
-    (sample,) = read(GOOD | {"a": answer}, kind=kind, frame=frame)
-    assert sample.target == Target(kind=Kind(kind), value=value, frame=Frame(frame) if frame else None)
-
-
-def test_the_limit_counts_lines(read):
-    assert len(read(GOOD, GOOD | {"key": "k2"}, GOOD | {"key": "k3"}, limit=2)) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"key": "k1", ', "not a line of JSON"),
-        (b"\xff\xfe", "not a line of JSON"),
-        (b"[" * 100_000, "not a line of JSON"),
-        (b"[1, 2]", "must be an object"),
-        (GOOD | {"a": "3"}, "answer must be a finite number, is '3'"),
-        (GOOD | {"a": True}, "answer must be a finite number, is True"),
-        (GOOD | {"a": float("nan")}, "answer must be a finite number, is nan"),
-        (GOOD | {"a": 10**400}, "answer must be a finite number"),
-        (GOOD | {"a": None}, "answer must be a finite number, is None"),
-        (GOOD | {"q": 5}, "question must be text"),
-        (GOOD | {"q": "  "}, "question must be text that is not empty"),
-        (GOOD | {"key": 1.5}, "id must be text or a whole number"),
-        (GOOD | {"pics": "c.png"}, "picture 'c.png' is not under image_root"),
-        (GOOD | {"pics": "."}, "picture '.' cannot be read"),
-        (GOOD | {"pics": "a\0.png"}, "cannot be read"),
-        (GOOD | {"pics": "../secret.png"}, "lies outside image_root"),
-        (GOOD | {"pics": "link.png"}, "lies outside image_root"),
-        (GOOD | {"pics": "/etc/hostname"}, "lies outside image_root"),
-        (GOOD | {"pics": [3]}, "picture must be text"),
-        (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 pictures"),
-    ],
-)
-def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reason):
-    good, bad = read(GOOD | {"key": "fine"}, line)
-    assert isinstance(good, Sample)
-    assert isinstance(bad, Reject)
-    assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
-    assert reason in bad.reason
-
-
-@pytest.mark.parametrize(
-    ("box", "reason"),
-    [
-        ([1, 2, 3], "must be four finite numbers"),
-        ([1, 2, float("nan"), 4], "must be four finite numbers"),
-        ([1, 2, float("inf"), 4], "must be four finite numbers"),
-        ("[1,2,3,4]", "must be four finite numbers"),
-        ([5, 2, 3, 4], "empty or inverted"),
-        ([1, 2, 1, 4], "empty or inverted"),
-        ([-1, 2, 3, 4], "leaves the picture"),
-        ([1, 2, 1001, 4], "leaves the picture"),
-    ],
-)
-def test_a_bad_box_is_rejected(read, box, reason):
-    (bad,) = read(GOOD | {"a": box}, kind="box", frame="norm_1000")
-    assert reason in bad.reason
-
-
-def test_blank_lines_hold_no_row(read):
-    assert [sample.id for sample in read(b"", GOOD, b"  ", GOOD | {"key": "k2"})] == ["rows/train/k1", "rows/train/k2"]
-
-
-def test_an_id_that_occurs_twice_is_rejected(read):
-    _, bad = read(GOOD, GOOD)
-    assert "stands on line 1 too" in bad.reason
-
-
-def test_a_missing_column_is_named_with_what_there_is(read):
-    with pytest.raises(
-        UserError, match=r"rows\.jsonl:1: there is no column 'pics' \(did you mean 'pic'\?\); there are key, pic, q"
-    ):
-        read({"key": 1, "pic": "a.png", "q": "?", "a": 3})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": "none.jsonl"}, "no such file that can be read"),
-        ({"kind": "boxes"}, r"kind='boxes' is unknown \(did you mean 'box'\?\)"),
-        ({"kind": "box"}, "set `frame` for boxes"),
-        ({"frame": "norm_1"}, "set `frame` for boxes"),
-        ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
-        ({"columns": {"question": "q"}}, "which column is the answer"),
-        ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
-    ],
-)
-def test_impossible_settings_are_refused(read, options, message):
-    with pytest.raises(UserError, match=message):
-        read(GOOD, **options)
 
 
 def test_the_worked_example_of_the_readme_runs(place):

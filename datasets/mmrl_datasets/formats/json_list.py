@@ -1,0 +1,33 @@
+"""JSON: one list of objects, or an object that holds it under `data`. It is read whole, so its size has a limit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mmrl.types import UserError
+from mmrl_datasets.formats.jsonl import as_cells
+from mmrl_datasets.formats.row import Row, shown
+
+MAX_BYTES: Final = 512 << 20
+
+
+def read(file: Path) -> Iterator[Row]:
+    """Each item of the list.
+
+    Raises:
+        UserError: the file is too large, not JSON, or not such a list.
+    """
+    if file.stat().st_size > MAX_BYTES:
+        raise UserError(f"{file}: is larger than {MAX_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts")
+    try:
+        content = json.loads(file.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error
+    items = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(items, list):
+        raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {shown(content)}")
+    for number, item in enumerate(items, start=1):
+        yield Row(f"row-{number}", f"{file}: row {number}", as_cells(item))

@@ -1,0 +1,52 @@
+"""JSON Lines: one object per line, UTF-8."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from mmrl.types import UserError
+from mmrl_datasets.formats.row import BadRowError, Cells, Row, shown
+
+MAX_LINE_BYTES: Final = 64 << 20
+UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read(file: Path) -> Iterator[Row]:
+    """Each line that is not blank, a line at a time.
+
+    Raises:
+        UserError: the file is UTF-16.
+    """
+    with file.open("rb") as content:
+        if content.read(2) in UTF16:
+            raise UserError(f"{file}: is UTF-16; save it as UTF-8")
+        content.seek(0)
+        for number, line in enumerate(_lines(content), start=1):
+            if line.strip():
+                yield Row(f"line-{number}", f"{file}:{number}", _parsed(line))
+
+
+def as_cells(value: object) -> Cells | BadRowError:
+    """A JSON value as a row, if it is one."""
+    return value if isinstance(value, dict) else BadRowError(f"must be an object of columns, is {shown(value)}")
+
+
+def _lines(content: BinaryIO) -> Iterator[bytes]:
+    """Lines; one that is too long is cut just beyond the limit, so that no more of it is ever in memory."""
+    while line := content.readline(MAX_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = content.readline(MAX_LINE_BYTES + 1)
+        yield line
+
+
+def _parsed(line: bytes) -> Cells | BadRowError:
+    if len(line) > MAX_LINE_BYTES:
+        return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep pictures in files of their own")
+    try:
+        return as_cells(json.loads(line.decode("utf-8-sig")))
+    except (ValueError, RecursionError) as error:
+        return BadRowError(f"not a line of JSON ({error})")

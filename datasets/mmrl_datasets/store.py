@@ -1,0 +1,25 @@
+"""Pictures that a dataset makes or unpacks, as files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmrl.types import UserError
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file in one move, unless it holds just that already.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.is_file() and path.read_bytes() == content):
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            partial.write_bytes(content)
+            partial.replace(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{path}: cannot write the picture: {reason}; make room or choose another place") from error

@@ -1,0 +1,663 @@
+"""Readers: rows of every format on tiny files of the exact schema, and bad ones rejected or refused by name."""
+
+import base64
+import csv
+import hashlib
+import json
+import tracemalloc
+
+import pyarrow
+import pytest
+from datasets import Dataset, DatasetDict, Features, Image, Value
+from pyarrow import parquet
+
+from mmrl.types import Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
+from mmrl_datasets import chat, mapping, table, vlmevalkit
+from mmrl_datasets.formats import json_list, jsonl, separated
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+
+
+def stored(place, content, ending=".png"):
+    """How a picture that was unpacked is referred to, once it is seen to be there."""
+    digest = hashlib.sha256(content).hexdigest()
+    path = place.work / "media" / digest[:2] / f"{digest}{ending}"
+    assert path.read_bytes() == content
+    return ImageRef(path=str(path), sha256=digest)
+
+
+def picture(place, name, content=b"a picture"):
+    """A picture as a file, and how it is referred to."""
+    path = place.base / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return ImageRef(path=str(path), sha256=hashlib.sha256(content).hexdigest())
+
+
+def reasons(results):
+    return [result.reason for result in results if isinstance(result, Reject)]
+
+
+# JSON Lines
+
+COLUMNS = {"id": "key", "images": "pics", "question": "q", "answer": "a"}
+GOOD = {"key": "k1", "pics": "a.png", "q": "How many?", "a": 3}
+
+
+@pytest.fixture
+def read(place):
+    (place.base / "pics").mkdir()
+    for name in ("a", "b"):
+        (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
+    (place.base / "secret.png").write_bytes(b"outside")
+    (place.base / "pics" / "link.png").symlink_to(place.base / "secret.png")
+    (place.base / "pics" / "loop.png").symlink_to("loop.png")
+
+    def read(*lines, **options):
+        text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
+        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "image_root": "pics"}
+        return list(table.rows(place, **(settings | options)))
+
+    return read
+
+
+def ref(place, name):
+    return ImageRef(path=str(place.base / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
+
+
+def test_a_row_becomes_a_sample(read, place):
+    (sample,) = read(GOOD | {"source": "web"}, task="bottles")
+    assert sample == Sample(
+        id="bottles/train/k1",
+        task="bottles",
+        parts=(ref(place, "a"), "How many?"),
+        target=Target(kind=Kind.NUMBER, value=3),
+        meta={"source": "web"},
+    )
+
+
+def test_markers_place_the_pictures(read, place):
+    (sample,) = read(GOOD | {"pics": ["b.png", "a.png"], "q": "<image> left of <image>?"})
+    assert sample.parts == (ref(place, "b"), " left of ", ref(place, "a"), "?")
+
+
+def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
+    columns = {"question": "q", "answer": "a", "label": "l", "thought": "t"}
+    one, other = read(
+        {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
+    )
+    assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
+    assert one.label == Target(kind=Kind.NUMBER, value=3)
+    assert (other.label, other.thought) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "value"),
+    [("text", "a cat", "a cat"), ("choice", "b", "B"), ("number", -2.5, -2.5), ("box", [0, 1.5, 9, 8], [0, 1.5, 9, 8])],
+)
+def test_answers_of_each_kind(read, kind, answer, value):
+    frame = "px_original" if kind == "box" else None
+    (sample,) = read(GOOD | {"a": answer}, kind=kind, frame=frame)
+    assert sample.target == Target(kind=Kind(kind), value=value, frame=Frame(frame) if frame else None)
+
+
+def test_the_limit_counts_rows(read):
+    assert len(read(GOOD, GOOD | {"key": "k2"}, GOOD | {"key": "k3"}, limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"key": "k1", ', "not a line of JSON"),
+        (b"\xff\xfe", "not a line of JSON"),
+        ('{"key": "k1", "q": "Où?"}'.encode("latin-1"), "not a line of JSON ('utf-8' codec"),
+        ({"key": "k1", "q": "How many?", "a": 3}, "there is no column 'pics'"),
+        (b'{"key": "k1", "pics": null, "q": "\\ud800?", "a": 3}', "question holds half of a surrogate pair"),
+        (b'{"m": ' + b"[" * 900 + b"]" * 900 + b', "key": 1, "pics": null, "q": "?", "a": 3}', "nested too deeply"),
+        (b"[" * 100_000, "not a line of JSON"),
+        (b"[1, 2]", "must be an object"),
+        (GOOD | {"a": "three"}, "answer must be a finite number, is 'three'"),
+        (GOOD | {"a": "1,000"}, "answer must be a finite number, is '1,000'"),
+        (GOOD | {"a": "nan"}, "answer must be a finite number, is 'nan'"),
+        (GOOD | {"a": True}, "answer must be a finite number, is True"),
+        (GOOD | {"a": float("nan")}, "answer must be a finite number, is nan"),
+        (GOOD | {"a": 10**400}, "answer must be a finite number"),
+        (GOOD | {"a": None}, "answer must be a finite number, is None"),
+        (GOOD | {"q": 5}, "question must be text"),
+        (GOOD | {"q": "  "}, "question must be text that is not empty"),
+        (GOOD | {"key": 1.5}, "id must be text or a whole number"),
+        (GOOD | {"pics": "c.png"}, "picture 'c.png' is not under image_root"),
+        (GOOD | {"pics": "."}, "picture '.' cannot be read"),
+        (GOOD | {"pics": "a\0.png"}, "cannot be read"),
+        (GOOD | {"pics": "loop.png"}, "picture 'loop.png' cannot be read"),
+        (GOOD | {"pics": "https://example.org/a.png"}, "https URLs are refused"),
+        (GOOD | {"pics": "file:///etc/hostname"}, "file URLs are refused"),
+        (GOOD | {"pics": "data:image/png;base64,iVBO"}, "data URLs are refused unless `allow_data_urls: true`"),
+        (GOOD | {"pics": "../secret.png"}, "lies outside image_root"),
+        (GOOD | {"pics": "link.png"}, "lies outside image_root"),
+        (GOOD | {"pics": "/etc/hostname"}, "lies outside image_root"),
+        (GOOD | {"pics": [3]}, "picture must be text"),
+        (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 pictures"),
+    ],
+)
+def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reason):
+    good, bad = read(GOOD | {"key": "fine"}, line)
+    assert isinstance(good, Sample)
+    assert isinstance(bad, Reject)
+    assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
+    assert reason in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [
+        ([1, 2, 3], "must be four finite numbers"),
+        ([1, 2, float("nan"), 4], "must be four finite numbers"),
+        ([1, 2, float("inf"), 4], "must be four finite numbers"),
+        ("1,2,3,4", "must be four finite numbers"),
+        ("[1,2,3,NaN]", "must be four finite numbers"),
+        ([5, 2, 3, 4], "empty or inverted"),
+        ([1, 2, 1, 4], "empty or inverted"),
+        ([-1, 2, 3, 4], "leaves the picture"),
+        ([1, 2, 1001, 4], "leaves the picture"),
+    ],
+)
+def test_a_bad_box_is_rejected(read, box, reason):
+    (bad,) = read(GOOD | {"a": box}, kind="box", frame="norm_1000")
+    assert reason in bad.reason
+
+
+def test_blank_lines_hold_no_row(read):
+    assert [sample.id for sample in read(b"", GOOD, b"  ", GOOD | {"key": "k2"})] == ["rows/train/k1", "rows/train/k2"]
+
+
+def test_an_id_that_occurs_twice_is_rejected(read):
+    _, bad = read(GOOD, GOOD)
+    assert "the id 'rows/train/k1' is that of line-1 too" in bad.reason
+
+
+def test_a_missing_column_is_named_with_what_there_is(read):
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl:1: there is no column 'pics' \(did you mean 'pic'\?\); there are key, pic, q"
+    ):
+        read({"key": 1, "pic": "a.png", "q": "?", "a": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "none.jsonl"}, "no such file that can be read"),
+        ({"path": "pics/a.png"}, r"the format is known by the name's ending; there are \.jsonl"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"prompt": "Where?"}, r"prompt takes the place of columns\.question"),
+        ({"kind": "boxes"}, r"kind='boxes' is unknown \(did you mean 'box'\?\)"),
+        ({"kind": "box"}, "set `frame` for boxes"),
+        ({"frame": "norm_1"}, "set `frame` for boxes"),
+        ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
+        ({"columns": {"question": "q"}}, "which column is the answer"),
+        ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
+    ],
+)
+def test_impossible_settings_are_refused(read, options, message):
+    with pytest.raises(UserError, match=message):
+        read(GOOD, **options)
+
+
+def test_numerals_and_boxes_in_text_count(read):
+    (number,) = read(GOOD | {"a": " 007.50 "})
+    (box,) = read(GOOD | {"a": "[1, 2, 30, 40]"}, kind="box", frame="px_original")
+    assert (number.target.value, box.target.value) == (7.5, [1, 2, 30, 40])
+
+
+def test_corner_and_size_become_corners(read):
+    options = {"kind": "box", "frame": "norm_1", "corners": "xywh"}
+    box, beyond, flat = read(
+        GOOD | {"a": [0.25, 0.5, 0.5, 0.25]},
+        GOOD | {"key": 2, "a": [0.5, 0.5, 0.75, 0.25]},
+        GOOD | {"key": 3, "a": [0.5, 0.5, 0.25, 0]},
+        **options,
+    )
+    assert box.target.value == [0.25, 0.5, 0.75, 0.75]
+    assert "leaves the picture" in beyond.reason
+    assert "empty or inverted" in flat.reason
+
+
+def test_a_prompt_puts_in_columns(read):
+    columns = {"id": "key", "images": "pics", "answer": "a"}
+    prompt = "<image>{{Find}} {q} of {m.size} x{n}."
+    (sample,) = read(GOOD | {"q": "{key}", "m": {"size": "L"}, "n": 2}, columns=columns, prompt=prompt)
+    assert sample.parts[1] == "{Find} {key} of L x2."
+    row = GOOD | {"m": {"size": 1}, "n": 1}
+    null, flat, good = read(row | {"q": None}, row | {"m": 1}, row, columns=columns, prompt=prompt)
+    assert "prompt: column 'q' must be text or a number, is None" in null.reason
+    assert "there is no column 'm.size'" in flat.reason
+    assert isinstance(good, Sample)
+
+
+@pytest.mark.parametrize("prompt", ["{q!r}", "{q:>9}", "{}", "{q", "q}", "{q:{a}}"])
+def test_a_prompt_does_nothing_but_put_in(read, prompt):
+    with pytest.raises(UserError, match="prompt"):
+        read(GOOD, columns={"answer": "a"}, prompt=prompt)
+
+
+@pytest.mark.parametrize("prompt", ["{q.__class__}", "{q[0]}"])
+def test_a_prompt_reaches_no_attribute(read, prompt):
+    with pytest.raises(UserError, match="there is no column"):
+        read(GOOD, columns={"answer": "a"}, prompt=prompt)
+
+
+@pytest.mark.parametrize(("answer", "letter"), [("b", "B"), ("B", "B"), ("a dog", "B"), ("C", None), ("dog", None)])
+def test_choices_are_listed_and_letters_or_quoted(read, answer, letter):
+    columns = COLUMNS | {"choices": "c"}
+    (result,) = read(GOOD | {"a": answer, "c": ["a cat", "a dog"]}, columns=columns, kind="choice")
+    if letter is None:
+        assert "answer must be one letter from A to B, or one option" in result.reason
+    else:
+        assert result.parts[1] == "How many?\nA. a cat\nB. a dog"
+        assert result.target == Target(kind=Kind.CHOICE, value=letter)
+
+
+def test_an_answer_that_is_one_letter_and_another_option_is_rejected(read):
+    columns = COLUMNS | {"choices": "c"}
+    (bad,) = read(GOOD | {"a": "A", "c": ["B", "A"]}, columns=columns, kind="choice")
+    assert "one letter from A to B, or one option, is 'A'" in bad.reason
+
+
+def test_a_column_that_some_rows_lack_spoils_only_those(read):
+    bad, good = read({"key": 1, "q": "?", "a": 1}, GOOD)
+    assert isinstance(good, Sample)
+    assert "there is no column 'pics'" in bad.reason
+
+
+def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
+    monkeypatch.setattr(mapping._Census, "PATIENCE", 3)
+    (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
+    results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
+    assert isinstance(next(results), Reject)
+    with pytest.raises(UserError, match=r"a\.jsonl:1: there is no column 'qq' \(did you mean 'q'\?\)"):
+        next(results), next(results)
+
+
+def test_a_bom_is_no_content_and_utf16_is_refused(place):
+    options = {"columns": {"question": "q", "answer": "a"}, "kind": "number"}
+    (place.base / "a.jsonl").write_bytes('{"q": "Où?", "a": 1}\n'.encode("utf-8-sig"))
+    (sample,) = table.rows(place, path="a.jsonl", **options)
+    assert sample.parts == ("Où?",)
+    (place.base / "b.jsonl").write_text('{"q": "?", "a": 1}\n', encoding="utf-16")
+    with pytest.raises(UserError, match="is UTF-16; save it as UTF-8"):
+        list(table.rows(place, path="b.jsonl", **options))
+
+
+def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
+    (place.base / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
+    tracemalloc.start()
+    bad, good = table.rows(place, path="a.jsonl", columns={"question": "q", "answer": "a"}, kind="number")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "a.jsonl:1: longer than" in bad.reason
+    assert good.id == "a/train/line-2"
+    assert peak < 1_000_000
+
+
+# JSON
+
+
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"version": 1, "data": rows}])
+def test_a_list_or_what_is_under_data(place, wrap):
+    (place.base / "a.json").write_text(json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])), encoding="utf-8-sig")
+    good, bad = table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number")
+    assert (good.id, good.parts) == ("a/train/row-1", ("1+1?",))
+    assert "a.json: row 2: must be an object of columns, is [3]" in bad.reason
+
+
+@pytest.mark.parametrize("content", [b"[1,", b"\xff", b'{"rows": []}', b"3", b"[" * 99_999])
+def test_what_is_no_list_is_refused(place, content):
+    (place.base / "a.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.json: (is not JSON|must be a list of rows)"):
+        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
+
+
+def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
+    monkeypatch.setattr(json_list, "MAX_BYTES", 5)
+    (place.base / "a.json").write_text("[{}, {}]")
+    with pytest.raises(UserError, match="write it as JSON Lines"):
+        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
+
+
+def test_rec_rows_of_vlm_r1(place):
+    ref = picture(place, "coco/train2014/1.jpg")
+    row = {"image": "train2014/1.jpg", "problem": "the left cup", "solution": [10, 20, 30, 40],
+           "normalized_solution": [0.1, 0.2, 0.3, 0.4], "height": 100, "width": 100}  # fmt: skip
+    nan = row | {"solution": [10, float("nan"), 30, 40]}
+    (place.base / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
+    settings = {"path": "rec.json", "image_root": "coco", "kind": "box", "prompt": "Where is {problem}?"}
+    good, *bad = table.rows(place, **settings, columns={"images": "image", "answer": "solution"}, frame="px_original")
+    assert good.parts == (ref, "Where is the left cup?")
+    assert good.target == Target(kind=Kind.BOX, value=[10, 20, 30, 40], frame=Frame.PX_ORIGINAL)
+    assert ["four finite numbers" in bad[0].reason, "inverted" in bad[1].reason] == [True, True]
+    first, *_ = table.rows(
+        place, **settings, columns={"images": "image", "answer": "normalized_solution"}, frame="norm_1"
+    )
+    assert first.target == Target(kind=Kind.BOX, value=[0.1, 0.2, 0.3, 0.4], frame=Frame.NORM_1)
+
+
+# Parquet and Hugging Face
+
+EASY = {"question": "problem", "answer": "answer", "images": "images"}
+
+
+def easy_rows():
+    """Columns of EasyR1's sets: a list of embedded pictures, and answers in text."""
+    return [
+        {"images": [{"bytes": PNG, "path": None}], "problem": "<image>How long is AB?", "answer": "3.5"},
+        {"images": [{"bytes": PNG, "path": "x.png"}], "problem": "<image>And BC?", "answer": r"\sqrt{2}"},
+        {"images": [{"bytes": b"", "path": None}], "problem": "<image>And AC?", "answer": "4"},
+        {"images": [], "problem": "1+1?", "answer": "2"},
+    ]
+
+
+def check_easy(place, results):
+    one, word, empty, plain = results
+    assert one.parts == (stored(place, PNG), "How long is AB?")
+    assert one.target == Target(kind=Kind.NUMBER, value=3.5)
+    assert "answer must be a finite number" in word.reason
+    assert "picture of 0 bytes" in empty.reason
+    assert plain.parts == ("1+1?",)
+    assert len([file for file in (place.work / "media").rglob("*") if file.is_file()]) == 1, "stored once"
+
+
+def test_parquet_with_embedded_pictures(place):
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "geo.parquet")
+    results = list(table.rows(place, path="geo.parquet", columns=EASY, kind="number"))
+    check_easy(place, results)
+    assert results[0].id == "geo/train/row-1"
+    assert f"{place.base / 'geo.parquet'}: row 2: " in results[1].reason
+
+
+def test_pictures_as_bytes_and_columns_that_json_cannot_say(place):
+    rows = [{"q": "?", "a": "A", "picture": b"\xff\xd8\xffjpeg", "thumb": b"123", "n": float("nan")}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "a.parquet")
+    columns = {"question": "q", "answer": "a", "images": "picture"}
+    (sample,) = table.rows(place, path="a.parquet", columns=columns, kind="choice")
+    assert sample.images == (stored(place, b"\xff\xd8\xffjpeg", ".jpg"),)
+    assert sample.meta["thumb"] == "3 bytes"
+
+
+def test_a_damaged_stored_picture_is_written_again(place):
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()[:1]), place.base / "a.parquet")
+    (sample,) = table.rows(place, path="a.parquet", columns=EASY, kind="number")
+    (place.work / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
+    assert list(table.rows(place, path="a.parquet", columns=EASY, kind="number")) == [sample]
+    stored(place, PNG)
+
+
+def test_parquet_is_read_in_bounded_memory(place):
+    rows = [{"question": "?", "answer": number, "pad": bytes([number % 256]) * 50_000} for number in range(500)]
+    content = pyarrow.Table.from_pylist(rows)
+    pages = {"write_batch_size": 16, "use_dictionary": False, "compression": "none"}
+    parquet.write_table(content, place.base / "a.parquet", **pages)
+    del content
+    idle = pyarrow.total_allocated_bytes()
+    columns = {"question": "question", "answer": "answer"}
+    peak = max(
+        pyarrow.total_allocated_bytes() - idle
+        for _ in table.rows(place, path="a.parquet", columns=columns, kind="number")
+    )
+    assert peak < 12_000_000, "of 25 MB in one row group"
+
+
+@pytest.mark.parametrize("spoil", [lambda content: b"no parquet", lambda content: content[:-20], lambda content: b""])
+def test_damaged_parquet_is_refused(place, spoil):
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "a.parquet")
+    (place.base / "a.parquet").write_bytes(spoil((place.base / "a.parquet").read_bytes()))
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet beyond row 0"):
+        list(table.rows(place, path="a.parquet", columns=EASY, kind="number"))
+
+
+def test_a_folder_of_parquet_gives_one_split(place):
+    for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]):
+        (place.base / "set/data").mkdir(parents=True, exist_ok=True)
+        rows = [{"problem": name, "answer": str(number), "images": None}]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "set/data" / f"{name}.parquet")
+    train = list(table.rows(place, path="set", columns=EASY, kind="number"))
+    assert [(sample.id, sample.target.value) for sample in train] == [("set/train/row-1", 0), ("set/train/row-2", 1)]
+    (test,) = table.rows(place, path="set", split="test", columns=EASY, kind="number")
+    assert test.parts == ("test-00000-of-00001",)
+    with pytest.raises(UserError, match=r"has no split 'tran' \(did you mean 'train'\?\); there are test, train"):
+        table.rows(place, path="set", split="tran", columns=EASY, kind="number")
+    (place.base / "empty").mkdir()
+    with pytest.raises(UserError, match="holds neither Parquet files nor a dataset saved to disk"):
+        table.rows(place, path="empty", columns=EASY, kind="number")
+
+
+def test_datasets_saved_to_disk(place):
+    features = Features({"images": [Image()], "problem": Value("string"), "answer": Value("string")})
+    saved = Dataset.from_list(easy_rows(), features=features)
+    saved.save_to_disk(place.base / "one")
+    DatasetDict({"validation": saved}).save_to_disk(place.base / "several")
+    check_easy(place, list(table.rows(place, path="one", columns=EASY, kind="number")))
+    check_easy(place, list(table.rows(place, path="several", split="validation", columns=EASY, kind="number")))
+    with pytest.raises(UserError, match="has no split 'train'; there are validation"):
+        table.rows(place, path="several", columns=EASY, kind="number")
+    (place.base / "one" / "state.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded as a saved dataset"):
+        table.rows(place, path="one", columns=EASY, kind="number")
+
+
+def test_the_hub_is_asked_only_by_name_and_its_absence_is_told(place, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"hf://nobody/nothing: split 'train' cannot be had from the hub"):
+        list(table.rows(place, path="hf://nobody/nothing", columns=EASY, kind="number"))
+    with pytest.raises(UserError, match="write hf://owner/name"):
+        list(table.rows(place, path="hf://nothing", columns=EASY, kind="number"))
+
+
+# Tab separated
+
+
+def write_tsv(place, rows, name="bench.tsv"):
+    """As pandas writes it: cells with tabs, quotes or line ends are quoted."""
+    with (place.base / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+BENCH = {"index": "0", "image": base64.b64encode(PNG).decode(), "question": 'Which "one"?\nLook.', "hint": "",
+         "A": "cat", "B": "dog", "C": "", "D": "", "answer": "B", "category": "animals"}  # fmt: skip
+
+
+def test_a_benchmark_of_vlmevalkit(place):
+    many = [base64.b64encode(PNG + bytes([number])).decode() for number in range(2)]
+    write_tsv(place, [
+        BENCH,
+        BENCH | {"index": "1", "image": "0", "hint": "They bark.", "answer": "dog"},
+        BENCH | {"index": "2", "image": str(many), "question": "<image> or <image>?", "answer": "A"},
+        BENCH | {"index": "3", "image": "7"},
+        BENCH | {"index": "4", "image": "%" * 70},
+        BENCH | {"index": "5", "answer": "C"},
+        BENCH | {"index": "6", "B": "", "C": "cow"},
+        BENCH | {"index": "7", "image": ""},
+    ])  # fmt: skip
+    one, same, two, *bad = vlmevalkit.rows(place, path="bench.tsv")
+    assert one.id == "bench/test/0"
+    assert one.parts == (stored(place, PNG), 'Which "one"?\nLook.\nA. cat\nB. dog')
+    assert one.target == Target(kind=Kind.CHOICE, value="B")
+    assert one.meta == {"category": "animals"}
+    assert (same.images, same.target) == (one.images, one.target)
+    assert same.parts[1].startswith("They bark.\nWhich")
+    assert two.images == (stored(place, PNG + b"\0"), stored(place, PNG + b"\1"))
+    wanted = ["no earlier row", "is not base64", "from A to B", "option B is empty", "both image and image_path are"]
+    assert len(bad) == len(wanted)
+    assert all(part in result.reason for part, result in zip(wanted, bad, strict=True))
+    assert f"{place.base / 'bench.tsv'}:8: " in bad[0].reason, "the line it ends on"
+
+
+def test_a_benchmark_with_paths_and_open_answers(place):
+    ref = picture(place, "images/a.png")
+    write_tsv(place, [
+        {"index": "0", "image_path": "a.png", "question": "Count.", "answer": "3"},
+        {"index": "1", "image_path": "['a.png', 'a.png']", "question": "Count.", "answer": "3"},
+        {"index": "2", "image_path": "../bench.tsv", "question": "Count.", "answer": "3"},
+    ])  # fmt: skip
+    one, two, bad = vlmevalkit.rows(place, path="bench.tsv", kind="number", image_root="images")
+    assert (one.parts, one.target.value, two.images) == ((ref, "Count."), 3, (ref, ref))
+    assert "lies outside image_root" in bad.reason
+    write_tsv(place, [{"index": "0", "question": "Count.", "answer": "3"}])
+    with pytest.raises(UserError, match="there is no column 'image'"):
+        list(vlmevalkit.rows(place, path="bench.tsv", kind="number"))
+
+
+def test_bad_records_of_a_text_table(place):
+    lines = [b"q\ta", b"1+1?\t2", b"only one", b"", b"O\xf9?\t2", b'"x"y\t2', b"2+2?\t4", b'"never closed\t2', b"3\t3"]
+    (place.base / "a.tsv").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    results = list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
+    assert [result.target.value for result in results if isinstance(result, Sample)] == [2, 4]
+    wanted = ["a.tsv:3: has 1 cells", "a.tsv:5: is not UTF-8", "a.tsv:6: not a record", "a.tsv:9: not a record"]
+    assert all(part in reason for part, reason in zip(wanted, reasons(results), strict=True))
+
+
+def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
+    monkeypatch.setattr(separated, "MAX_CELL_CHARS", 200_000)
+    (place.base / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
+    results = list(table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, kind="number", limit=2))
+    assert "larger than field limit" in reasons(results)[0]
+
+
+@pytest.mark.parametrize("header", ["", "\n", "q\tq\n"])
+def test_a_text_table_needs_a_header(place, header):
+    (place.base / "a.tsv").write_text(header)
+    with pytest.raises(UserError, match="the first line must name the columns"):
+        list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
+
+
+# Conversations
+
+
+@pytest.fixture
+def talk(place):
+    picture(place, "a.png", b"a")
+    picture(place, "b.png", b"b")
+
+    def talk(*rows, columns, **options):
+        (place.base / "talk.json").write_text(json.dumps(rows))
+        return list(chat.rows(place, **({"path": "talk.json", "columns": columns, "kind": "text"} | options)))
+
+    return talk
+
+
+LLAVA = {"turns": "conversations", "images": "image", "id": "id"}
+ASKED = {"from": "human", "value": "<image>\nWhat is it?"}
+TOLD = {"from": "gpt", "value": "A cat."}
+
+
+def test_conversations_of_llava(talk, place):
+    row = {"id": "c1", "image": "a.png", "conversations": [ASKED, TOLD], "source": "coco"}
+    plain = {"id": "c2", "conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]}
+    one, other = talk(row, plain, columns=LLAVA)
+    assert one == Sample(
+        id="talk/train/c1",
+        task="talk",
+        parts=(picture(place, "a.png", b"a"), "\nWhat is it?"),
+        target=Target(kind=Kind.TEXT, value="A cat."),
+        meta={"source": "coco"},
+    )
+    assert (other.parts, other.target.value) == (("1+1?",), "2")
+
+
+def test_messages_of_openai(talk, place):
+    content = [
+        {"type": "text", "text": "Is "},
+        {"type": "image_url", "image_url": {"url": "a.png"}},
+        {"type": "text", "text": " like "},
+        {"type": "image", "image": "b.png"},
+        {"type": "text", "text": "?"},
+    ]
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}, reply]
+    (sample,) = talk({"messages": messages}, columns={"turns": "messages"})
+    assert sample.parts == ("Is ", picture(place, "a.png", b"a"), " like ", picture(place, "b.png", b"b"), "?")
+    assert (sample.target.value, sample.meta) == ("Yes.", {"system": "Be brief."})
+
+
+def test_rows_of_verl(talk, place):
+    row = {
+        "data_source": "geo3k",
+        "prompt": [{"role": "user", "content": "<image>Find x."}],
+        "images": [{"bytes": None, "path": "a.png"}],
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+    }
+    columns = {"turns": "prompt", "images": "images", "answer": "reward_model.ground_truth"}
+    (sample,) = talk(row, columns=columns, kind="number")
+    assert sample.parts == (picture(place, "a.png", b"a"), "Find x.")
+    assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k"})
+
+
+def test_data_urls_only_when_allowed(talk, place):
+    def row(url):
+        content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
+        return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "It."}]}
+
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    (refused,) = talk(row(url), columns={"turns": "messages"})
+    assert "data URLs are refused unless `allow_data_urls: true`" in refused.reason
+    rows = [row(url), row("data:text/html;base64,aGk="), row(url + "%"), row("http://x/a.png"), row("FILE:///a.png")]
+    good, *bad = talk(*rows, columns={"turns": "messages"}, allow_data_urls=True)
+    assert good.parts == ("What?", stored(place, PNG))
+    wanted = ["must be `data:image/", "is not base64", "http URLs are refused", "file URLs are refused"]
+    assert all(part in result.reason for part, result in zip(wanted, bad, strict=True))
+
+
+LONG = [ASKED, TOLD, {"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."}]
+
+
+def test_a_conversation_is_cut_only_on_demand(talk):
+    row = {"id": 1, "image": "a.png", "conversations": LONG}
+    (bad,) = talk(row, columns=LLAVA)
+    assert "goes on after the answer: 4 turns; `exchange: first` cuts it" in bad.reason
+    (good,) = talk(row, columns=LLAVA, exchange="first")
+    assert good.target.value == "A cat."
+
+
+def said(*content):
+    return [{"role": "user", "content": list(content)}, {"role": "assistant", "content": "It."}]
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ("hello", "must be a list of turns"),
+        ([], "holds no question"),
+        ([ASKED], "nobody answers"),
+        ([TOLD, ASKED], "the assistant speaks where the user should"),
+        ([{"from": "robot", "value": "?"}], "unknown speaker 'robot'"),
+        ([{"from": "human", "text": "?"}], "a turn must have from and value"),
+        ([3], "a turn must have from and value"),
+        ([{"from": "human", "value": "<image><image>?"}, TOLD], "<image> 2 times, and there are 1 pictures"),
+        ([ASKED, {"from": "gpt", "value": " "}], "answer must be text"),
+        (said({"type": "video", "video": "a.mp4"}), "a part must be of type text, image_url or image"),
+        (said({"type": "image"}), "must say something besides pictures"),
+        (said({"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}), "more pictures than there are"),
+        (said({"type": "image", "image": "c.png"}, {"type": "text", "text": "?"}), "is not under image_root"),
+    ],
+)
+def test_bad_conversations(talk, turns, reason):
+    good, bad = talk({"id": 1, "image": "a.png", "conversations": [ASKED, TOLD]},
+                     {"id": 2, "image": "a.png", "conversations": turns}, columns=LLAVA)  # fmt: skip
+    assert isinstance(good, Sample)
+    assert "talk.json: row 2: " in bad.reason
+    assert reason in bad.reason
+
+
+def test_a_column_of_pictures_that_no_row_has_is_a_wrong_setting(talk):
+    row = {"id": 1, "image": "a.png", "conversations": [{"from": "human", "value": "What?"}, TOLD]}
+    with pytest.raises(UserError, match="no row has the column 'pics'"):
+        talk(row, columns=LLAVA | {"images": "pics"})
