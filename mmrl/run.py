@@ -58,7 +58,7 @@ def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = No
             _Run(world, stop).go()
             _report(place, console)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped at once: the last checkpoint is what is saved."
+        saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped; the last checkpoint is what is saved."
         console.say(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")
         return 128 + (stop.signal or signal.SIGINT)
     return 0
