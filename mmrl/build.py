@@ -31,7 +31,7 @@ from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
 from mmrl.sft import lesson
-from mmrl.types import Place, Reject, Sample, SamplingLaw, UserError
+from mmrl.types import ImageRef, Place, Reject, Sample, SamplingLaw, UserError
 from mmrl_rewards.contract import bind
 
 _PICTURE_BYTES = 256 * 2**20
@@ -51,11 +51,8 @@ class Samples:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def digests(self) -> dict[str, str]:
-        """A hash over the samples and pictures of each part."""
-        return {
-            name: hashlib.sha256(repr([(s.id, s.parts, s.target, s.label) for s in samples]).encode()).hexdigest()
-            for name, samples in self.parts().items()
-        }
+        """A hash over the samples and pictures of each part, wherever the pictures lie."""
+        return {name: _digest(samples) for name, samples in self.parts().items()}
 
 
 class World:
@@ -230,6 +227,14 @@ class World:
             for answer in (sample.target, sample.label):
                 if answer is not None:
                     yield self.grammar.render(answer, sample.thought)
+
+
+def _digest(samples: Iterable[Sample]) -> str:
+    digest = hashlib.sha256()
+    for sample in samples:
+        parts = [part.sha256 if isinstance(part, ImageRef) else part for part in sample.parts]
+        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thought)).encode())
+    return digest.hexdigest()
 
 
 def _bound_term(term: Term, base: Path) -> BoundTerm:

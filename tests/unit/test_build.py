@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from mmrl.build import World
+from mmrl.build import Samples, World
 from mmrl.config import Config
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.types import UserError
+from mmrl.types import ImageRef, Kind, Sample, Target, UserError
 
 ROWS = """
 from mmrl.types import ImageRef, Kind, Reject, Sample, Target
@@ -85,3 +85,13 @@ def test_a_source_must_be_a_function_with_these_options(world):
         world(fn="./mine.py:constant", train={})
     with pytest.raises(UserError, match=r"data source './mine.py:rows' has no option 'id'; did you mean 'ids'\?"):
         world(train={"id": ["a"]})
+
+
+def test_a_digest_follows_what_the_samples_say_not_where_they_lie():
+    def digest(path="a.png", sha256="12", answer=3):
+        target = Target(kind=Kind.NUMBER, value=answer)
+        sample = Sample(id="x", task="t", parts=(ImageRef(path=path, sha256=sha256), "?"), target=target)
+        return Samples(train=(sample,), validation=(), test=()).digests()["train"]
+
+    assert digest(path="elsewhere/b.png") == digest()
+    assert len({digest(), digest(sha256="34"), digest(answer=4)}) == 3
