@@ -31,7 +31,7 @@ from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
 from mmrl.sft import lesson
-from mmrl.types import ImageRef, Place, Reject, Sample, SamplingLaw, UserError
+from mmrl.types import Access, ImageRef, Place, Reject, Sample, SamplingLaw, UserError
 from mmrl_rewards.contract import bind
 
 _PICTURE_BYTES = 256 * 2**20
@@ -65,7 +65,7 @@ class World:
         self.grammar = Grammar(think=config.answer.think)
         self.judge = Judge([_bound_term(term, base) for term in config.rewards.terms])
         store = MediaStore(config.data.limits, max_bytes=_PICTURE_BYTES)
-        place = Place(work=run_dir.data, base=base, seed=config.run.seed)
+        place = Place(work=run_dir.data, base=base, seed=config.run.seed, access=_access(config, base, run_dir))
         console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
         self.samples = self._load_samples(place, store)
         self.judge.check(self.samples.train, self.grammar)
@@ -254,6 +254,17 @@ def _rows(origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
         if not callable(fn):
             raise UserError(f"data: {origin.fn!r} is not a function")
         yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+
+
+def _access(config: Config, base: Path, run_dir: RunDir) -> Access:
+    data, limits = config.data, config.data.limits
+    return Access(
+        roots=(run_dir.data.resolve(), *((base / root).resolve() for root in data.roots)),
+        schemes=data.urls,
+        max_bytes=limits.max_bytes,
+        max_video_bytes=limits.max_video_bytes,
+        max_data_url_bytes=limits.max_data_url_bytes,
+    )
 
 
 def _device(config: Config) -> torch.device:

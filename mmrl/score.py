@@ -137,7 +137,7 @@ def _probe(text: str, sample: Sample, grammar: Grammar) -> Response:
         answer=grammar.parse(text, sample.target.kind),
         finish=Finish.EOS,
         num_tokens=0,
-        resizes=tuple(ResizeMap(nominal, nominal) for _ in sample.images),
+        resizes=tuple(ResizeMap(nominal, nominal) for _ in sample.media),
         frame=sample.target.frame or Frame.PX_ORIGINAL,
     )
 

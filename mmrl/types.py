@@ -46,12 +46,24 @@ class Author(StrEnum):
 
 
 class Kind(StrEnum):
-    """What an answer is, hence how it is written, parsed and compared."""
+    """What an answer is, hence how it is written, parsed and compared; beside each, the Python value it parses to."""
 
-    TEXT = "text"
-    CHOICE = "choice"
-    NUMBER = "number"
-    BOX = "box"
+    TEXT = "text"  # str
+    CHOICE = "choice"  # str, one upper-case letter
+    NUMBER = "number"  # int | float, finite
+    BOX = "box"  # (x1, y1, x2, y2)
+    BOXES = "boxes"  # tuple[Region, ...], four coordinates each
+    POINT = "point"  # (x, y)
+    POINTS = "points"  # tuple[Region, ...], two coordinates each
+    SPAN = "span"  # (start, end), seconds
+    SPANS = "spans"  # tuple of (start, end), seconds
+    PERMUTATION = "permutation"  # tuple[int, ...], a bijection of 1..n
+    ACTION = "action"  # Action
+    LIST = "list"  # tuple[str, ...]
+    JSON = "json"  # what json.loads gives
+    LATEX = "latex"  # str, without delimiters
+    SVG = "svg"  # str, one <svg> element
+    TOOL_CALL = "tool_call"  # Action
 
 
 class Frame(StrEnum):
@@ -111,15 +123,44 @@ class ImageRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRef:
+    """A video by reference, like `ImageRef`; `start` and `end` (seconds) choose a part of it."""
+
+    path: str
+    sha256: str
+    start: float | None = None
+    end: float | None = None
+
+
+MediaRef = ImageRef | VideoRef
+Part = str | ImageRef | VideoRef
+
+
+class Region(NamedTuple):
+    """A box or a point with what it is called and how sure the model is, where it says so."""
+
+    coordinates: tuple[float, ...]
+    label: str = ""
+    confidence: float | None = None
+
+
+class Action(NamedTuple):
+    """Something to do, such as `click`, and its arguments; coordinates in them are in the frame of the answer."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The right answer. `frame` is set for coordinates and only for them; they belong to the first image."""
+    """The right answer. `frame` is set for coordinates and only for them; they belong to the sample's medium number
+    `medium`, counted from 0 in reading order.
+    """
 
     kind: Kind
     value: Any
     frame: Frame | None = None
-
-
-Part = str | ImageRef
+    medium: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +177,13 @@ class Sample:
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
-        """The pictures, in reading order."""
+        """The pictures alone, in reading order."""
         return tuple(part for part in self.parts if isinstance(part, ImageRef))
+
+    @property
+    def media(self) -> tuple[MediaRef, ...]:
+        """The pictures and videos, in reading order."""
+        return tuple(part for part in self.parts if not isinstance(part, str))
 
 
 class Reject(NamedTuple):
@@ -147,17 +193,32 @@ class Reject(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Which media may be read: files under `roots` (resolved), and URLs of these `schemes` (http, file, data)."""
+
+    roots: tuple[Path, ...]
+    schemes: tuple[str, ...] = ()
+    max_bytes: int = 50_000_000
+    max_video_bytes: int = 2_000_000_000
+    max_data_url_bytes: int = 10_000_000
+
+
 class Place(NamedTuple):
     """Where a dataset function works: files it makes go under `work`; relative paths start from `base`."""
 
     work: Path
     base: Path
     seed: int
+    access: Access = Access(roots=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What a reward sees of a rollout; it sees the whole sample too. Coordinates in `answer` are in `frame`."""
+    """What a reward sees of a rollout; it sees the whole sample too. Coordinates in `answer` are in `frame`.
+
+    `resizes` has one map per medium of the sample, in reading order; a video's frames share one.
+    """
 
     text: str
     answer: Answer
@@ -169,7 +230,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A sample as the model will read it. `ids` has every image placeholder expanded; `grids` is (t, h, w) patches."""
+    """A sample as the model will read it: `ids` with every placeholder expanded, `digest` a hash of ids, grids, pixels.
+
+    `grids` (t, h, w, in patches) and `resizes` have one entry per medium, in reading order.
+    """
 
     sample: Sample
     ids: tuple[int, ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.files import json_line, refusing, write_atomically
-from mmrl.types import Group, ImageRef, Rollout, Score
+from mmrl.types import Group, ImageRef, Part, Rollout, Score, VideoRef
 
 
 def write_rollouts(
@@ -28,13 +28,22 @@ def write_rollouts(
 def _records(run: Path, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
     for group, row in zip(groups, advantages, strict=True):
         for rollout, score, advantage in zip(group.rollouts, group.scores, row, strict=True):
-            yield {**_record(rollout, score, advantage), "images": _paths(run, rollout)}
+            yield {**_record(rollout, score, advantage), "media": _paths(run, rollout)}
 
 
 def _paths(run: Path, rollout: Rollout) -> list[str]:
-    """Where the pictures are; those of the run itself from its folder, so that a run may be moved."""
-    paths = [Path(image.path) for image in rollout.prompt.sample.images]
+    """Where pictures and videos are; those of the run itself from its folder, so that a run may be moved."""
+    paths = [Path(ref.path) for ref in rollout.prompt.sample.media]
     return [str(path.relative_to(run) if path.is_relative_to(run) else path) for path in paths]
+
+
+def _said(part: Part) -> str:
+    match part:
+        case ImageRef():
+            return "<image>"
+        case VideoRef():
+            return "<video>"
+    return part
 
 
 def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
@@ -43,7 +52,7 @@ def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
         "sample": sample.id,
         "task": sample.task,
         "rollout": rollout.index,
-        "question": "".join("<image>" if isinstance(part, ImageRef) else part for part in sample.parts),
+        "question": "".join(_said(part) for part in sample.parts),
         "response": rollout.text,
         "answer": rollout.answer.value,
         "target": sample.target.value,
