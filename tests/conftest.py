@@ -17,7 +17,7 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Place, Sample, SamplingLaw
+from mmrl.types import Access, Place, Sample, SamplingLaw
 from mmrl_datasets import scenes
 
 
@@ -77,7 +77,7 @@ def tiny(scene_samples: tuple[Sample, ...]) -> Callable[[str], Tiny]:
             make_processor(spec, tokenizer, (2304, 2304)),
             FAMILIES[family],
             Grammar(),
-            MediaStore(Limits(), max_bytes=10**8),
+            MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8),
             instruct=False,
             max_prompt_tokens=500,
         )

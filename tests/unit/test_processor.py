@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mmrl.config.schema import Limits
 from mmrl.media.store import MediaStore
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.processor import QwenProcessor
-from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
+from mmrl.types import Access, Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
 
@@ -33,7 +34,7 @@ def asker(world, *, store_bytes=10**8, instruct=False, max_prompt_tokens=500):
     """A processor like the world's with nothing in its caches."""
     hf = world.processor.hf
     family = FAMILIES[world.policy.model.config.model_type]
-    store = MediaStore(Limits(), max_bytes=store_bytes)
+    store = MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=store_bytes)
     return QwenProcessor(hf, family, Grammar(), store, instruct=instruct, max_prompt_tokens=max_prompt_tokens)
 
 
