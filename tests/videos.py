@@ -44,6 +44,7 @@ def write_video(
             stream.set_display_rotation(turn)
         if matrix:
             stream.set_display_matrix(matrix)
+        file.start_encoding()
         for index, time in enumerate(times):
             frame = av.VideoFrame.from_ndarray(picture(index, *size), format="rgb24")
             frame.pts, frame.time_base = round(_TICKS * time), Fraction(1, RATE * _TICKS)

@@ -80,7 +80,7 @@ class TrackReader:
     def _picture_stream(self) -> VideoStream:
         stream = self._container.streams.best("video")
         if not isinstance(stream, VideoStream) or stream.disposition & Disposition.attached_pic:
-            raise MediaError(f"{self._path}: has no moving pictures, sound alone; remove it")
+            raise MediaError(f"{self._path}: has no moving pictures (sound alone, or damaged); restore or remove it")
         if stream.codec_context is None:  # what the stubs deny
             raise MediaError(f"{self._path}: damaged, or in a codec that cannot be decoded; convert it to H.264")
         stream.thread_type = "AUTO"
@@ -110,11 +110,15 @@ class TrackReader:
     def _read_track(self) -> Track:
         times: list[int] = []
         keys: list[int] = []
-        for packet in self._container.demux(self._stream):
+        end = 0.0
+        for packet in self._container.demux():
             if packet.size == 0:  # the end of the file
                 continue
             if packet.pts is None or packet.is_corrupt:
                 raise MediaError(f"{self._path}: frame {len(times)} is damaged or has no time; convert it to mp4")
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+            if packet.stream_index != self._stream.index:
+                continue
             if packet.is_keyframe:
                 keys.append(packet.pts)
             if not packet.is_discard:  # an edit list hides it, though others may be decoded from it
@@ -129,7 +133,15 @@ class TrackReader:
             fps=float(self._stream.average_rate or 0),
         )
         self._check_length(len(times), max(len(times) / track.fps, track.seconds(-1)))
+        self._check_end(end, track.fps)
         return track
+
+    def _check_end(self, end: float, fps: float) -> None:
+        """Refuse a file that was cut off: what it holds, sound included, ends before its header says."""
+        begin, duration = self._container.start_time or 0, self._container.duration or 0
+        declared = (begin + duration) / av.time_base
+        if end < declared - 2 / fps:  # some headers and packets are a frame off
+            raise MediaError(f"{self._path}: ends at {end:.3f} s, not at {declared:.3f} s; it is cut off, restore it")
 
     def _read_turns(self) -> int:
         """Quarter turns to the left that put the pictures upright; a player applies them, a decoder does not."""

@@ -1,4 +1,4 @@
-"""Damaged files by the hundred: each ends in a named refusal or in a real picture or clip, soon, and without a crash."""
+"""Damaged files by the hundred: each ends in a named refusal or a real picture or clip, soon and without a crash."""
 
 import itertools
 import multiprocessing
@@ -18,7 +18,7 @@ from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, ImageRef
 
-RULE = ClipRule(Video(fps=6.0, min_pixels=784, max_pixels=3136), 14)
+SOME, ALL = (ClipRule(Video(fps=fps, min_pixels=784, max_pixels=3136), 14) for fps in (6.0, 12.0))
 VIDEOS = {
     "h264.mp4": {},
     "front.mp4": {"container": {"movflags": "faststart"}},  # the index comes first: truncation spares it
@@ -60,15 +60,15 @@ def insert(content, rng):
 MUTATORS = (truncate, overwrite, blank, cut, insert)
 
 
-def open_it(path):
-    """What a file gives, or None when it is refused. Runs in a process of its own."""
+def open_it(path, rule=SOME):
+    """The frames a file gives, a picture being one, or None when it is refused. Runs in a process of its own."""
     torch.set_num_threads(1)
     path = Path(path)
     store, ref = MediaStore(Access(roots=(path.parent,)), Limits(), max_bytes=0), video_ref(path)
     try:
         if path.suffix[1:].upper() in PICTURES:
-            return np.asarray(store.open(ImageRef(path=ref.path, sha256=ref.sha256)))
-        return store.clip(ref, RULE).frames_TCHW.numpy()
+            return np.asarray(store.open(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
+        return store.clip(ref, rule).frames_TCHW.numpy()
     except MediaError as error:
         assert path.name in str(error)
         return None
@@ -89,8 +89,8 @@ def test_every_damaged_file_is_refused_by_name_or_really_opened(whole, tmp_path)
     rng = random.Random(0)
     outcomes = Counter()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        originals = {path: pool.apply(open_it, (str(path),)) for path in whole}
-        assert all(original is not None for original in originals.values())
+        originals = {path: pool.apply(open_it, (str(path), ALL)) for path in whole}
+        assert [len(frames) for frames in originals.values()] == [18 if path.name in VIDEOS else 1 for path in whole]
         jobs = itertools.islice(itertools.cycle(itertools.product(MUTATORS, whole)), MUTANTS)
         for number, (mutate, path) in enumerate(jobs):
             damaged = tmp_path.resolve() / f"{number}-{mutate.__name__}{path.suffix}"
@@ -98,16 +98,11 @@ def test_every_damaged_file_is_refused_by_name_or_really_opened(whole, tmp_path)
             result = pool.apply_async(open_it, (str(damaged),)).get(timeout=SECONDS)  # a crash never answers either
             outcomes[path.suffix, "refused" if result is None else "opened"] += 1
             if result is not None:
-                check_real(result, originals[path], damaged)
+                assert min(result.shape) > 0
+                assert 0 <= result.min() <= result.max() <= 255
+            if result is not None and mutate is truncate:
+                undamaged = {frame.tobytes() for frame in originals[path]}
+                assert all(frame.tobytes() in undamaged for frame in result), damaged
     for suffix in {path.suffix for path in whole}:
         assert outcomes[suffix, "refused"] > 10, outcomes
-        assert outcomes[suffix, "opened"] > 0, outcomes
-
-
-def check_real(result, original, damaged):
-    """Pictures and frames of some size; where the end is missing, what is left is as it was."""
-    assert result.shape[-1 if result.ndim == 3 else 1] == 3, damaged
-    assert min(result.shape) > 0, damaged
-    assert 0 <= result.min() <= result.max() <= 255, damaged
-    if "truncate" in damaged.name:
-        assert np.array_equal(result, original), damaged
+    assert sum(outcomes[path.suffix, "opened"] for path in whole) > 20, outcomes

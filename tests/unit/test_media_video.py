@@ -112,7 +112,7 @@ def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
     content = bytearray(Path(write_video(tmp_path / "v.mp4").path).read_bytes())
     entry = content.index(b"elst") + 12
     duration, begin = struct.unpack_from(">Ii", content, entry)
-    struct.pack_into(">Ii", content, entry, duration // 2, begin + 1024 * 12)  # ticks of 1/12288 s: a second later
+    struct.pack_into(">Ii", content, entry, duration // 2, begin + 19200)  # ticks of 1/19200 s: a second later
     (tmp_path / "cut.mp4").write_bytes(content)
     seen = nearest(all_frames(video_ref(tmp_path / "cut.mp4")), (128, 96))
     assert seen == list(range(12, 12 + len(seen)))
@@ -146,7 +146,7 @@ def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
     steady = [*range(24), *(24 + 1.2 * step for step in range(24))]
     ref = write_video(tmp_path / "v.mp4", steady)
     plan = store().plan(ref, SMALL)
-    assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.01)
+    assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
     with pytest.raises(
         MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which exceeds"
     ):
@@ -202,7 +202,7 @@ def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
 
 
 def test_sound_alone_is_refused(tmp_path):
-    with pytest.raises(MediaError, match="has no moving pictures, sound alone"):
+    with pytest.raises(MediaError, match="has no moving pictures"):
         store().plan(write_sound(tmp_path / "v.mp4"), SMALL)
 
 
@@ -220,12 +220,13 @@ def test_no_frames_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
-@pytest.mark.parametrize("flags", ["", "faststart"])
-def test_a_truncated_file_is_refused(tmp_path, share, flags):
-    whole = Path(write_video(tmp_path / "v.mp4", container={"movflags": flags}).path).read_bytes()
-    (tmp_path / "v.mp4").write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(MediaError, match=r"v\.mp4: .+"):
-        store().plan(video_ref(tmp_path / "v.mp4"), SMALL)
+@pytest.mark.parametrize(("name", "flags"), [("v.mp4", {}), ("v.mp4", {"movflags": "faststart"}), ("v.mkv", {})])
+def test_a_truncated_file_is_refused(tmp_path, share, name, flags):
+    """Even where frames are left: an MP4 with its index in front, an MKV."""
+    whole = Path(write_video(tmp_path / name, container=flags).path).read_bytes()
+    (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(MediaError, match=r"(empty file|no MP4|damaged|is cut off)"):
+        store().plan(video_ref(tmp_path / name), SMALL)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_nothing_is_printed(tmp_path):
     damaged[900:1100] = bytes(200)
     (tmp_path / "damaged.mp4").write_bytes(damaged)
     code = (
-        "import sys; from test_media_video import *\n"
+        "import sys, mmrl.media; from test_media_video import *\n"
         "store().clip(video_ref(Path(sys.argv[1])), SMALL)\n"
         "with pytest.raises(MediaError): store().clip(video_ref(Path(sys.argv[2])), SMALL)\n"
     )
