@@ -1,0 +1,169 @@
+"""Coordinates as rewards compare them: checked, and brought to px_original by the resize map of their very medium.
+
+A box is (x1, y1, x2, y2) with x1 < x2 and y1 < y2. Coordinates are continuous: a side is x2 - x1, never x2 - x1 + 1,
+so boxes in fractions of the picture measure like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Final, Literal, TypeGuard
+
+from pydantic import Field
+
+from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
+from mmrl_rewards.contract import gold
+
+_LARGEST: Final = 1e9  # no picture is wider; a product of two such numbers is far from overflow
+_WORDS: Final = {2: "two", 4: "four"}
+_KEYS: Final = {2: ("point", "point_2d"), 4: ("box", "bbox_2d")}
+Arity = Literal[2, 4]
+Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
+"""An overlap that is enough."""
+Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
+COCO: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+"""The thresholds over which the COCO benchmark averages."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """A number one can measure with: an int or float, finite, and no larger than any picture or video."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def coordinates(values: object, arity: Arity) -> tuple[float, ...]:
+    """`values` as a point (arity 2) or a box (arity 4).
+
+    Raises:
+        ValueError: it is neither, or a box without area.
+    """
+    if not isinstance(values, list | tuple) or len(values) != arity or not all(map(is_number, values)):
+        raise ValueError(f"{values!r:.80} is not {_WORDS[arity]} finite numbers")
+    if arity == 4 and not (values[0] < values[2] and values[1] < values[3] and area(values) > 0.0):
+        raise ValueError(f"{list(values)} is inverted or empty: it must be x1 < x2, y1 < y2")
+    return tuple(values)
+
+
+def target_coordinates(values: object, arity: Arity) -> tuple[float, ...]:
+    """`coordinates` of the target.
+
+    Raises:
+        Unscorable: as `coordinates` raises ValueError.
+    """
+    try:
+        return coordinates(values, arity)
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+
+
+def target_regions(sample: Sample, kind: Kind, arity: Arity) -> tuple[Region, ...]:
+    """The target's boxes or points: each a `Region`, a mapping with coordinates and label, or bare coordinates.
+
+    Raises:
+        Unscorable: the target is of another kind, or no list of these.
+    """
+    items = gold(sample, kind)
+    if not isinstance(items, list | tuple):
+        raise Unscorable(f"the target {items!r:.80} is not a list of {kind}")
+    return tuple(_region(item, arity) for item in items)
+
+
+def _region(item: object, arity: Arity) -> Region:
+    values, label = item, ""
+    if isinstance(item, Region):
+        values, label = item.coordinates, item.label
+    elif isinstance(item, Mapping):
+        values = next((item[key] for key in _KEYS[arity] if key in item), None)
+        label = item.get("label", "")
+    if not isinstance(label, str):
+        raise Unscorable(f"the target's label {label!r:.80} is not text")
+    return Region(target_coordinates(values, arity), label)
+
+
+def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
+    """The map of one medium, by default the target's.
+
+    Raises:
+        Unscorable: the sample has no such medium.
+    """
+    number = sample.target.medium if medium is None else medium
+    if not 0 <= number < len(response.resizes):
+        raise Unscorable(f"the target belongs to medium {number}, and the sample has {len(response.resizes)}")
+    return response.resizes[number]
+
+
+def target_frame(sample: Sample) -> Frame:
+    """What the target's coordinates are measured in.
+
+    Raises:
+        Unscorable: the target does not say.
+    """
+    if sample.target.frame is None:
+        raise Unscorable(f"the target {sample.target.value!r:.80} does not say what frame its coordinates are in")
+    return sample.target.frame
+
+
+def converted(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
+    """The coordinates of all `regions`, brought from `frame` to px_original."""
+    if not regions:
+        return ()
+    flat = resize.convert([*chain.from_iterable(region.coordinates for region in regions)], frame, Frame.PX_ORIGINAL)
+    arity = len(regions[0].coordinates)
+    return tuple(flat[start : start + arity] for start in range(0, len(flat), arity))
+
+
+def area(box: Sequence[float]) -> float:
+    """Width times height."""
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def intersection(a: Sequence[float], b: Sequence[float]) -> float:
+    """The area two boxes share."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0.0 and height > 0.0 else 0.0
+
+
+def hull(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
+    """The smallest box around two."""
+    return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
+
+
+def iou(a: Sequence[float], b: Sequence[float]) -> float:
+    """|A & B| / |A | B|, in [0, 1]."""
+    shared = intersection(a, b)
+    return shared / (area(a) + area(b) - shared)
+
+
+def giou(a: Sequence[float], b: Sequence[float]) -> float:
+    """IoU - (1 - |A | B| / |C|) with C the hull of A and B, in (-1, 1]."""
+    shared = intersection(a, b)
+    union, around = area(a) + area(b) - shared, area(hull(a, b))
+    return shared / union - (1.0 - union / around)
+
+
+def diou(a: Sequence[float], b: Sequence[float]) -> float:
+    """IoU - d^2 / c^2 with d the distance of the centres and c the diagonal of the hull, in (-1, 1]."""
+    x1, y1, x2, y2 = hull(a, b)
+    dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
+    return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
+
+
+def inside(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
+    """Whether a ray to the right of the point crosses the polygon's outline an odd number of times."""
+    x, y = point
+    crossings = False
+    for (x1, y1), (x2, y2) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
+        if (y1 > y) != (y2 > y) and x < x1 + (y - y1) / (y2 - y1) * (x2 - x1):
+            crossings = not crossings
+    return crossings
+
+
+def graded(overlap: float, threshold: float | None) -> float:
+    """The overlap itself, or whether it reaches the threshold."""
+    return overlap if threshold is None else float(overlap >= threshold)
+
+
+def shown(values: Sequence[float]) -> str:
+    """Coordinates for a reason, in whole pixels."""
+    return f"[{', '.join(str(round(value)) for value in values)}]"
