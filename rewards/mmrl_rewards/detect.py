@@ -7,7 +7,7 @@ the order of the list. A target without boxes is right answered by an empty list
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,15 @@ _MOST_RANKED = 100
 
 @reward(name="boxes_iou")
 def iou(
-    response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None, exact_count: bool = False
+    response: Response,
+    sample: Sample,
+    *,
+    threshold: geometry.Threshold | None = None,
+    count: Literal["any", "exact"] = "any",
 ) -> Term:
     """Mean IoU of the best one-to-one matching, sum(IoU) / max(answers, targets).
 
-    With `threshold`, pairs below it count nothing; with `exact_count`, an answer of another length earns 0. Source: the
+    With `threshold`, pairs below it count nothing; with `count` exact, a list of another length earns 0. Source: the
     IoU reward of Visual-RFT (arXiv:2503.01785, 3.2), whose code divides by the larger count and matches above 0.5;
     optimal matching as in DETR (arXiv:2005.12872, 3.1). Departures: matched by overlap, not greedily by confidence;
     repeated boxes are boxes too many; the text of the answer is never compared, only its boxes.
@@ -37,7 +41,7 @@ def iou(
     target, answer = _target(response, sample), _answer(response, sample)
     if answer is None:
         return Term(0.0, response.answer.problems[0])
-    if exact_count and len(answer.boxes) != len(target.boxes):
+    if count == "exact" and len(answer.boxes) != len(target.boxes):
         return Term(0.0, f"{len(answer.boxes)} boxes, expected {len(target.boxes)}")
     found = matching.best(_gains(answer, target, threshold))
     return Term(found.mean, f"mean IoU {found.mean:.2f}: {found.summary}")
@@ -65,7 +69,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
 def average_precision(response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO) -> Term:
     """AP x min(1, targets / answers), AP averaged over `thresholds` and the target's labels.
 
-    Source: odLength of VLM-R1 (arXiv:2504.07615, 3.2.2), AP as pycocotools computes it: greedy matching by confidence,
+    Source: odLength of VLM-R1 (arXiv:2504.07615), AP as pycocotools computes it: greedy matching by confidence,
     the best 100 boxes per label, precision interpolated at 101 recalls. AP alone does not see boxes after the last hit,
     nor labels the target lacks; the factor counts them all. Departures: a box without confidence has confidence 1, and
     equally confident boxes rank by overlap, not by their order in the list.
@@ -94,7 +98,7 @@ def average_precision(response: Response, sample: Sample, *, thresholds: geometr
 def confidence(response: Response, sample: Sample, *, threshold: geometry.Threshold = 0.5) -> Term:
     """R_IoU (1 + R_conf) / 2: R_IoU as `iou` with this threshold, R_conf the mean of c if matched and else 1 - c.
 
-    c is a box's stated confidence, clipped to [0, 1]; 1 when it states none. Source: the detection reward of Visual-RFT
+    c is a box's stated confidence in [0, 1]; 1 when it states none. Source: the detection reward of Visual-RFT
     (arXiv:2503.01785, 3.2, R_IoU + R_conf). Departures: confidence multiplies what the boxes earn instead of being
     added, so a wrong box disowned with confidence 0 earns nothing; labels must agree; otherwise as `iou`.
 
@@ -105,12 +109,11 @@ def confidence(response: Response, sample: Sample, *, threshold: geometry.Thresh
     if answer is None:
         return Term(0.0, response.answer.problems[0])
     found = matching.best(_gains(answer, target, threshold))
-    honesty = 1.0 - answer.confidences
-    honesty[found.rows] = answer.confidences[found.rows]
-    honest = float(honesty.mean()) if len(honesty) else 1.0
-    return Term(
-        found.mean * (1.0 + honest) / 2.0, f"mean IoU {found.mean:.2f}, confidence {honest:.2f}: {found.summary}"
-    )
+    matched = np.isin(np.arange(found.answers), found.rows)
+    honesty = np.where(matched, answer.confidences, 1.0 - answer.confidences)
+    honest = float(honesty.mean()) if found.answers else 1.0
+    reason = f"mean IoU {found.mean:.2f}, confidence {honest:.2f}: {found.summary}"
+    return Term(found.mean * (1.0 + honest) / 2.0, reason)
 
 
 class _Boxes(NamedTuple):
@@ -137,7 +140,7 @@ def _in_pixels(regions: Sequence[Region], resize: ResizeMap, frame: Frame) -> _B
     return _Boxes(
         boxes=np.array(geometry.converted(resize, regions, frame), dtype=np.float64).reshape(-1, 4),
         labels=tuple(region.label for region in regions),
-        confidences=np.clip(np.array(sure, dtype=np.float64), 0.0, 1.0),
+        confidences=np.array(sure, dtype=np.float64),
     )
 
 

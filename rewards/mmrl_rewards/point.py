@@ -21,7 +21,7 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Term:
     """1 if the answer's point lies in the right box, edges included, else 0.
 
     A target of kind `point` has its box in `sample.meta[column]`, in the target's frame. A target of kind `box` is
-    answered with a box, whose centre is the point. Source: ScreenSpot's click accuracy (arXiv:2401.10935, 5.1).
+    answered with a box, whose centre is the point. Source: ScreenSpot's click accuracy (arXiv:2401.10935).
     Departures: none; mind that the centre of a picture is the centre of a box around all of it.
 
     Raises:
@@ -91,7 +91,7 @@ def in_region(response: Response, sample: Sample, *, column: str = "region") -> 
 
     The region is a list of polygons, each a list of [x, y] in the target's frame, such as the outline of a mask; a
     point is inside if it is inside an odd number of them, so an inner outline cuts a hole. Source: the accuracy of
-    RoboPoint (arXiv:2406.10721, 5) on affordances. Departures: polygons instead of pixel masks; equal points count
+    RoboPoint (arXiv:2406.10721) on affordances. Departures: polygons instead of pixel masks; equal points count
     once, so that repeating a sure one is no way to outweigh the others.
 
     Raises:

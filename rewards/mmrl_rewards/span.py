@@ -17,8 +17,8 @@ Span = tuple[float, float]
 def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """Temporal intersection over union, |A & B| / |A | B|; with `threshold`, 1 if it is reached and else 0.
 
-    Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101, 4.2); the soft form as reward in Time-R1
-    (arXiv:2503.13377, 3.1). Departures: none.
+    Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1
+    (arXiv:2503.13377). Departures: none.
 
     Raises:
         Unscorable: the target is not two finite numbers, start < end.
@@ -53,8 +53,8 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
 def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """2 sum(tIoU of matched spans) / (answers + targets), over the best one-to-one matching.
 
-    With `threshold`, the usual F1: a pair counts 1 if tIoU >= threshold and else 0. Source: F1 with soft matches, as for
-    boxes; assignment by scipy. Departures: none.
+    With `threshold`, the usual F1: a pair counts 1 if tIoU >= threshold and else 0. Source: F1 is 2 P R / (P + R) with
+    precision and recall summed over soft matches; assignment by scipy. Departures: none.
 
     Raises:
         Unscorable: the target is not a list of at least one span.

@@ -20,10 +20,10 @@ Boxes = dict[int, tuple[float, ...]]
 
 @reward(name="tube")
 def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> Term:
-    """The vIoU of boxes over time, (1 / |S_u|) sum over S_i of IoU: S_i the instants in both tubes, S_u those in either.
+    """The vIoU of boxes over time, sum over S_i of IoU / |S_u|: S_i the instants in both tubes, S_u those in either.
 
     Answer and target are JSON, [{"time": seconds, "bbox_2d": [x1, y1, x2, y2]}, ...], a box every `step` seconds; a
-    time stands for the nearest multiple of it. Source: VidSTG (arXiv:2001.06891, 5.1). Departures: instants instead of
+    time stands for the nearest multiple of it. Source: VidSTG (arXiv:2001.06891). Departures: instants instead of
     all frames, since a policy writes its boxes down; boxes are compared in px_original.
 
     Raises:
