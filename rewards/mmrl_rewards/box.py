@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.types import Frame, Kind, Response, Sample, Term, Unscorable
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import gold, reward
 
@@ -86,7 +86,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
     resize = geometry.resize_map(response, sample, target_image - 1)
-    expected = resize.convert(target, geometry.target_frame(sample), Frame.PX_ORIGINAL)
+    expected = geometry.in_pixels(resize, target, geometry.target_frame(sample))
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
     try:
@@ -95,7 +95,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         return Term(0.0, f"the answer {error}")
     if image != target_image:
         return Term(0.0, f"image {image}, expected {target_image}")
-    answer = resize.convert(corners, response.frame, Frame.PX_ORIGINAL)
+    answer = geometry.in_pixels(resize, corners, response.frame)
     value = geometry.iou(answer, expected)
     reason = f"image {image}, IoU {value:.2f}: {geometry.shown(answer)} vs {geometry.shown(expected)} px_original"
     return Term(geometry.graded(value, threshold), reason)
@@ -111,10 +111,10 @@ def _compared(
     """The grade of what `measure` finds between the answer's box and the target's."""
     corners = geometry.target_coordinates(gold(sample, Kind.BOX), 4)
     resize = geometry.resize_map(response, sample)
-    target = resize.convert(corners, geometry.target_frame(sample), Frame.PX_ORIGINAL)
+    target = geometry.in_pixels(resize, corners, geometry.target_frame(sample))
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
-    answer = resize.convert(response.answer.value, response.frame, Frame.PX_ORIGINAL)
+    answer = geometry.in_pixels(resize, response.answer.value, response.frame)
     value = measure(answer, target)
     return Term(grade(value), f"{name} {value:.2f}: {geometry.shown(answer)} vs {geometry.shown(target)} px_original")
 

@@ -138,7 +138,7 @@ def _answer(response: Response, sample: Sample) -> _Boxes | None:
 def _in_pixels(regions: Sequence[Region], resize: ResizeMap, frame: Frame) -> _Boxes:
     sure = [1.0 if region.confidence is None else region.confidence for region in regions]
     return _Boxes(
-        boxes=np.array(geometry.converted(resize, regions, frame), dtype=np.float64).reshape(-1, 4),
+        boxes=np.array(geometry.all_in_pixels(resize, regions, frame), dtype=np.float64).reshape(-1, 4),
         labels=tuple(region.label for region in regions),
         confidences=np.array(sure, dtype=np.float64),
     )

@@ -15,7 +15,7 @@ from pydantic import Field
 from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
 from mmrl_rewards.contract import gold
 
-_LARGEST: Final = 1e9  # no picture is wider; a product of two such numbers is far from overflow
+_LARGEST: Final = 1e9  # no picture is wider, and products of such numbers are far from overflow
 _WORDS: Final = {2: "two", 4: "four"}
 _KEYS: Final = {2: ("point", "point_2d"), 4: ("box", "bbox_2d")}
 Arity = Literal[2, 4]
@@ -103,11 +103,17 @@ def target_frame(sample: Sample) -> Frame:
     return sample.target.frame
 
 
-def converted(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
-    """The coordinates of all `regions`, brought from `frame` to px_original."""
+def in_pixels(resize: ResizeMap, values: Sequence[float], frame: Frame) -> tuple[float, ...]:
+    """Coordinates brought from `frame` to px_original, and held to where one can still calculate with them."""
+    pixels = resize.convert(values, frame, Frame.PX_ORIGINAL)
+    return tuple(min(max(pixel, -_LARGEST), _LARGEST) for pixel in pixels)
+
+
+def all_in_pixels(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
+    """The coordinates of every region, as `in_pixels`."""
     if not regions:
         return ()
-    flat = resize.convert([*chain.from_iterable(region.coordinates for region in regions)], frame, Frame.PX_ORIGINAL)
+    flat = in_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], frame)
     arity = len(regions[0].coordinates)
     return tuple(flat[start : start + arity] for start in range(0, len(flat), arity))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from mmrl.types import Frame, Kind, Response, Sample, Term, Unscorable
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import gold, reward
 
@@ -29,10 +29,10 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Term:
     """
     corners = gold(sample, Kind.BOX) if sample.target.kind is Kind.BOX else _column(sample, Kind.POINT, column)
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    x1, y1, x2, y2 = resize.convert(geometry.target_coordinates(corners, 4), frame, Frame.PX_ORIGINAL)
+    x1, y1, x2, y2 = geometry.in_pixels(resize, geometry.target_coordinates(corners, 4), frame)
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
-    point = resize.convert(response.answer.value, response.frame, Frame.PX_ORIGINAL)
+    point = geometry.in_pixels(resize, response.answer.value, response.frame)
     x, y = point if len(point) == 2 else ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
     hit = x1 <= x <= x2 and y1 <= y <= y2
     where = f"{geometry.shown((x, y))} {'in' if hit else 'not in'} {geometry.shown((x1, y1, x2, y2))} px_original"
@@ -52,10 +52,10 @@ def distance(
         Unscorable: the target is not two finite numbers, or has no frame or no medium.
     """
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    target = resize.convert(geometry.target_coordinates(gold(sample, Kind.POINT), 2), frame, Frame.PX_ORIGINAL)
+    target = geometry.in_pixels(resize, geometry.target_coordinates(gold(sample, Kind.POINT), 2), frame)
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
-    point = resize.convert(response.answer.value, response.frame, Frame.PX_ORIGINAL)
+    point = geometry.in_pixels(resize, response.answer.value, response.frame)
     d = hypot(point[0] - target[0], point[1] - target[1]) / hypot(*resize.original)
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
     return Term(value, f"{d:.1%} off: {geometry.shown(point)} vs {geometry.shown(target)} px_original")
@@ -74,11 +74,11 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> Term:
     """
     targets = geometry.target_regions(sample, Kind.POINTS, 2)
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    expected = geometry.converted(resize, targets, frame)
+    expected = geometry.all_in_pixels(resize, targets, frame)
     answers = response.answer.value
     if answers is None:
         return Term(0.0, response.answer.problems[0])
-    given = geometry.converted(resize, answers, response.frame)
+    given = geometry.all_in_pixels(resize, answers, response.frame)
     near = _distances(given, expected) <= radius * hypot(*resize.original)
     labels = matching.same_label([answer.label for answer in answers], [target.label for target in targets])
     found = matching.best((near & labels).astype(np.float64))
@@ -99,10 +99,10 @@ def in_region(response: Response, sample: Sample, *, column: str = "region") -> 
     """
     polygons = _polygons(_column(sample, Kind.POINTS, column))
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    region = [[resize.convert(vertex, frame, Frame.PX_ORIGINAL) for vertex in polygon] for polygon in polygons]
+    region = [[geometry.in_pixels(resize, vertex, frame) for vertex in polygon] for polygon in polygons]
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
-    points = set(geometry.converted(resize, response.answer.value, response.frame))
+    points = set(geometry.all_in_pixels(resize, response.answer.value, response.frame))
     inside = sum(sum(geometry.inside(point, polygon) for polygon in region) % 2 for point in points)
     return Term(inside / len(points) if points else 0.0, f"{inside} of {len(points)} points inside the region")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mmrl.types import Frame, Kind, Response, Sample, Term, Unscorable
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import gold, reward
 
@@ -45,8 +45,8 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
     both = given.keys() & expected.keys()
     overlaps = [
         geometry.iou(
-            resize.convert(given[instant], response.frame, Frame.PX_ORIGINAL),
-            resize.convert(expected[instant], frame, Frame.PX_ORIGINAL),
+            geometry.in_pixels(resize, given[instant], response.frame),
+            geometry.in_pixels(resize, expected[instant], frame),
         )
         for instant in sorted(both)
     ]
