@@ -125,7 +125,7 @@ class _Boxes(NamedTuple):
 
 
 def _target(response: Response, sample: Sample) -> _Boxes:
-    regions = geometry.target_regions(sample, Kind.BOXES, 4)
+    regions = geometry.target_regions(sample, Kind.BOXES)
     return _in_pixels(regions, geometry.resize_map(response, sample), geometry.target_frame(sample))
 
 

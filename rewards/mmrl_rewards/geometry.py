@@ -6,18 +6,18 @@ so boxes in fractions of the picture measure like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated, Final, Literal, TypeGuard
 
 from pydantic import Field
 
+from mmrl.answer import checked
 from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
 from mmrl_rewards.contract import gold
 
 _LARGEST: Final = 1e9  # no picture is wider, and products of such numbers are far from overflow
 _WORDS: Final = {2: "two", 4: "four"}
-_KEYS: Final = {2: ("point", "point_2d"), 4: ("box", "bbox_2d")}
 Arity = Literal[2, 4]
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 """An overlap that is enough."""
@@ -56,28 +56,20 @@ def target_coordinates(values: object, arity: Arity) -> tuple[float, ...]:
         raise Unscorable(f"the target {error}") from error
 
 
-def target_regions(sample: Sample, kind: Kind, arity: Arity) -> tuple[Region, ...]:
-    """The target's boxes or points: each a `Region`, a mapping with coordinates and label, or bare coordinates.
+def target_regions(sample: Sample, kind: Kind) -> tuple[Region, ...]:
+    """The target's boxes or points.
 
     Raises:
-        Unscorable: the target is of another kind, or no list of these.
+        Unscorable: the target is of another kind, or one of them is no box or point that can be measured.
     """
     items = gold(sample, kind)
-    if not isinstance(items, list | tuple):
-        raise Unscorable(f"the target {items!r:.80} is not a list of {kind}")
-    return tuple(_region(item, arity) for item in items)
-
-
-def _region(item: object, arity: Arity) -> Region:
-    values, label = item, ""
-    if isinstance(item, Region):
-        values, label = item.coordinates, item.label
-    elif isinstance(item, Mapping):
-        values = next((item[key] for key in _KEYS[arity] if key in item), None)
-        label = item.get("label", "")
-    if not isinstance(label, str):
-        raise Unscorable(f"the target's label {label!r:.80} is not text")
-    return Region(target_coordinates(values, arity), label)
+    try:
+        regions: tuple[Region, ...] = checked(kind, items)
+    except ValueError as error:
+        raise Unscorable(f"the target {items!r:.80} is no list of {kind}: {error}") from error
+    for region in regions:
+        target_coordinates(region.coordinates, 4 if kind is Kind.BOXES else 2)
+    return regions
 
 
 def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:

@@ -72,7 +72,7 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> Term:
     Raises:
         Unscorable: the target is not a list of points of two finite numbers, or has no frame or no medium.
     """
-    targets = geometry.target_regions(sample, Kind.POINTS, 2)
+    targets = geometry.target_regions(sample, Kind.POINTS)
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
     expected = geometry.all_in_pixels(resize, targets, frame)
     answers = response.answer.value
