@@ -53,8 +53,10 @@ def value(reward, kind, target, answer, *, options=None, **more):
     return reward(*pair(kind, target, answer, **more), **(options or {})).value
 
 
-def regions(boxes, labels=itertools.repeat(""), confidences=itertools.repeat(None)):
-    return tuple(Region(tuple(b), label, c) for b, label, c in zip(boxes, labels, confidences, strict=False))
+def regions(coordinates, labels=None, confidences=None):
+    labels = labels or [""] * len(coordinates)
+    confidences = confidences or [None] * len(coordinates)
+    return tuple(Region(tuple(c), *more) for c, *more in zip(coordinates, labels, confidences, strict=True))
 
 
 def random_box(rng, most=20):
@@ -67,12 +69,16 @@ def pixels(b):
     return {(x, y) for x in range(b[0], b[2]) for y in range(b[1], b[3])}
 
 
+def jaccard(a, b):
+    return len(a & b) / len(a | b)
+
+
 def test_overlaps_equal_counting_pixels():
     rng = random.Random(0)
     for _ in range(300):
         a, b = random_box(rng), random_box(rng)
-        shared, union, hull = pixels(a) & pixels(b), pixels(a) | pixels(b), pixels(geometry.hull(a, b))
-        iou = len(shared) / len(union)
+        union, hull = pixels(a) | pixels(b), pixels(geometry.hull(a, b))
+        iou = jaccard(pixels(a), pixels(b))
         assert geometry.iou(a, b) == pytest.approx(iou)
         assert geometry.giou(a, b) == pytest.approx(iou - len(hull - union) / len(hull))
         centres = [((c[0] + c[2]) / 2, (c[1] + c[3]) / 2) for c in (a, b)]
@@ -147,10 +153,8 @@ def best_by_trying_all(gains):
     answers, targets = gains.shape
     if answers < targets:
         return best_by_trying_all(gains.T)
-    return max(
-        sum(gains[row, column] for column, row in enumerate(rows))
-        for rows in itertools.permutations(range(answers), targets)
-    )
+    columns = range(targets)
+    return max(gains[rows, columns].sum() for rows in itertools.permutations(range(answers), targets))
 
 
 @pytest.mark.parametrize("threshold", [None, 0.3])
@@ -159,10 +163,9 @@ def test_matched_boxes_equal_the_best_of_all_matchings(threshold):
     for _ in range(150):
         answers, targets = ([random_box(rng, 8) for _ in range(rng.randint(1, 4))] for _ in range(2))
         names = [[rng.choice("ab") for _ in boxes] for boxes in (answers, targets)]
-        gains = np.array(
-            [[geometry.iou(a, b) * (m == n) for b, n in zip(targets, names[1])] for a, m in zip(answers, names[0])]
-        )
-        gains = np.where(gains >= (threshold or 0), gains, 0)
+        ious = np.array([[geometry.iou(a, b) for b in targets] for a in answers])
+        same = np.array([[a == b for b in names[1]] for a in names[0]])
+        gains = np.where(same & (ious >= (threshold or 0)), ious, 0)
         given, gold = regions(answers, names[0]), regions(targets, names[1])
         options = {"threshold": threshold}
         mean = best_by_trying_all(gains) / max(gains.shape)
@@ -187,11 +190,8 @@ def textbook_ap(answers, targets, threshold):
 def random_detections(rng):
     """Targets and noisy answers of three labels, with confidences that all differ."""
     targets = [(random_box(rng, 60), rng.choice("abc")) for _ in range(rng.randint(1, 6))]
-    answers = [
-        (tuple(side + rng.uniform(-2, 2) for side in b), label)
-        for b, label in targets
-        for _ in range(rng.randint(0, 2))
-    ]
+    copies = [target for target in targets for _ in range(rng.randint(0, 2))]
+    answers = [(tuple(side + rng.uniform(-2, 2) for side in b), label) for b, label in copies]
     answers += [(random_box(rng, 60), rng.choice("abcd")) for _ in range(rng.randint(0, 4))]
     answers = [(b, label) for b, label in answers if b[0] < b[2] and b[1] < b[3]]
     confidences = rng.sample([number / 100 for number in range(100)], len(answers))
@@ -262,14 +262,8 @@ def test_average_precision_equals_pycocotools():
 
 def coco_row(b, category, **more):
     width, height = b[2] - b[0], b[3] - b[1]
-    return {
-        "image_id": 0,
-        "category_id": category,
-        "bbox": [b[0], b[1], width, height],
-        "area": width * height,
-        "iscrowd": 0,
-        **more,
-    }
+    place = {"bbox": [b[0], b[1], width, height], "area": width * height}
+    return {"image_id": 0, "category_id": category, "iscrowd": 0, **place, **more}
 
 
 def test_the_length_control_of_average_precision():
@@ -413,11 +407,9 @@ def test_spans_equal_counting_seconds():
     rng = random.Random(8)
     for _ in range(200):
         answers, targets = random_spans(rng), random_spans(rng)
-        covered = len(ticks(answers) & ticks(targets)) / len(ticks(answers) | ticks(targets))
+        covered = jaccard(ticks(answers), ticks(targets))
         assert value(span.union_iou, Kind.SPANS, targets, tuple(answers)) == pytest.approx(covered)
-        gains = np.array(
-            [[len(ticks([a]) & ticks([b])) / len(ticks([a]) | ticks([b])) for b in targets] for a in answers]
-        )
+        gains = np.array([[jaccard(ticks([a]), ticks([b])) for b in targets] for a in answers])
         soft = 2 * best_by_trying_all(gains) / sum(gains.shape)
         assert value(span.f1, Kind.SPANS, targets, tuple(answers)) == pytest.approx(soft)
         hard = 2 * best_by_trying_all(gains >= 0.5) / sum(gains.shape)
@@ -440,10 +432,7 @@ def test_a_tube_equals_counting_pixels_of_frames():
         tubes = [{time: random_box(rng) for time in rng.sample(range(8), rng.randint(1, 6))} for _ in range(2)]
         answer, target = ([{"time": t, "bbox_2d": list(b)} for t, b in tube.items()] for tube in tubes)
         both, either = tubes[0].keys() & tubes[1].keys(), tubes[0].keys() | tubes[1].keys()
-        shares = [
-            len(pixels(tubes[0][t]) & pixels(tubes[1][t])) / len(pixels(tubes[0][t]) | pixels(tubes[1][t]))
-            for t in both
-        ]
+        shares = [jaccard(pixels(tubes[0][time]), pixels(tubes[1][time])) for time in both]
         assert value(video.tube, Kind.JSON, target, answer) == pytest.approx(sum(shares) / len(either))
 
 
@@ -452,7 +441,7 @@ def test_a_time_between_instants_goes_to_the_nearest():
     halves = [{"time": time + 0.5, "bbox_2d": [0, 0, 10, 10]} for time in (0, 1, 2)]
     assert value(video.tube, Kind.JSON, target, halves) == 1
     assert value(video.tube, Kind.JSON, target, [*halves, halves[0]]) == 0  # an instant twice
-    assert value(video.tube, Kind.JSON, target, halves, options={"step": 0.5}) == pytest.approx(1 / 5)  # 1.5 is no 1
+    assert value(video.tube, Kind.JSON, target, halves, options={"step": 0.5}) == 0
 
 
 def test_frames_are_matched_one_to_one():
@@ -472,7 +461,6 @@ BROKEN_BOXES = [
     [0, 0, math.inf, 10],
     [0, 0, 1e-200, 1e-200],
     "box",
-    None,
 ]
 
 
