@@ -14,7 +14,7 @@ from mmrl_rewards.contract import gold, reward
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
 
 
-@reward(name="iou")
+@reward(name="iou", kinds=(Kind.BOX,))
 def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """Intersection over union of the answer's box with the target's, |A & B| / |A | B|.
 
@@ -28,7 +28,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     return _compared(response, sample, "IoU", geometry.iou, lambda value: geometry.graded(value, threshold))
 
 
-@reward(name="iou_ladder")
+@reward(name="iou_ladder", kinds=(Kind.BOX,))
 def ladder(response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO) -> Term:
     """The share of `thresholds` that IoU reaches, (1/n) sum_i 1[IoU >= t_i].
 
@@ -43,7 +43,7 @@ def ladder(response: Response, sample: Sample, *, thresholds: geometry.Threshold
     )
 
 
-@reward(name="giou")
+@reward(name="giou", kinds=(Kind.BOX,))
 def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
     """max(0, (GIoU - floor) / (1 - floor)), GIoU = IoU - (1 - |A | B| / |C|), C the smallest box around both.
 
@@ -57,7 +57,7 @@ def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
     return _compared(response, sample, "GIoU", geometry.giou, lambda value: _above(value, floor))
 
 
-@reward(name="diou")
+@reward(name="diou", kinds=(Kind.BOX,))
 def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
     """max(0, (DIoU - floor) / (1 - floor)), DIoU = IoU - d^2 / c^2: distance of centres over diagonal of the hull.
 
@@ -70,7 +70,7 @@ def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
     return _compared(response, sample, "DIoU", geometry.diou, lambda value: _above(value, floor))
 
 
-@reward(name="referring")
+@reward(name="referring", kinds=(Kind.JSON,))
 def referring(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """IoU if the answer's box is in the right one of several images, else 0; with `threshold`, 1 if it is reached.
 
@@ -94,7 +94,7 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     except ValueError as error:
         return Term(0.0, f"the answer {error}")
     if image != target_image:
-        return Term(0.0, f"image {image}, expected {target_image}")
+        return Term(0.0, f"image {image!r:.20}, expected {target_image}")
     answer = geometry.in_pixels(resize, corners, response.frame)
     value = geometry.iou(answer, expected)
     reason = f"image {image}, IoU {value:.2f}: {geometry.shown(answer)} vs {geometry.shown(expected)} px_original"
@@ -109,7 +109,7 @@ def _compared(
     grade: Callable[[float], float],
 ) -> Term:
     """The grade of what `measure` finds between the answer's box and the target's."""
-    corners = geometry.target_coordinates(gold(sample, Kind.BOX), 4)
+    corners = gold(sample, Kind.BOX)
     resize = geometry.resize_map(response, sample)
     target = geometry.in_pixels(resize, corners, geometry.target_frame(sample))
     if response.answer.value is None:
@@ -126,7 +126,7 @@ def _above(value: float, floor: float) -> float:
 def _in_image(value: object) -> tuple[int, tuple[float, ...]]:
     """The number of an image and a box in it, read from JSON."""
     match value:
-        case {"image": int(image), "bbox_2d": box} if geometry.is_number(image):
-            return int(image), geometry.coordinates(box, 4)
+        case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
+            return image, geometry.box_of(box)
         case _:
             raise ValueError(f'{value!r:.80} is not {{"image": 1, "bbox_2d": [x1, y1, x2, y2]}}')

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Term
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import reward
+from mmrl_rewards.contract import gold, reward
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
 _MOST_RANKED = 100
 
 
-@reward(name="boxes_iou")
+@reward(name="boxes_iou", kinds=(Kind.BOXES,))
 def iou(
     response: Response,
     sample: Sample,
@@ -47,7 +47,7 @@ def iou(
     return Term(found.mean, f"mean IoU {found.mean:.2f}: {found.summary}")
 
 
-@reward(name="boxes_f1")
+@reward(name="boxes_f1", kinds=(Kind.BOXES,))
 def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """2 sum(IoU of matched boxes) / (answers + targets), over the best one-to-one matching.
 
@@ -65,7 +65,7 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
 
 
-@reward(name="boxes_ap")
+@reward(name="boxes_ap", kinds=(Kind.BOXES,))
 def average_precision(response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO) -> Term:
     """AP x min(1, targets / answers), AP averaged over `thresholds` and the target's labels.
 
@@ -94,7 +94,7 @@ def average_precision(response: Response, sample: Sample, *, thresholds: geometr
     return Term(value * control, f"AP {value:.2f} x {control:.2f}: {answers} boxes, expected {targets}")
 
 
-@reward(name="boxes_confidence")
+@reward(name="boxes_confidence", kinds=(Kind.BOXES,))
 def confidence(response: Response, sample: Sample, *, threshold: geometry.Threshold = 0.5) -> Term:
     """R_IoU (1 + R_conf) / 2: R_IoU as `iou` with this threshold, R_conf the mean of c if matched and else 1 - c.
 
@@ -125,7 +125,7 @@ class _Boxes(NamedTuple):
 
 
 def _target(response: Response, sample: Sample) -> _Boxes:
-    regions = geometry.target_regions(sample, Kind.BOXES)
+    regions = gold(sample, Kind.BOXES)
     return _in_pixels(regions, geometry.resize_map(response, sample), geometry.target_frame(sample))
 
 

@@ -8,68 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Final, Literal, TypeGuard
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from mmrl.answer import checked
 from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
-from mmrl_rewards.contract import gold
 
-_LARGEST: Final = 1e9  # no picture is wider, and products of such numbers are far from overflow
-_WORDS: Final = {2: "two", 4: "four"}
-Arity = Literal[2, 4]
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 """An overlap that is enough."""
 Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
 COCO: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The thresholds over which the COCO benchmark averages."""
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """A number one can measure with: an int or float, finite, and no larger than any picture or video."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
-
-
-def coordinates(values: object, arity: Arity) -> tuple[float, ...]:
-    """`values` as a point (arity 2) or a box (arity 4).
-
-    Raises:
-        ValueError: it is neither, or a box without area.
-    """
-    if not isinstance(values, list | tuple) or len(values) != arity or not all(map(is_number, values)):
-        raise ValueError(f"{values!r:.80} is not {_WORDS[arity]} finite numbers")
-    if arity == 4 and not (values[0] < values[2] and values[1] < values[3] and area(values) > 0.0):
-        raise ValueError(f"{list(values)} is inverted or empty: it must be x1 < x2, y1 < y2")
-    return tuple(values)
-
-
-def target_coordinates(values: object, arity: Arity) -> tuple[float, ...]:
-    """`coordinates` of the target.
-
-    Raises:
-        Unscorable: as `coordinates` raises ValueError.
-    """
-    try:
-        return coordinates(values, arity)
-    except ValueError as error:
-        raise Unscorable(f"the target {error}") from error
-
-
-def target_regions(sample: Sample, kind: Kind) -> tuple[Region, ...]:
-    """The target's boxes or points.
-
-    Raises:
-        Unscorable: the target is of another kind, or one of them is no box or point that can be measured.
-    """
-    items = gold(sample, kind)
-    try:
-        regions: tuple[Region, ...] = checked(kind, items)
-    except ValueError as error:
-        raise Unscorable(f"the target {items!r:.80} is no list of {kind}: {error}") from error
-    for region in regions:
-        target_coordinates(region.coordinates, 4 if kind is Kind.BOXES else 2)
-    return regions
 
 
 def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
@@ -95,14 +45,26 @@ def target_frame(sample: Sample) -> Frame:
     return sample.target.frame
 
 
+def box_of(values: object) -> tuple[float, ...]:
+    """A box that stands in JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        box: tuple[float, ...] = checked(Kind.BOX, values)
+    except ValueError as error:
+        raise ValueError(f"{values!r:.80} is {error}") from error
+    return box
+
+
 def in_pixels(resize: ResizeMap, values: Sequence[float], frame: Frame) -> tuple[float, ...]:
-    """Coordinates brought from `frame` to px_original, and held to where one can still calculate with them."""
-    pixels = resize.convert(values, frame, Frame.PX_ORIGINAL)
-    return tuple(min(max(pixel, -_LARGEST), _LARGEST) for pixel in pixels)
+    """Coordinates brought from `frame` to px_original."""
+    return resize.convert(values, frame, Frame.PX_ORIGINAL)
 
 
 def all_in_pixels(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
-    """The coordinates of every region, as `in_pixels`."""
+    """The coordinates of every region, brought from `frame` to px_original."""
     if not regions:
         return ()
     flat = in_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], frame)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from mmrl.answer import checked
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import gold, reward
@@ -16,7 +17,7 @@ from mmrl_rewards.contract import gold, reward
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-@reward(name="point_in_box")
+@reward(name="point_in_box", kinds=(Kind.POINT, Kind.BOX))
 def in_box(response: Response, sample: Sample, *, column: str = "box") -> Term:
     """1 if the answer's point lies in the right box, edges included, else 0.
 
@@ -27,9 +28,9 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Term:
     Raises:
         Unscorable: there is no box of four finite numbers with x1 < x2, y1 < y2, no frame or no medium.
     """
-    corners = gold(sample, Kind.BOX) if sample.target.kind is Kind.BOX else _column(sample, Kind.POINT, column)
+    corners = gold(sample, Kind.BOX) if sample.target.kind is Kind.BOX else _box(_column(sample, Kind.POINT, column))
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    x1, y1, x2, y2 = geometry.in_pixels(resize, geometry.target_coordinates(corners, 4), frame)
+    x1, y1, x2, y2 = geometry.in_pixels(resize, corners, frame)
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
     point = geometry.in_pixels(resize, response.answer.value, response.frame)
@@ -39,7 +40,7 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Term:
     return Term(float(hit), where)
 
 
-@reward(name="point_distance")
+@reward(name="point_distance", kinds=(Kind.POINT,))
 def distance(
     response: Response, sample: Sample, *, falloff: Literal["gaussian", "linear"] = "gaussian", scale: Share = 0.05
 ) -> Term:
@@ -52,7 +53,7 @@ def distance(
         Unscorable: the target is not two finite numbers, or has no frame or no medium.
     """
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
-    target = geometry.in_pixels(resize, geometry.target_coordinates(gold(sample, Kind.POINT), 2), frame)
+    target = geometry.in_pixels(resize, gold(sample, Kind.POINT), frame)
     if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
     point = geometry.in_pixels(resize, response.answer.value, response.frame)
@@ -61,7 +62,7 @@ def distance(
     return Term(value, f"{d:.1%} off: {geometry.shown(point)} vs {geometry.shown(target)} px_original")
 
 
-@reward(name="points_f1")
+@reward(name="points_f1", kinds=(Kind.POINTS,))
 def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> Term:
     """2 matched / (answers + targets), matched one to one, same label, at most `radius` of the diagonal apart.
 
@@ -72,7 +73,7 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> Term:
     Raises:
         Unscorable: the target is not a list of points of two finite numbers, or has no frame or no medium.
     """
-    targets = geometry.target_regions(sample, Kind.POINTS)
+    targets = gold(sample, Kind.POINTS)
     resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
     expected = geometry.all_in_pixels(resize, targets, frame)
     answers = response.answer.value
@@ -85,7 +86,7 @@ def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> Term:
     return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
 
 
-@reward(name="points_in_region")
+@reward(name="points_in_region", kinds=(Kind.POINTS,))
 def in_region(response: Response, sample: Sample, *, column: str = "region") -> Term:
     """The share of the answer's points that lie inside a region: polygons, in `sample.meta[column]`.
 
@@ -115,13 +116,23 @@ def _column(sample: Sample, kind: Kind, column: str) -> object:
     return sample.meta[column]
 
 
+def _box(corners: object) -> tuple[float, ...]:
+    try:
+        return geometry.box_of(corners)
+    except ValueError as error:
+        raise Unscorable(f"the column {error}") from error
+
+
 def _polygons(region: object) -> list[list[tuple[float, ...]]]:
     if not isinstance(region, list | tuple) or not region:
         raise Unscorable(f"the region {region!r:.80} is not a list of polygons")
     for polygon in region:
         if not isinstance(polygon, list | tuple) or len(polygon) < 3:
             raise Unscorable(f"the polygon {polygon!r:.80} is not a list of three points or more")
-    return [[geometry.target_coordinates(vertex, 2) for vertex in polygon] for polygon in region]
+    try:
+        return [[checked(Kind.POINT, vertex) for vertex in polygon] for polygon in region]
+    except ValueError as error:
+        raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
 
 
 def _distances(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> matching.Matrix:

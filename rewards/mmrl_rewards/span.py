@@ -13,7 +13,7 @@ from mmrl_rewards.contract import gold, reward
 Span = tuple[float, float]
 
 
-@reward(name="span_iou")
+@reward(name="span_iou", kinds=(Kind.SPAN,))
 def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """Temporal intersection over union, |A & B| / |A | B|; with `threshold`, 1 if it is reached and else 0.
 
@@ -21,9 +21,9 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     (arXiv:2503.13377). Departures: none.
 
     Raises:
-        Unscorable: the target is not two finite numbers, start < end.
+        Unscorable: the target is not two finite numbers, 0 <= start < end.
     """
-    target = _target_span(gold(sample, Kind.SPAN))
+    target = gold(sample, Kind.SPAN)
     answer = response.answer.value
     if answer is None:
         return Term(0.0, response.answer.problems[0])
@@ -31,7 +31,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {_shown(answer)} vs {_shown(target)}")
 
 
-@reward(name="spans_iou")
+@reward(name="spans_iou", kinds=(Kind.SPANS,))
 def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """|A & B| / |A | B| in seconds, A the time that any span of the answer covers and B any span of the target.
 
@@ -49,7 +49,7 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}")
 
 
-@reward(name="spans_f1")
+@reward(name="spans_f1", kinds=(Kind.SPANS,))
 def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
     """2 sum(tIoU of matched spans) / (answers + targets), over the best one-to-one matching.
 
@@ -69,18 +69,11 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
 
 
-def _target_span(value: object) -> Span:
-    start, end = geometry.target_coordinates(value, 2)
-    if not start < end:
-        raise Unscorable(f"the target {[start, end]} is inverted or empty: it must be start < end")
-    return start, end
-
-
-def _target_spans(sample: Sample) -> list[Span]:
-    spans = gold(sample, Kind.SPANS)
-    if not isinstance(spans, list | tuple) or not spans:
-        raise Unscorable(f"the target {spans!r:.80} is not a list of spans")
-    return [_target_span(span) for span in spans]
+def _target_spans(sample: Sample) -> Sequence[Span]:
+    spans: Sequence[Span] = gold(sample, Kind.SPANS)
+    if not spans:
+        raise Unscorable("the target has no spans")
+    return spans
 
 
 def _common(a: Sequence[Span], b: Sequence[Span]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import floor
 from typing import Annotated, Final
 
@@ -14,11 +15,12 @@ from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import gold, reward
 
+_LONGEST: Final = 1e6  # seconds
 _NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 Boxes = dict[int, tuple[float, ...]]
 
 
-@reward(name="tube")
+@reward(name="tube", kinds=(Kind.JSON,))
 def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> Term:
     """The vIoU of boxes over time, sum over S_i of IoU / |S_u|: S_i the instants in both tubes, S_u those in either.
 
@@ -54,18 +56,18 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
     return Term(value, f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}")
 
 
-@reward(name="frames")
+@reward(name="frames", kinds=(Kind.LIST,))
 def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> Term:
     """F1 of the chosen frames (or seconds): 2 matched / (answers + targets), matched one to one within `tolerance`.
 
-    Answer and target are lists of numbers. Source: F1 over a set. Departures: naming a frame twice counts as two.
+    Answer and target are lists of whole numbers, or of text that holds decimals. Source: F1 over a set. Departures:
+    naming a frame twice counts as two.
 
     Raises:
         Unscorable: the target is not a list of at least one number.
     """
-    items = gold(sample, Kind.LIST)
     try:
-        expected = _numbers(items)
+        expected = _numbers(gold(sample, Kind.LIST))
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
     if not len(expected):
@@ -88,21 +90,18 @@ def _tube(value: object, step: float) -> Boxes:
     boxes: Boxes = {}
     for item in value:
         match item:
-            case {"time": time, "bbox_2d": box} if geometry.is_number(time):
+            case {"time": int() | float() as time, "bbox_2d": box} if 0 <= time <= _LONGEST:
                 instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
             case _:
                 raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
         if instant in boxes:
             raise ValueError(f"has two boxes at {instant * step:g} s")
-        boxes[instant] = geometry.coordinates(box, 4)
+        boxes[instant] = geometry.box_of(box)
     return boxes
 
 
-def _numbers(items: object) -> NDArray[np.float64]:
-    """Numbers, or strings of ASCII digits that stand for them."""
-    if not isinstance(items, list | tuple):
-        raise ValueError(f"{items!r:.80} is not a list of numbers")
-    values = [float(item) if isinstance(item, str) and _NUMERAL.fullmatch(item.strip()) else item for item in items]
-    if not all(map(geometry.is_number, values)):
-        raise ValueError(f"{items!r:.80} is not a list of numbers")
-    return np.array(values, dtype=np.float64)
+def _numbers(items: Sequence[str]) -> NDArray[np.float64]:
+    for item in items:
+        if not _NUMERAL.fullmatch(item):
+            raise ValueError(f"{item!r:.80} is not the number of a frame")
+    return np.array(items, dtype=np.float64)

@@ -25,6 +25,7 @@ from mmrl.types import (
 from mmrl_rewards import box, detect, geometry, point, span, video
 
 SQUARE = (Size(100, 100),)
+LISTS = [detect.iou, detect.f1, detect.average_precision, detect.confidence]
 
 
 def pair(kind, target, answer, *, frame=Frame.PX_ORIGINAL, sizes=SQUARE, resized=None, medium=0, meta=None):
@@ -108,20 +109,25 @@ def test_a_known_giou_and_diou():
     assert value(box.giou, Kind.BOX, a, (20, 0, 30, 10), options={"floor": -1.0}) == pytest.approx(1 / 3)
 
 
-def test_whatever_is_written_stays_finite():
-    huge = (0.0, 0.0, 1.7e308, 1.7e308)
+def test_whatever_the_grammar_lets_through_stays_finite():
+    huge = (0.0, 0.0, 1e9, 1e9)
     for reward in (box.iou, box.ladder, box.giou, box.diou):
         term = reward(*pair(Kind.BOX, [0, 0, 10, 10], huge, frame=Frame.NORM_1))
         assert 0 <= term.value < 0.01
         assert len(term.reason) < 250
-    for reward in (detect.iou, detect.f1, detect.average_precision, detect.confidence):
-        assert value(reward, Kind.BOXES, [[0, 0, 10, 10]], regions([huge, (1e300, 1e300, 1e301, 1e301)])) < 0.01
+    for reward in LISTS:
+        assert value(reward, Kind.BOXES, [[0, 0, 10, 10]], regions([huge, (-1e9, -1e9, 1e9, -1e8)])) < 0.01
     assert value(point.distance, Kind.POINT, [5, 5], huge[2:], options={"falloff": "linear"}) == 0
-    assert value(span.iou, Kind.SPAN, [1, 2], (0, 1.7e308)) < 0.01
-    assert value(span.union_iou, Kind.SPANS, [[1, 2]], ((0, 1.7e308), (3, 1.7e308))) < 0.01
-    answer = [{"time": 10**400, "bbox_2d": [0, 0, 1, 1]}]
-    assert value(video.tube, Kind.JSON, [{"time": 0, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
-    assert value(box.referring, Kind.JSON, {"image": 1, "bbox_2d": [0, 0, 1, 1]}, {"image": 10**4000}) == 0
+    assert value(span.iou, Kind.SPAN, [1, 2], (0, 1e9)) < 0.01
+    assert value(span.union_iou, Kind.SPANS, [[1, 2]], ((0, 1e9), (3, 1e9))) < 0.01
+    for time in (10**400, 1.7e308, -1, "0", True):
+        answer = [{"time": time, "bbox_2d": [0, 0, 1, 1e308]}]
+        assert value(video.tube, Kind.JSON, [{"time": 0, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
+    term = box.referring(
+        *pair(Kind.JSON, {"image": 1, "bbox_2d": [0, 0, 1, 1]}, {"image": 10**4000, "bbox_2d": [0, 0, 1, 1]})
+    )
+    assert term.value == 0
+    assert len(term.reason) < 250
 
 
 def test_coordinates_belong_to_their_medium():
@@ -284,9 +290,6 @@ def test_spam_before_or_after_is_the_same_and_does_not_pay():
         assert value(reward, Kind.BOXES, gold, before) == pytest.approx(value(reward, Kind.BOXES, gold, after))
         assert value(reward, Kind.BOXES, gold, after) < 0.1
     assert value(detect.average_precision, Kind.BOXES, gold, after) == pytest.approx(2 / 42)
-
-
-LISTS = [detect.iou, detect.f1, detect.average_precision, detect.confidence]
 
 
 @pytest.mark.parametrize("reward", LISTS, ids=lambda reward: reward.name)
