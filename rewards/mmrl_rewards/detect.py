@@ -6,7 +6,10 @@ the order of the list. A target without boxes is right answered by an empty list
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +19,7 @@ from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Term
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import gold, reward
 
-_RECALLS = np.linspace(0.0, 1.0, 101)
+_RECALLS = np.linspace(0.0, 1.0, 101).tolist()
 _MOST_RANKED = 100
 
 
@@ -90,7 +93,7 @@ def average_precision(response: Response, sample: Sample, *, thresholds: geometr
         _label_precision(overlaps[named][:, wanted], answer.boxes[named], answer.confidences[named], thresholds)
         for wanted, named in of_label
     ]
-    value, control = float(np.mean(precisions)), min(1.0, targets / answers)
+    value, control = fmean(precisions), min(1.0, targets / answers)
     return Term(value * control, f"AP {value:.2f} x {control:.2f}: {answers} boxes, expected {targets}")
 
 
@@ -109,8 +112,8 @@ def confidence(response: Response, sample: Sample, *, threshold: geometry.Thresh
     if answer is None:
         return Term(0.0, response.answer.problems[0])
     found = matching.best(_gains(answer, target, threshold))
-    matched = np.isin(np.arange(found.answers), found.rows)
-    honesty = np.where(matched, answer.confidences, 1.0 - answer.confidences)
+    honesty = 1.0 - answer.confidences
+    honesty[found.rows] = answer.confidences[found.rows]
     honest = float(honesty.mean()) if found.answers else 1.0
     reason = f"mean IoU {found.mean:.2f}, confidence {honest:.2f}: {found.summary}"
     return Term(found.mean * (1.0 + honest) / 2.0, reason)
@@ -159,25 +162,24 @@ def _label_precision(
 ) -> float:
     """AP of one label, averaged over thresholds; the coordinates settle what confidence and overlap leave tied."""
     ranking = np.lexsort((*boxes.T, -overlaps.max(axis=1), -confidences))[:_MOST_RANKED]
-    return float(np.mean([_interpolated(_hits(overlaps[ranking], t), overlaps.shape[1]) for t in thresholds]))
+    ranked, targets = overlaps[ranking].tolist(), overlaps.shape[1]
+    return fmean(_interpolated(_hits(ranked, targets, threshold), targets) for threshold in thresholds)
 
 
-def _hits(overlaps: matching.Matrix, threshold: float) -> NDArray[np.bool_]:
-    """Which answers, in this order, find a target: the best one that is still free and reaches the threshold."""
-    free = overlaps.copy()
-    hits = np.zeros(len(free), dtype=np.bool_)
-    for row, overlap in enumerate(free):
-        best = overlap.argmax()
-        if overlap[best] >= threshold:
-            hits[row] = True
-            free[:, best] = -1.0
+def _hits(overlaps: Sequence[Sequence[float]], targets: int, threshold: float) -> list[int]:
+    """Ranks, from 1, of the answers that find a target: the best one still free, if it reaches the threshold."""
+    free, hits = list(range(targets)), []
+    for rank, row in enumerate(overlaps, 1):
+        best = max(free, key=row.__getitem__, default=None)
+        if best is not None and row[best] >= threshold:
+            free.remove(best)
+            hits.append(rank)
     return hits
 
 
-def _interpolated(hits: NDArray[np.bool_], targets: int) -> float:
-    """Area under precision over recall, precision made to fall monotonically and read at 101 recalls."""
-    found = hits.cumsum()
-    precision = found / np.arange(1, len(hits) + 1)
-    falling = np.maximum.accumulate(precision[::-1])[::-1]
-    reached = np.searchsorted(found / targets, _RECALLS)
-    return float(np.append(falling, 0.0)[reached].mean())
+def _interpolated(hits: Sequence[int], targets: int) -> float:
+    """Area under precision over recall: precision made to fall monotonically, and read at 101 levels of recall."""
+    precisions = [found / rank for found, rank in enumerate(hits, 1)]
+    falling = list(accumulate(reversed(precisions), max))[::-1]
+    levels = [0, *(bisect_right(_RECALLS, found / targets) for found in range(1, len(hits) + 1))]
+    return sum(p * (level - before) for p, before, level in zip(falling, levels, levels[1:], strict=False)) / 101
