@@ -6,7 +6,10 @@ from mmrl.types import Response, Sample, Term
 from mmrl_rewards.contract import reward
 
 
-@reward(name="format")
+_CONTENT = ("question echo", "all options", "number dump", "box dump", "whole picture", "repetition", "judge injection")
+
+
+@reward(name="format", attack_tolerance=dict.fromkeys((*_CONTENT, "1 MB of text"), 1.0))
 def tags(response: Response, sample: Sample) -> Term:
     """1 if the response meets the answer grammar exactly, else 0 with the first problem as the reason.
 
