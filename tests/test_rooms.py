@@ -71,7 +71,8 @@ ONLY_IN = {
 LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
     *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
-    *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text"),
+    *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
+    *("mmrl_rewards.span", "mmrl_rewards.video"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
