@@ -5,12 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mmrl.types import UserError
+
+
+def inside(path: Path, roots: Sequence[Path]) -> Path:
+    """The file that `path` means, links followed, when it lies under one of the (resolved) `roots`.
+
+    Raises:
+        UserError: it lies elsewhere, or its links lead in a circle.
+    """
+    try:
+        resolved = path.resolve()
+    except RuntimeError as error:  # how `resolve` reports a loop of links
+        raise UserError(f"{path} cannot be read: its links lead in a circle") from error
+    if not any(resolved.is_relative_to(root) for root in roots):
+        known = ", ".join(map(str, roots)) or "none"
+        raise UserError(f"{path} lies outside {known}, where media may lie; add its folder to data.roots")
+    return resolved
 
 
 @contextmanager

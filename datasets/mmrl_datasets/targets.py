@@ -14,6 +14,7 @@ from mmrl.types import Frame, Kind, Target, UserError
 from mmrl_datasets.formats.row import BadRowError, did_you_mean, shown
 
 LARGEST: Final[Mapping[Frame | None, float]] = {Frame.NORM_1: 1.0, Frame.NORM_1000: 1000.0}
+COORDINATES: Final = (Kind.BOX, Kind.BOXES, Kind.POINT, Kind.POINTS, Kind.ACTION)
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NUMERAL: Final = re.compile(r"[+-]?\d{1,300}(\.\d+)?", re.ASCII)
 Corners = Literal["xyxy", "xywh"]
@@ -62,11 +63,13 @@ def answer_form(kind: str, frame: str | None, corners: Corners = "xyxy") -> Answ
     """The form that options name.
 
     Raises:
-        UserError: an unknown word, or a frame for what is no box.
+        UserError: an unknown word, or a frame for what has no coordinates.
     """
     known = _one_of(Kind, kind, "kind")
-    if (known is Kind.BOX) != (frame is not None):
-        raise UserError(f"kind={kind!r} with frame={frame!r}: set `frame` for boxes and only for them")
+    if (known in COORDINATES) != (frame is not None):
+        raise UserError(
+            f"kind={kind!r} with frame={frame!r}: set `frame` for {', '.join(COORDINATES)}, and only for them"
+        )
     return AnswerForm(kind=known, frame=None if frame is None else _one_of(Frame, frame, "frame"), corners=corners)
 
 
