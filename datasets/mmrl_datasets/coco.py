@@ -13,7 +13,7 @@ from mmrl_datasets.formats.json_list import load
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, did_you_mean, shown
 from mmrl_datasets.mapping import Fields, Source
 from mmrl_datasets.media_files import MediaFiles, media_files
-from mmrl_datasets.targets import AnswerForm
+from mmrl_datasets.targets import AnswerForm, text
 
 TABLES: Final = {
     "images": ("id", "file_name"),
@@ -60,7 +60,7 @@ def rows(
 def _fields(cells: Cells, asked: Filled, files: MediaFiles) -> Fields:
     label, things = cells["category"], cells["annotations"]
     return Fields(
-        parts=(*files.images(cells["file_name"]), asked.of(cells)),
+        parts=(*files.images(cells["file_name"]), text(asked.of(cells), "prompt")),
         form=FORM,
         answer=[Region(_corners(thing["bbox"]), label) for thing in things if not thing.get("iscrowd")],
         name=f"{cells['image_id']}-{cells['category_id']}",

@@ -86,11 +86,11 @@ class Filled:
     needs: frozenset[str]
     uses_up: frozenset[str] = frozenset()
 
-    def of(self, cells: Cells) -> str:
-        """The text."""
+    def of(self, cells: Cells) -> str | None:
+        """The text; None when the template leaves it empty."""
         given = {name: cell(cells, name) for name in self.needs}
         try:
-            return self.template.render(given)
+            return self.template.render(given) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise BadRowError(f"template {shown(self.written)}: {error}") from error
 

@@ -178,7 +178,7 @@ class Forms:
         """
         if isinstance(self.kind, AnswerForm):
             return self.kind
-        kind = self.kind.of(cells).strip()
+        kind = text(self.kind.of(cells), "kind").strip()
         try:
             return answer_form(kind, self.frame if kind in COORDINATES else None, self.corners)
         except UserError as error:

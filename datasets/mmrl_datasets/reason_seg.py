@@ -64,7 +64,7 @@ def _rows(folder: Path) -> Iterator[Row]:
 def _fields(cells: Cells, asked: Filled, files: MediaFiles) -> Fields:
     text(cell(cells, "text"), "text")
     return Fields(
-        parts=(*files.images(cells["image"]), asked.of(cells)),
+        parts=(*files.images(cells["image"]), text(asked.of(cells), "prompt")),
         form=FORM,
         answer=_around([point for shape in cells["shapes"] for point in _outline(shape)]),
         meta={"shapes": cells["shapes"], "is_sentence": cell(cells, "is_sentence")},
