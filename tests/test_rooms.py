@@ -33,7 +33,9 @@ SIDEWAYS = {
     ("learner", "policy"),
     ("checkpoint", "policy"),
     ("mmrl_rewards", "options"),
+    ("mmrl_datasets", "files"),  # which folders media may lie in is checked in one place
     ("mmrl_rewards", "answer"),  # case tables hold text, which the grammar parses
+    ("mmrl_datasets", "answer"),  # right answers are checked as given ones are
 }
 # Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
 ONLY_IN = {
@@ -66,7 +68,7 @@ LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
     *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text"),
-    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit"),
+    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
 

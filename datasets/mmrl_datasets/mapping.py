@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from mmrl.answer import FRAMED
 from mmrl.types import ImageRef, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
 from mmrl_datasets.columns import Column, Filled, column
 from mmrl_datasets.formats.files import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has, shown
-from mmrl_datasets.targets import COORDINATES, LETTERS, AnswerForm, Corners, answer_form, text
+from mmrl_datasets.targets import LETTERS, AnswerForm, Corners, answer_form, text
 
 MARKER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 
@@ -180,7 +181,7 @@ class Forms:
             return self.kind
         kind = text(self.kind.of(cells), "kind").strip()
         try:
-            return answer_form(kind, self.frame if kind in COORDINATES else None, self.corners)
+            return answer_form(kind, self.frame if kind in FRAMED else None, self.corners)
         except UserError as error:
             raise BadRowError(str(error)) from error
 

@@ -27,6 +27,7 @@ the text.
 """
 
 from mmrl.answer.grammar import Grammar, Section
-from mmrl.answer.values import PLACES, checked, reframed
+from mmrl.answer.text import FORMS, read
+from mmrl.answer.values import COORDINATES, FRAMED, Value, checked, reframed
 
-__all__ = ["PLACES", "Grammar", "Section", "checked", "reframed"]
+__all__ = ["COORDINATES", "FORMS", "FRAMED", "Grammar", "Section", "Value", "checked", "read", "reframed"]

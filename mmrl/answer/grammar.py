@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from mmrl.answer.parts import Part, Parts, in_box, in_json, in_tags
 from mmrl.answer.text import FORMS, WORDS, read, written
-from mmrl.answer.values import PLACES
+from mmrl.answer.values import FRAMED
 from mmrl.types import Answer, Frame, Kind, Target, UserError
 
 _EXCERPT = 40
@@ -206,7 +206,7 @@ def _value(kind: Kind, content: str) -> tuple[Any, str]:
 def _units(kind: Kind, frame: Frame | None) -> str:
     if kind in (Kind.SPAN, Kind.SPANS):
         return ", in seconds"
-    return f", coordinates {_UNITS[frame]}" if frame and (kind in PLACES or kind is Kind.ACTION) else ""
+    return f", coordinates {_UNITS[frame]}" if frame and kind in FRAMED else ""
 
 
 def _quoted(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from string import ascii_letters
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard
@@ -16,12 +16,13 @@ from mmrl.types import Action, Kind, Region
 Value: TypeAlias = Any
 """What `Kind` says, by kind."""
 
-PLACES: frozenset[Kind] = frozenset({Kind.BOX, Kind.BOXES, Kind.POINT, Kind.POINTS})
-"""Kinds that are coordinates, and so need a frame; an ACTION or a TOOL_CALL may hold some among its arguments."""
+FRAMED: frozenset[Kind] = frozenset({Kind.BOX, Kind.BOXES, Kind.POINT, Kind.POINTS, Kind.ACTION})
+"""Kinds that hold coordinates, and so need a frame. What a tool's arguments mean is the tool's affair."""
 
 COORDINATES: Mapping[str, int] = MappingProxyType({"coordinate": 2, "coordinate2": 2, "point_2d": 2, "bbox_2d": 4})
-"""Arguments of actions that are coordinates, and how many numbers each has."""
+"""Arguments that are coordinates, and how many numbers each has."""
 
+_LARGEST = 1e9  # pixels or seconds; far from overflow when multiplied
 _MOST = 1000  # entries of a list: what compares two lists takes time that grows with the cube
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
@@ -43,7 +44,7 @@ def reframed(kind: Kind, value: Value, convert: Callable[[Sequence[float]], tupl
             return convert(value)
         case Kind.BOXES | Kind.POINTS:
             return tuple(region._replace(coordinates=convert(region.coordinates)) for region in value)
-        case Kind.ACTION | Kind.TOOL_CALL:
+        case Kind.ACTION:
             arguments = value.arguments.items()
             return Action(value.name, {key: convert(v) if key in COORDINATES else v for key, v in arguments})
         case _:
@@ -51,10 +52,8 @@ def reframed(kind: Kind, value: Value, convert: Callable[[Sequence[float]], tupl
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """An int or float, finite, no bool."""
-    if isinstance(value, float):
-        return isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and -1e308 < value < 1e308
+    """An int or float that a float can hold, finite; no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _text(value: object) -> str:
@@ -78,14 +77,16 @@ def _number(value: object) -> int | float:
 
 
 def _numbers(value: object, count: int, what: str) -> tuple[float, ...]:
-    if not isinstance(value, list | tuple) or len(value) != count or not all(map(is_number, value)):
+    if not isinstance(value, list | tuple) or len(value) != count:
+        raise ValueError(f"not {what}")
+    if not all(is_number(number) and abs(number) <= _LARGEST for number in value):
         raise ValueError(f"not {what}")
     return tuple(map(float, value))
 
 
 def _box(value: object) -> tuple[float, ...]:
     x1, y1, x2, y2 = box = _numbers(value, 4, "a box")
-    if not (x1 < x2 and y1 < y2):
+    if not (x1 < x2 and y1 < y2 and (x2 - x1) * (y2 - y1) > 0.0):
         raise ValueError("inverted or empty box")
     return box
 

@@ -6,11 +6,12 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import ProcessorMixin
 
-from mmrl.answer import Grammar
+from mmrl.answer import Grammar, checked, reframed
 from mmrl.media.store import MediaStore
 from mmrl.policy.families import Family
 from mmrl.policy.positions import mrope_positions
@@ -94,8 +95,9 @@ class QwenProcessor:
     def demonstrate(self, prompt: Prompt, answer: Target) -> Rollout:
         """The response a teacher would give: `answer` in the model's own frame and format, ended by EOS."""
         if answer.frame is not None:
-            value = prompt.resizes[0].convert(answer.value, answer.frame, prompt.frame)
-            answer = Target(kind=answer.kind, value=value, frame=prompt.frame)
+            convert = partial(prompt.resizes[answer.medium].convert, source=answer.frame, target=prompt.frame)
+            value = reframed(answer.kind, checked(answer.kind, answer.value), convert)
+            answer = Target(kind=answer.kind, value=value, frame=prompt.frame, medium=answer.medium)
         text = self.grammar.render(answer, prompt.sample.thought)
         words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         ids = (*words, self.tokenizer.eos_token_id)
