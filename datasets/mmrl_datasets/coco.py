@@ -113,6 +113,7 @@ def _tables(file: Path) -> dict[str, list[Entry]]:
         raise UserError(f"{file}: must be an object with the lists {', '.join(TABLES)}; is {shown(content)}")
     for table, keys in TABLES.items():
         for number, entry in enumerate(content[table]):
-            if not isinstance(entry, dict) or not all(key in entry for key in keys):
+            ids = [entry.get(key) for key in keys if key.endswith("id")] if isinstance(entry, dict) else [None]
+            if not all(isinstance(known, int | str) for known in ids) or not all(key in entry for key in keys):
                 raise UserError(f"{file}: {table}[{number}] must have {', '.join(keys)}; is {shown(entry)}")
     return {table: content[table] for table in TABLES}

@@ -230,7 +230,7 @@ def literal(written: str, role: str) -> object:
     """
     try:
         return ast.literal_eval(written.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise BadRowError(f"{role} must be a list, is {shown(written)}") from error
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mmrl.answer.values import is_number
 from mmrl.types import Frame, Kind, Place, Reject, Sample, UserError
 from mmrl_datasets.columns import Filled, template
 from mmrl_datasets.formats.json_list import load
@@ -76,7 +77,7 @@ def _outline(shape: object) -> list[list[float]]:
     match shape:
         case {"label": "target", "points": list(points)}:
             for point in points:
-                if not (isinstance(point, list) and len(point) == 2 and all(isinstance(x, int | float) for x in point)):
+                if not (isinstance(point, list) and len(point) == 2 and all(map(is_number, point))):
                     raise BadRowError(f"a corner must be [x, y], is {shown(point)}")
             return points
         case {"label": str(), "points": list()}:
