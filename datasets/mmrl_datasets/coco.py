@@ -113,7 +113,13 @@ def _tables(file: Path) -> dict[str, list[Entry]]:
         raise UserError(f"{file}: must be an object with the lists {', '.join(TABLES)}; is {shown(content)}")
     for table, keys in TABLES.items():
         for number, entry in enumerate(content[table]):
-            ids = [entry.get(key) for key in keys if key.endswith("id")] if isinstance(entry, dict) else [None]
-            if not all(isinstance(known, int | str) for known in ids) or not all(key in entry for key in keys):
+            if not _has(entry, keys):
                 raise UserError(f"{file}: {table}[{number}] must have {', '.join(keys)}; is {shown(entry)}")
     return {table: content[table] for table in TABLES}
+
+
+def _has(entry: object, keys: tuple[str, ...]) -> bool:
+    """Whether an entry has these keys, and its ids can be looked up."""
+    if not isinstance(entry, dict) or not all(key in entry for key in keys):
+        return False
+    return all(isinstance(entry[key], int | str) for key in keys if key.endswith("id"))

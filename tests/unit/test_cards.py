@@ -225,6 +225,14 @@ def test_no_card_hides_a_yaml_behind_missing_columns():
             assert text.count("```yaml") == len(snippets(card)), card.name
 
 
+@pytest.mark.parametrize("card", LAYOUTS)
+def test_the_examples_of_a_reader_are_options_of_it(tmp_path, card):
+    blocks = re.findall(r"```yaml\n(.*?)```", (CARDS / card).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in map(YAML(typ="safe").load, blocks):
+        settle(card, options_of(resolve(block["fn"], tmp_path), after=1), block["args"])
+
+
 def anonymous(part):
     match part:
         case ImageRef():
