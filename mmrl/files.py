@@ -1,4 +1,4 @@
-"""Writing that leaves either the old file or the new one, and JSON that any reader accepts."""
+"""Reading inside declared folders, writing that leaves the old file or the new one, JSON that any reader accepts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mmrl.types import UserError
 
 
 def inside(path: Path, roots: Sequence[Path]) -> Path:
-    """The file that `path` means, links followed, when it lies under one of the (resolved) `roots`.
+    """The file that `path` means, links followed; it lies in one of the folders `roots`, which are resolved already.
 
     Raises:
-        UserError: it lies elsewhere, or its links lead in a circle.
+        UserError: it leads out of them, or nowhere (a loop of links, a name no file can have).
     """
     try:
-        resolved = path.resolve()
-    except RuntimeError as error:  # how `resolve` reports a loop of links
-        raise UserError(f"{path} cannot be read: its links lead in a circle") from error
-    if not any(resolved.is_relative_to(root) for root in roots):
-        known = ", ".join(map(str, roots)) or "none"
-        raise UserError(f"{path} lies outside {known}, where media may lie; add its folder to data.roots")
-    return resolved
+        place = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
+    if not any(place.is_relative_to(root) for root in roots):
+        listed = ", ".join(map(str, roots)) or "none"
+        raise UserError(f"{path}: {place} lies outside data.roots ({listed}); add its folder there, or move it")
+    return place
 
 
 @contextmanager

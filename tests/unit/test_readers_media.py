@@ -80,14 +80,14 @@ def test_media_may_lie_in_any_of_the_declared_folders(place, tmp_path):
     (place.base / "media" / "link.png").symlink_to(other / "c.png")
     rows = [{"images": "../../other/c.png"}, {"images": str(other / "c.png")}, {"images": "link.png"}]
     outside = read(place, *rows)
-    check(outside, [f"lies outside {place.base}, where media may lie; add its folder to data.roots"] * 3)
+    check(outside, [f"lies outside data.roots ({place.base}); add its folder there"] * 3)
     inside = read(place._replace(access=Access(roots=(place.base, other))), *rows)
     assert [sample.images for sample in inside] == [(ImageRef(path=str(other / "c.png"), sha256=sha(PNG)),)] * 3
 
 
 def test_without_a_declared_folder_no_file_is_read(place):
     (bad,) = read(place._replace(access=Access(roots=())), {"images": "a.png"})
-    assert "lies outside none, where media may lie" in bad.reason
+    assert "lies outside data.roots (none)" in bad.reason
 
 
 def test_a_file_beyond_the_limit_is_not_even_hashed(place):
@@ -168,7 +168,7 @@ def test_file_urls_obey_the_declared_folders(place):
         {"images": f"file://elsewhere{place.base}/media/a.png"},
     )
     assert good.images == (image(place, "an image.png"),)
-    check(bad, ["where media may lie", "is on another machine, elsewhere"])
+    check(bad, ["lies outside data.roots", "is on another machine, elsewhere"])
 
 
 class Server(BaseHTTPRequestHandler):
