@@ -17,9 +17,9 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("build", "run"),
-    3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
-    2: ("score", "algo", "batch", "media"),
+    4: ("build", "run", "catalogue"),
+    3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
+    2: ("score", "algo", "batch", "media", "attacks"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
     0: ("types", "mmrl"),
 }
@@ -61,7 +61,7 @@ ONLY_IN = {
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "decord": ("mmrl/media/",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
+    "mmrl.plugins": ("mmrl/build.py", "mmrl/catalogue.py"),  # names become functions in these places
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (

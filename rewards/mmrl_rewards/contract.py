@@ -38,7 +38,7 @@ class Reward(Generic[Options]):
     low: float
     high: float
     kinds: tuple[Kind, ...]
-    attack_tolerance: float
+    attack_tolerance: Mapping[str, float] | float
     options: Mapping[str, Option]
 
     @property
@@ -75,20 +75,22 @@ def reward(
     low: float = 0.0,
     high: float = 1.0,
     kinds: tuple[Kind, ...] = (),
-    attack_tolerance: float = 0.0,
+    attack_tolerance: Mapping[str, float] | float = 0.1,
 ) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
     """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
     is named).
 
     `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
-    box around the whole picture; `mmrl reward lint` holds the reward to it.
+    box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
+    it.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
-    if not 0.0 <= attack_tolerance <= 1.0:
+    shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
+    if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
     def declare(fn: Callable[Concatenate[Response, Sample, Options], float | Term]) -> Reward[Options]:

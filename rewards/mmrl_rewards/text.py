@@ -27,7 +27,7 @@ def exact(response: Response, sample: Sample) -> Term:
     return Term(float(_normal(text).casefold() == target.casefold()), f"{_shown(text)}, expected {_shown(target)}")
 
 
-@reward(name="similarity", kinds=(Kind.TEXT,))
+@reward(name="similarity", kinds=(Kind.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
 def similarity(response: Response, sample: Sample) -> Term:
     """max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points; case counts.
 
