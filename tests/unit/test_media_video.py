@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,13 @@ def test_a_plan_is_made_once(tmp_path):
     plan = opener.plan(ref, SMALL)
     shutil.move(ref.path, tmp_path / "elsewhere.mp4")
     assert opener.plan(ref, SMALL) is plan
+
+
+def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
+    ref, opener = write_video(tmp_path / "v.mp4"), store()
+    opener._plans[ref, SMALL] = replace(opener.plan(ref, SMALL), total=47)
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+        opener.clip(ref, SMALL)
 
 
 def test_nothing_is_printed(tmp_path):
