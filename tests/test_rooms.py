@@ -20,8 +20,8 @@ FLOORS = {
     4: ("build", "run"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
     2: ("score", "algo", "batch", "media"),
-    1: ("ports", "answer", "config", "files", "options", "plugins", "compat", "mmrl_rewards", "mmrl_datasets"),
-    0: ("types", "mmrl"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    0: ("types", "compat", "mmrl"),
 }
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
@@ -38,10 +38,10 @@ SIDEWAYS = {
 # Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
 ONLY_IN = {
     "torch": (
+        "mmrl/compat.py",
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
-        "mmrl/compat.py",
         "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
