@@ -20,8 +20,8 @@ FLOORS = {
     4: ("build", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
-    1: ("ports", "answer", "config", "files", "options", "plugins", "compat", "mmrl_rewards", "mmrl_datasets"),
-    0: ("types", "mmrl"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    0: ("types", "compat", "mmrl"),
 }
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
@@ -44,7 +44,6 @@ ONLY_IN = {
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
-        "mmrl/compat.py",
         "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
