@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from PIL import Image
 
 from mmrl.types import VideoRef
@@ -37,7 +38,7 @@ def encode(film: Film) -> bytes:
         stream.width, stream.height = film.frames[0].size
         stream.pix_fmt = "yuv420p"
         for frame in film.frames:
-            container.mux(stream.encode(av.VideoFrame.from_image(frame)))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), format="rgb24")))
         container.mux(stream.encode())
     return buffer.getvalue()
 
