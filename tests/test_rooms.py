@@ -32,6 +32,7 @@ SIDEWAYS = {
     ("rollout", "policy"),
     ("learner", "policy"),
     ("checkpoint", "policy"),
+    ("mmrl_datasets", "files"),
     ("mmrl_rewards", "options"),
     ("mmrl_rewards", "answer"),  # case tables hold text, which the grammar parses
 }
@@ -58,8 +59,9 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "decord": ("mmrl/media/",),
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
+    "mmrl.plugins": ("mmrl/build.py", "mmrl/cli/data_make.py"),  # names become functions: in YAML, on the command line
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (

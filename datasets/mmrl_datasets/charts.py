@@ -70,7 +70,7 @@ def charts(
         chart: bar, line or pie.
         ask: `value` of a month and `difference` of two months are numbers, each equally often in bars and lines;
             `largest` is a choice among the months, each letter equally often; `month` with a given value is text.
-        months: how many there are, 2 to 12; in a pie 4 at most.
+        months: how many there are, 3 to 12; in a pie 4 at most.
         step: what all values are multiples of; of a pie it divides 100.
         max_value: largest value of bars and lines.
         image_px: side of the square picture; larger charts of the same values are easier to read.
@@ -87,11 +87,9 @@ def charts(
     levels = _pie_levels(months, step) if chart == "pie" else _levels(months, step, max_value, image_px)
 
     def draw(dice: Dice) -> Draft:
-        start = int(dice.layout.integers(len(MONTHS)))
-        names = [MONTHS[(start + i) % len(MONTHS)] for i in range(months)]
         fixed = _fixed(dice.layout, ask, levels) if chart != "pie" else []
-        drawn = compose(part, lambda: _drawn(dice.layout, names, fixed, levels, shares=chart == "pie"))
-        values = sorted(drawn, key=lambda entry: names.index(entry[0]))
+        drawn = compose(part, lambda: _drawn(dice.layout, months, fixed, levels, shares=chart == "pie"))
+        values = _chronological(drawn)
         canvas = (
             _pie(values, image_px) if chart == "pie" else _axes(values, image_px, step, max_value, bars=chart == "bar")
         )
@@ -109,10 +107,11 @@ def _levels(months: int, step: int, max_value: int, image_px: int) -> list[int]:
     """The values that bars and points may have."""
     levels = list(range(step, max_value + 1, step))
     plot = _plot(image_px, max_value)
-    if not 2 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
-        raise UserError(f"months={months} must be at least 2, and image_px={image_px} has room for their names only")
-    if len(levels) < months or max_value % step:
-        raise UserError(f"max_value={max_value} must be a multiple of step={step}, and {months} of them or more")
+    if not 3 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
+        most = min(len(MONTHS), (plot.right - plot.left) // LABEL_PX)
+        raise UserError(f"months={months} must lie between 3 and {most} in image_px={image_px}, for their names to fit")
+    if max_value % step or len(levels) < months + 2:  # with fewer, there are too few charts for three splits
+        raise UserError(f"max_value={max_value} must be a multiple of step={step}, and {months + 2} of them or more")
     if (plot.bottom - plot.top) * step < MIN_STEP_PX * max_value:
         raise UserError(f"step={step} of max_value={max_value} cannot be seen in image_px={image_px}; enlarge one")
     return levels
@@ -121,10 +120,10 @@ def _levels(months: int, step: int, max_value: int, image_px: int) -> list[int]:
 def _pie_levels(months: int, step: int) -> list[int]:
     """The shares that slices may have."""
     levels = list(range(-(-MIN_SHARE // step) * step, 100, step))
-    if not 2 <= months <= min(len(SLICES), len(levels)) or 100 % step or sum(levels[:months]) > 100:
+    if not 3 <= months <= min(len(SLICES), len(levels)) or 100 % step or sum(levels[:months]) > 100:
         raise UserError(
             f"a pie has no months={months} different shares that are multiples of step={step} and {MIN_SHARE} % or "
-            "more; use 2 to 4 months and a smaller step that divides 100"
+            "more; use 3 or 4 months and a smaller step that divides 100"
         )
     return levels
 
@@ -139,16 +138,25 @@ def _fixed(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[in
 
 
 def _drawn(
-    rng: np.random.Generator, names: Sequence[str], fixed: Sequence[int], levels: Sequence[int], *, shares: bool
+    rng: np.random.Generator, months: int, fixed: Sequence[int], levels: Sequence[int], *, shares: bool
 ) -> list[tuple[str, int]] | None:
-    """A different value for every month in random order, the fixed ones first; shares that do not add up are None."""
+    """Different values of consecutive months in random order, the fixed ones first; None if shares do not add up."""
+    start = int(rng.integers(len(MONTHS)))
+    names = [MONTHS[(start + int(i)) % len(MONTHS)] for i in rng.permutation(months)]
     free = [level for level in levels if level not in fixed]
-    picked = [free[int(i)] for i in rng.permutation(len(free))[: len(names) - len(fixed)]]
+    picked = [free[int(i)] for i in rng.permutation(len(free))[: months - len(fixed)]]
     if shares:
         picked[-1] = 100 - sum(picked[:-1])
         if picked[-1] not in levels or len(set(picked)) < len(picked):
             return None
-    return [(names[int(i)], value) for i, value in zip(rng.permutation(len(names)), [*fixed, *picked], strict=True)]
+    return list(zip(names, [*fixed, *picked], strict=True))
+
+
+def _chronological(values: Values) -> Values:
+    """Consecutive months in their order: the first is the one whose predecessor is missing."""
+    places = {MONTHS.index(name): (name, value) for name, value in values}
+    start = next((place for place in places if (place - 1) % len(MONTHS) not in places), 0)
+    return [places[(start + i) % len(MONTHS)] for i in range(len(places))]
 
 
 def _question(rng: np.random.Generator, ask: str, drawn: Values, unit: str) -> tuple[str, Target]:
