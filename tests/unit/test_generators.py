@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
+from ruamel.yaml import YAML
 
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
 from mmrl.types import Kind, Place, UserError
 from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes
 from mmrl_datasets.drawing import COLOURS
 from mmrl_datasets.generation import LETTERS
 from mmrl_datasets.pictures import SPLITS
 
+ROOT = Path(__file__).parents[2]
 GENERATORS = [
     *(ocr.text, mcq.shapes, jigsaw.order, jigsaw.relation, charts.charts),
     *(clips.direction, clips.blinks, clips.presence),
@@ -152,6 +156,15 @@ def test_scenes_may_be_endless_too(place):
     assert [facts(sample) for sample in itertools.islice(endless, 4)] == [
         facts(sample) for sample in scenes.counting(place, split="train", size=4)
     ]
+
+
+@pytest.mark.parametrize("card", ["ocr", "jigsaw", "mcq", "charts", "clips"])
+def test_the_yaml_of_the_card_makes_samples(card, place):
+    text = (ROOT / "datasets" / "cards" / f"{card}.md").read_text(encoding="utf-8")
+    source = YAML(typ="safe").load(text.split("```yaml\n")[1].split("```")[0])
+    fn = resolve(source["fn"], ROOT)
+    args = settle(source["fn"], options_of(fn, after=1), source["args"] | {"size": 2})
+    assert len(list(fn(place, **args))) == 2
 
 
 # Printed text

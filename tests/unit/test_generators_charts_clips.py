@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from decord import VideoReader
 from PIL import Image, ImageDraw, ImageFont
+from qwen_vl_utils.vision_process import smart_nframes
 from skimage.morphology import erosion
 
+from mmrl.config.schema import Video
 from mmrl.types import Kind, Place, VideoRef
 from mmrl_datasets import charts, clips
 from mmrl_datasets.drawing import COLOURS
@@ -248,6 +250,13 @@ def test_every_size_that_is_let_through_is_read(place):
     for side in sorted({*range(32, 102, 2)} - {*clips.UNREADABLE}):
         (sample,) = clips.presence(place, split="test", size=1, frames=4, image_px=side)
         assert VideoReader(sample.media[0].path).get_batch([0, 3]).shape == (2, side, side, 3)
+
+
+def test_by_default_the_model_sees_every_frame(place):
+    (sample,) = clips.direction(place, split="test", size=1)
+    video, looks = VideoReader(sample.media[0].path), Video()
+    wanted = {"fps": looks.fps, "min_frames": looks.min_frames, "max_frames": looks.max_frames}
+    assert smart_nframes(wanted, total_frames=len(video), video_fps=video.get_avg_fps()) == len(video) == 8
 
 
 def test_frames_survive_encoding_and_bytes_are_the_same_again():
