@@ -62,10 +62,10 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/",),
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "decord": (),  # tests compare with it
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": ("mmrl/build.py", "mmrl/catalogue.py"),  # names become functions in these places
+    "mmrl.plugins": ("mmrl/build.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),  # where names become functions
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (
