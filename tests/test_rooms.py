@@ -17,7 +17,7 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("build", "run"),
+    4: ("intake", "build", "doctor", "run"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
     2: ("score", "algo", "batch", "media"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -26,6 +26,9 @@ FLOORS = {
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
     ("__main__", "cli"),
+    ("build", "intake"),
+    ("doctor", "intake"),
+    ("doctor", "build"),
     ("run", "build"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
@@ -48,7 +51,7 @@ ONLY_IN = {
         "mmrl/build.py",
     ),
     "torch.distributed": ("mmrl/learner/agree.py",),
-    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
+    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py", "mmrl/build.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
     "vllm": ("mmrl/rollout/vllm.py",),
@@ -59,7 +62,7 @@ ONLY_IN = {
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "decord": ("mmrl/media/",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
+    "mmrl.plugins": ("mmrl/build.py", "mmrl/intake.py"),  # names in YAML become functions where things are composed
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import ProcessorMixin
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from mmrl.answer import Grammar
 from mmrl.media.store import MediaStore
@@ -30,6 +31,27 @@ from mmrl.types import (
 )
 
 _CACHE_BYTES = 2**30
+
+
+class TooLongError(UserError):
+    """A prompt of more tokens than `model.max_prompt_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a medium becomes: a grid (t, h, w) of patches; for a video, when (s) each pair of frames was taken."""
+
+    resize: ResizeMap
+    grid: tuple[int, int, int]
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A prompt without pixels: its ids with every placeholder expanded, and a layout per medium in reading order."""
+
+    ids: tuple[int, ...]
+    layouts: tuple[Layout, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +152,44 @@ class QwenProcessor:
             self._cached_bytes -= self._cache.popitem(last=False)[1].pixels_ND.nbytes
         return feed
 
-    def refusal(self, sample: Sample) -> str | None:
-        """Why a sample cannot be asked, if it cannot; needs no more of its pictures than their sizes."""
+    def measure(self, sample: Sample) -> Outline:
+        """All of a prompt but its pixels; needs no more of its media than their sizes.
+
+        Raises:
+            TooLongError: the prompt is longer than `model.max_prompt_tokens`.
+            UserError: a medium cannot be used, or the text contains a special token (a placeholder, say).
+        """
         words = " ".join(part for part in sample.parts if isinstance(part, str))
         if forged := [token for token in self._special if token in words]:
-            return f"its text contains the special token {forged[0]!r}; take it out"
-        tokens = len(self.tokenizer(self.question(sample)).input_ids)
-        images = self.hf.image_processor
-        for ref in sample.images:
-            width, height = self._store.size(ref)
-            tokens += images.get_number_of_image_patches(height, width, {}) // images.merge_size**2 - 1
-        if tokens > self._max_prompt_tokens:
-            return f"{tokens} tokens exceed model.max_prompt_tokens={self._max_prompt_tokens}; lower model.max_pixels?"
-        return None
+            raise UserError(f"its text contains the special token {forged[0]!r}; take it out")
+        layouts = tuple(self._layout(ref) for ref in sample.images)
+        counts = [h * w // self.hf.image_processor.merge_size**2 for _, h, w in (layout.grid for layout in layouts)]
+        ids: list[int] = []
+        for token in self.tokenizer(self.question(sample)).input_ids:
+            ids += [token] * (counts.pop(0) if token == self._image_id else 1)
+        if len(ids) > self._max_prompt_tokens:
+            raise TooLongError(
+                f"{len(ids)} tokens exceed model.max_prompt_tokens={self._max_prompt_tokens}; lower model.max_pixels?"
+            )
+        return Outline(ids=tuple(ids), layouts=layouts)
+
+    def _layout(self, ref: ImageRef) -> Layout:
+        size, images = self._store.size(ref), self.hf.image_processor
+        height, width = smart_resize(
+            size.height,
+            size.width,
+            factor=images.patch_size * images.merge_size,
+            min_pixels=images.size["shortest_edge"],
+            max_pixels=images.size["longest_edge"],
+        )
+        grid = (1, height // images.patch_size, width // images.patch_size)
+        return Layout(resize=ResizeMap(size, Size(width, height)), grid=grid)
 
     def _process(self, sample: Sample) -> _Feed:
-        if reason := self.refusal(sample):
-            raise UserError(f"sample {sample.id}: {reason}")
+        try:
+            self.measure(sample)
+        except UserError as error:
+            raise UserError(f"sample {sample.id}: {error}") from error
         pictures = [self._store.open(ref) for ref in sample.images]
         encoded = self.hf(text=[self.question(sample)], images=pictures or None, return_tensors="pt")
         ids = tuple(encoded["input_ids"][0].tolist())

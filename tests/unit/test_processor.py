@@ -12,7 +12,7 @@ from mmrl.answer import Grammar
 from mmrl.config.schema import Limits
 from mmrl.media.store import MediaStore
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.processor import QwenProcessor, TooLongError
 from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
@@ -133,9 +133,10 @@ def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, 
     world = tiny(family)
     sample = world.samples[index]
     length = len(world.processor.ask(sample).ids)
-    assert asker(world, max_prompt_tokens=length).refusal(sample) is None
+    assert asker(world, max_prompt_tokens=length).measure(sample).ids == world.processor.ask(sample).ids
     short = asker(world, max_prompt_tokens=length - 1)
-    assert f"{length} tokens exceed model.max_prompt_tokens={length - 1}" in short.refusal(sample)
+    with pytest.raises(TooLongError, match=rf"{length} tokens exceed model\.max_prompt_tokens={length - 1}"):
+        short.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
         short.ask(sample)
 
