@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from transformers import ProcessorMixin
 
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar
@@ -21,8 +20,8 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
 from mmrl.plugins import resolve
-from mmrl.policy.families import FAMILIES, Family
-from mmrl.policy.pretrained import Loaded, load_pretrained, load_processor
+from mmrl.policy.families import FAMILIES
+from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
@@ -54,7 +53,7 @@ class World:
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
-        self.processor = asker(config, loaded.family, loaded.processor, store)
+        self.processor = asker(config, loaded, store)
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
@@ -105,15 +104,15 @@ class World:
         options = self.config.model
         if options.scratch is None:
             return load_pretrained(options)
-        family, processor = processor_of(self.config, self.samples.train)
+        reader = reader_of(self.config, self.samples.train)
         model = make_model(
             options.scratch,
-            processor.tokenizer,
+            reader.processor.tokenizer,
             derive(self.config.run.seed, "init"),
             dtype=options.dtype,
             attention=options.attention,
         )
-        return Loaded(family=family, model=model, processor=processor)
+        return Loaded(family=reader.family, processor=reader.processor, model=model)
 
 
 def grammar_of(config: Config) -> Grammar:
@@ -126,25 +125,25 @@ def judge_of(config: Config, base: Path) -> Judge:
     return Judge([_bound_term(term, base) for term in config.rewards.terms])
 
 
-def processor_of(config: Config, samples: Iterable[Sample]) -> tuple[Family, ProcessorMixin]:
-    """What cuts text and media into tokens, without the model; a from-scratch tokenizer learns from training `samples`.
+def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
+    """What reads for the model, without the model; a tokenizer made from scratch learns from the training `samples`.
 
     Raises:
         UserError: `model.path` has none.
     """
     options = config.model
     if options.scratch is None:
-        return load_processor(options)
+        return load_reader(options)
     tokenizer = train_tokenizer(_texts(config, options.scratch, samples), options.scratch.language.vocab)
     processor = make_processor(options.scratch, tokenizer, (options.min_pixels, options.max_pixels))
-    return FAMILIES[options.scratch.family], processor
+    return Reader(family=FAMILIES[options.scratch.family], processor=processor)
 
 
-def asker(config: Config, family: Family, processor: ProcessorMixin, store: MediaStore) -> QwenProcessor:
+def asker(config: Config, reader: Reader, store: MediaStore) -> QwenProcessor:
     """What turns samples into prompts."""
     return QwenProcessor(
-        processor,
-        family,
+        reader.processor,
+        reader.family,
         grammar_of(config),
         store,
         instruct=config.answer.instruct,

@@ -51,7 +51,7 @@ ONLY_IN = {
         "mmrl/build.py",
     ),
     "torch.distributed": ("mmrl/learner/agree.py",),
-    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py", "mmrl/build.py"),
+    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
     "vllm": ("mmrl/rollout/vllm.py",),

@@ -17,16 +17,22 @@ from mmrl.types import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A model with its processor."""
+class Reader:
+    """What turns text and media into tokens and patches: a processor and the family it belongs to."""
 
     family: Family
-    model: PreTrainedModel
     processor: ProcessorMixin
 
 
-def load_processor(options: Model) -> tuple[Family, ProcessorMixin]:
-    """The family and the processor of the model that `options.path` names, with the limits that `options` states.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Reader):
+    """A model with its reader."""
+
+    model: PreTrainedModel
+
+
+def load_reader(options: Model) -> Reader:
+    """The reader of the model that `options.path` names, with the limits that `options` states.
 
     Raises:
         UserError: nothing loadable is there, or it is not a Qwen-VL model.
@@ -38,19 +44,19 @@ def load_processor(options: Model) -> tuple[Family, ProcessorMixin]:
             raise UserError(f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
         processor = AutoProcessor.from_pretrained(path)
     processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
-    return FAMILIES[model_type], processor
+    return Reader(family=FAMILIES[model_type], processor=processor)
 
 
 def load_pretrained(options: Model) -> Loaded:
     """Load the model that `options.path` names, in the type and with the limits that `options` states.
 
     Raises:
-        UserError: as `load_processor`, or weights are missing.
+        UserError: as `load_reader`, or weights are missing.
     """
-    family, processor = load_processor(options)
+    reader = load_reader(options)
     path = str(options.path)
     with _named(path), without_bars():
-        model, found = family.model_class.from_pretrained(
+        model, found = reader.family.model_class.from_pretrained(
             path,
             dtype=getattr(torch, options.dtype),
             attn_implementation=options.attention,
@@ -58,7 +64,7 @@ def load_pretrained(options: Model) -> Loaded:
         )
     if absent := sorted(found["missing_keys"]):
         raise UserError(f"model.path: {path!r} lacks {len(absent)} weights, {absent[0]} for one; restore its files")
-    return Loaded(family=family, model=model, processor=processor)
+    return Loaded(family=reader.family, processor=reader.processor, model=model)
 
 
 @contextmanager
