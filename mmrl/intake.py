@@ -21,9 +21,8 @@ from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
-from mmrl.policy.processor import TooLongError
 from mmrl.sft import lesson
-from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, UserError
+from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, TooLongError, UserError
 
 _LISTED = 5
 _BAD = "repair them, or leave them out with data.bad_sample=skip"

@@ -16,6 +16,7 @@ examples:
   mmrl train configs/quickstart.yaml
   mmrl train configs/quickstart.yaml run.seed=1 stages.rl.optimizer.lr=2e-4
   mmrl explain configs/quickstart.yaml
+  mmrl data check configs/quickstart.yaml
 
 `mmrl COMMAND --help` says more about a command.
 """

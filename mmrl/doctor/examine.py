@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.build import PICTURE_BYTES, asker, grammar_of, judge_of, reader_of
 from mmrl.config import Config
-from mmrl.config.schema import Limits
 from mmrl.doctor.findings import Code, Finding, severity
 from mmrl.doctor.geometry import outside
-from mmrl.doctor.likeness import fingerprint
+from mmrl.doctor.opening import Inspect, Seen
 from mmrl.doctor.repeats import Alarm, look_alikes, repeated, shown_in_training
 from mmrl.doctor.report import PartReport, Report, SourceCount, TaskCount
 from mmrl.intake import (
@@ -31,31 +29,11 @@ from mmrl.log.console import Console
 from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.policy.processor import Outline
-from mmrl.types import ImageRef, Kind, Reject, Sample, Size, UserError
+from mmrl.types import ImageRef, Kind, Reject, Sample, UserError
 
 _COMMON = 10
 _ANSWER_WIDTH = 24
 _PLACED = (Kind.BOX, Kind.BOXES, Kind.POINT, Kind.POINTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What opening a picture told."""
-
-    size: Size
-    fingerprint: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Inspect:
-    """Opens a picture and takes its size and fingerprint, in whatever process it is called."""
-
-    limits: Limits
-
-    def __call__(self, ref: ImageRef) -> Seen:
-        """Raises MediaError as the store does."""
-        picture = MediaStore(self.limits, max_bytes=0).open(ref)
-        return Seen(Size(*picture.size), fingerprint(picture))
 
 
 def examine(config: Config, base: Path, work: Path, console: Console) -> Report:

@@ -84,7 +84,7 @@ def _shown(view: View, number: int, medium: Medium) -> Iterator[Image.Image]:
     """A picture, or each frame of a video, with marks and a caption."""
     resize, marks = medium.layout.resize, list(view.marks(number))
     if not medium.seconds:
-        sizes = f"{_size(resize.original)} → {_size(resize.resized)}, {medium.tokens} tokens"
+        sizes = f"{_size(resize.original)} to {_size(resize.resized)}, {medium.tokens} tokens"
         yield _captioned(_marked(medium.frames[0], marks, _PICTURE_SIDE), f"image {number}: {sizes}")
         return
     for frame, second in zip(medium.frames, medium.seconds, strict=True):
@@ -105,8 +105,10 @@ def _marked(picture: Image.Image, marks: Sequence[tuple[str, tuple[float, ...]]]
             draw.ellipse((x - _DOT, y - _DOT, x + _DOT, y + _DOT), _MARKS[role], "white", 2)
             continue
         x1, y1, x2, y2 = spots
-        for grown, colour, width in ((1, "white", 5), (0, _MARKS[role], 3)):
-            draw.rectangle((x1 - grown, y1 - grown, max(x1, x2) + grown, max(y1, y2) + grown), None, colour, width)
+        for grown, colour in ((4, "white"), (3, _MARKS[role])):  # around the box, so that nothing in it is hidden
+            left, top = max(0, x1 - grown), max(0, y1 - grown)
+            right, bottom = min(shown.width - 1, x2 + grown - 1), min(shown.height - 1, y2 + grown - 1)
+            draw.rectangle((left, top, max(left, right), max(top, bottom)), None, colour, grown)
     return shown
 
 

@@ -27,14 +27,11 @@ from mmrl.types import (
     Segment,
     Size,
     Target,
+    TooLongError,
     UserError,
 )
 
 _CACHE_BYTES = 2**30
-
-
-class TooLongError(UserError):
-    """A prompt of more tokens than `model.max_prompt_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from mmrl.answer import Grammar
 from mmrl.config.schema import Limits
 from mmrl.media.store import MediaStore
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.processor import QwenProcessor, TooLongError
-from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
+from mmrl.policy.processor import QwenProcessor
+from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
 
