@@ -20,7 +20,8 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
 from mmrl.plugins import resolve
-from mmrl.policy.families import FAMILIES
+from mmrl.policy.encoder import Encoder
+from mmrl.policy.families import FAMILIES, family_of
 from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
@@ -42,8 +43,9 @@ class World:
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
         self.judge = judge_of(config, base)
-        store = MediaStore(config.data.limits, max_bytes=PICTURE_BYTES)
-        intake = Intake(config, place_of(config, base, run_dir.data), store, console)
+        place = place_of(config, base, run_dir.data)
+        store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
+        intake = Intake(config, place, store, console)
         console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
         self.samples = intake.load()
         self.judge.check(self.samples.train, self.grammar)
@@ -53,11 +55,11 @@ class World:
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
-        self.processor = asker(config, loaded, store)
+        self.processor = QwenProcessor(encoder_of(config, loaded, store))
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = intake.askable(self.samples, self.processor.measure)
+        self.samples = intake.askable(self.samples, self.processor.encoder.measure)
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
         console.say(self._introduction())
@@ -112,7 +114,7 @@ class World:
             dtype=options.dtype,
             attention=options.attention,
         )
-        return Loaded(family=reader.family, processor=reader.processor, model=model)
+        return Loaded(family=family_of(model.config), processor=reader.processor, model=model)
 
 
 def grammar_of(config: Config) -> Grammar:
@@ -139,13 +141,14 @@ def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
     return Reader(family=FAMILIES[options.scratch.family], processor=processor)
 
 
-def asker(config: Config, reader: Reader, store: MediaStore) -> QwenProcessor:
+def encoder_of(config: Config, reader: Reader, store: MediaStore) -> Encoder:
     """What turns samples into prompts."""
-    return QwenProcessor(
+    return Encoder(
         reader.processor,
         reader.family,
         grammar_of(config),
         store,
+        video=config.model.video,
         instruct=config.answer.instruct,
         max_prompt_tokens=config.model.max_prompt_tokens,
     )

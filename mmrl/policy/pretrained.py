@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmrl.config.schema import Model
-from mmrl.policy.families import FAMILIES, Family
+from mmrl.policy.families import FAMILIES, Family, family_of
 from mmrl.policy.quiet import without_bars
 from mmrl.types import UserError
 
@@ -39,12 +39,12 @@ def load_reader(options: Model) -> Reader:
     """
     path = str(options.path)
     with _named(path):
-        model_type = AutoConfig.from_pretrained(path).model_type
-        if model_type not in FAMILIES:
-            raise UserError(f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in FAMILIES:
+            raise UserError(f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
         processor = AutoProcessor.from_pretrained(path)
     processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
-    return Reader(family=FAMILIES[model_type], processor=processor)
+    return Reader(family=family_of(config), processor=processor)
 
 
 def load_pretrained(options: Model) -> Loaded:
