@@ -55,11 +55,13 @@ class World:
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
-        self.processor = QwenProcessor(encoder_of(config, loaded, store))
+        encoder = encoder_of(config, loaded, store)
+        self.processor = QwenProcessor(encoder)
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = intake.askable(self.samples, self.processor.encoder.measure)
+        intake.plan_videos(self.samples, encoder.clip_rule)
+        self.samples = intake.askable(self.samples, encoder.measure)
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
         console.say(self._introduction())

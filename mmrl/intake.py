@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mmrl.answer import Grammar
 from mmrl.config import Config
@@ -19,10 +19,11 @@ from mmrl.config.schema import Data, Limits, Origin, Rl, Sft
 from mmrl.log.console import Console
 from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
+from mmrl.media.video import ClipPlan, ClipRule
 from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
 from mmrl.sft import lesson
-from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, TooLongError, UserError
+from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, TooLongError, UserError, VideoRef
 
 _LISTED = 5
 _BAD = "repair them, or leave them out with data.bad_sample=skip"
@@ -31,6 +32,7 @@ _LONG = (
     "out with data.over_long=drop"
 )
 
+Ref = TypeVar("Ref", ImageRef, VideoRef)
 Seen = TypeVar("Seen")
 
 
@@ -80,6 +82,16 @@ class Intake:
         check_enough(self._config, parts["train"])
         return Samples(**parts)
 
+    def plan_videos(self, samples: Samples, rule: ClipRule) -> None:
+        """Open videos in worker processes, so that `askable` finds done what it would do one by one."""
+        if not (workers := self._config.data.workers):
+            return
+        refs = videos_of(sample for part in samples.parts().values() for sample in part)
+        look = Plan(self._place.access, self._config.data.limits, rule)
+        for ref, plan in look_at_all(refs, look, workers=workers, console=self._console).items():
+            if not isinstance(plan, MediaError):
+                self._store.remember_plan(ref, rule, plan)
+
     def askable(self, samples: Samples, measure: Callable[[Sample], object]) -> Samples:
         """The samples whose prompt `measure` does not refuse.
 
@@ -100,8 +112,8 @@ class Intake:
 
     def _problems(self, samples: Sequence[Sample]) -> dict[str, str]:
         """What is wrong with the media of samples, by id."""
-        refs, workers = media_of(samples), self._config.data.workers
-        look = Measure(self._config.data.limits) if workers else self._store.size
+        refs, workers = pictures_of(samples), self._config.data.workers
+        look = Measure(self._place.access, self._config.data.limits) if workers else self._store.size
         seen = look_at_all(refs, look, workers=workers, console=self._console)
         for ref, size in seen.items():
             if workers and isinstance(size, Size):
@@ -121,13 +133,27 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Opens a medium and says its size, in whatever process it is called."""
+    """Opens a picture and says its size, in whatever process it is called."""
 
+    access: Access
     limits: Limits
 
     def __call__(self, ref: ImageRef) -> Size:
         """Raises MediaError as the store does."""
-        return MediaStore(self.limits, max_bytes=0).size(ref)
+        return MediaStore(self.access, self.limits, max_bytes=0).size(ref)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Opens a video and says what will be seen of it, in whatever process it is called."""
+
+    access: Access
+    limits: Limits
+    rule: ClipRule
+
+    def __call__(self, ref: VideoRef) -> ClipPlan:
+        """Raises MediaError as the store does."""
+        return MediaStore(self.access, self.limits, max_bytes=0).plan(ref, self.rule)
 
 
 def sources(data: Data) -> dict[str, tuple[Origin, ...]]:
@@ -172,14 +198,19 @@ def divided(rows: Iterable[Sample | Reject]) -> tuple[list[Sample], list[Reject]
     return samples, rejects
 
 
-def media_of(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
+def pictures_of(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
     """Every picture of the samples once, in order."""
     return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
 
 
+def videos_of(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
+    """Every video of the samples once, in order."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
+
+
 def look_at_all(
-    refs: Sequence[ImageRef], look: Callable[[ImageRef], Seen], *, workers: int, console: Console
-) -> dict[ImageRef, Seen | MediaError]:
+    refs: Sequence[Ref], look: Callable[[Ref], Seen], *, workers: int, console: Console
+) -> dict[Ref, Seen | MediaError]:
     """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error.
 
     Raises:
@@ -196,7 +227,7 @@ def look_at_all(
         initializer=signal.signal,  # Ctrl-C is for the parent, which then ends its workers
         initargs=(signal.SIGINT, signal.SIG_IGN),
     )
-    seen: dict[ImageRef, Seen | MediaError] = {}
+    seen: dict[Ref, Seen | MediaError] = {}
     try:
         results = console.track("opening media", pool.map(attempt, refs), len(refs))
         for ref, result in zip(refs, results, strict=True):
@@ -211,16 +242,17 @@ def look_at_all(
     return seen
 
 
-def _attempt(look: Callable[[ImageRef], Seen], ref: ImageRef) -> Seen | MediaError:
+def _attempt(look: Callable[[Ref], Seen], ref: Ref) -> Seen | MediaError:
     try:
         return look(ref)
     except MediaError as error:
         return error
 
 
-def problem_of(sample: Sample, seen: Mapping[ImageRef, object]) -> str | None:
-    """Why a sample's media cannot be used, if they cannot."""
-    return next((str(seen[ref]) for ref in sample.images if isinstance(seen[ref], MediaError)), None)
+def problem_of(sample: Sample, seen: Mapping[Any, object]) -> str | None:
+    """Why a sample's media cannot be used, as far as they were looked at and if they cannot."""
+    looks = (seen.get(ref) for ref in sample.media)
+    return next((str(look) for look in looks if isinstance(look, MediaError)), None)
 
 
 def check_enough(config: Config, samples: Sequence[Sample]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from mmrl.build import PICTURE_BYTES, asker, grammar_of, judge_of, reader_of
+from mmrl.build import PICTURE_BYTES, encoder_of, grammar_of, judge_of, reader_of
 from mmrl.config import Config
 from mmrl.doctor.findings import Code, Finding, severity
 from mmrl.doctor.geometry import outside
-from mmrl.doctor.opening import Inspect, Seen
+from mmrl.doctor.opening import Inspect, Watch
 from mmrl.doctor.repeats import Alarm, look_alikes, repeated, shown_in_training
 from mmrl.doctor.report import PartReport, Report, SourceCount, TaskCount
 from mmrl.intake import (
@@ -19,20 +20,24 @@ from mmrl.intake import (
     check_lessons,
     divided,
     look_at_all,
-    media_of,
+    pictures_of,
     place_of,
     problem_of,
     read,
     sources,
+    videos_of,
 )
 from mmrl.log.console import Console
 from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
-from mmrl.policy.processor import Outline
-from mmrl.types import ImageRef, Kind, Reject, Sample, UserError
+from mmrl.media.video import ClipRule
+from mmrl.policy.encoder import Outline
+from mmrl.types import ImageRef, Kind, Reject, Sample, UserError, VideoRef
 
 _COMMON = 10
 _ANSWER_WIDTH = 24
+Ref = TypeVar("Ref", ImageRef, VideoRef)
+Told = TypeVar("Told")
 _PLACED = (Kind.BOX, Kind.BOXES, Kind.POINT, Kind.POINTS)
 
 
@@ -52,7 +57,8 @@ class _Examination:
         self._config, self._console = config, console
         self._place = place_of(config, base, work)
         self._grammar, self._judge = grammar_of(config), judge_of(config, base)
-        self._store = MediaStore(config.data.limits, max_bytes=PICTURE_BYTES)
+        self._store = MediaStore(self._place.access, config.data.limits, max_bytes=PICTURE_BYTES)
+        self._fingerprints: dict[str, bytes] = {}
         self._findings: list[Finding] = []
         self._samples: dict[str, list[Sample]] = {}
         self._rows: dict[str, list[int]] = {}
@@ -64,10 +70,10 @@ class _Examination:
         for name in sources(self._config.data):
             self._read(name)
         self._check_ids()
-        seen = self._open()
+        self._open()
         self._check_rewards()
         self._check_prompts()
-        self._check_repeats({ref.sha256: of.fingerprint for ref, of in seen.items()})
+        self._check_repeats()
         self._check_enough()
         parts = {name: self._part(name) for name, origins in sources(self._config.data).items() if origins}
         return Report(
@@ -124,17 +130,28 @@ class _Examination:
                 seen.add(sample.id)
             self._samples[name] = kept
 
-    def _open(self) -> dict[ImageRef, Seen]:
-        refs = media_of(sample for samples in self._samples.values() for sample in samples)
-        workers = self._config.data.workers
-        seen = look_at_all(refs, Inspect(self._config.data.limits), workers=workers, console=self._console)
+    def _open(self) -> None:
+        look = Inspect(self._place.access, self._config.data.limits)
+        for ref, seen in self._looked_at(pictures_of(self._all()), look).items():
+            self._store.remember(ref, seen.size)
+            self._fingerprints[ref.sha256] = seen.fingerprint
+
+    def _watch(self, rule: ClipRule) -> None:
+        look = Watch(self._place.access, self._config.data.limits, rule)
+        for ref, watched in self._looked_at(videos_of(self._all()), look).items():
+            self._store.remember_plan(ref, rule, watched.plan)
+            self._fingerprints[ref.sha256] = watched.fingerprint
+
+    def _looked_at(self, refs: Sequence[Ref], look: Callable[[Ref], Told]) -> dict[Ref, Told]:
+        """What looking at media told, without those that cannot be used, nor henceforth their samples."""
+        seen = look_at_all(refs, look, workers=self._config.data.workers, console=self._console)
         for name, samples in self._samples.items():
             problems = {sample.id: problem_of(sample, seen) for sample in samples}
             self._leave_out(Code.MEDIUM, name, {id_: problem for id_, problem in problems.items() if problem})
-        opened = {ref: of for ref, of in seen.items() if not isinstance(of, MediaError)}
-        for ref, of in opened.items():
-            self._store.remember(ref, of.size)
-        return opened
+        return {ref: told for ref, told in seen.items() if not isinstance(told, MediaError)}
+
+    def _all(self) -> list[Sample]:
+        return [sample for samples in self._samples.values() for sample in samples]
 
     def _check_rewards(self) -> None:
         for name, samples in self._samples.items():
@@ -162,14 +179,15 @@ class _Examination:
         except UserError as error:
             self._find(Code.MODEL, "train", "", str(error))
             return
-        measure = asker(config.model_copy(update={"model": boundless}), reader, self._store).measure
-        merge = reader.processor.image_processor.merge_size
+        encoder = encoder_of(config.model_copy(update={"model": boundless}), reader, self._store)
+        merge = encoder.placeholders.merge
+        self._watch(encoder.clip_rule)
         for name, samples in self._samples.items():
             misread: dict[str, str] = {}
             too_long: dict[str, str] = {}
             for sample in self._console.track(f"measuring {name}", samples, len(samples)):
                 try:
-                    outline = measure(sample)
+                    outline = encoder.measure(sample)
                 except UserError as error:
                     misread[sample.id] = str(error)
                     continue
@@ -181,8 +199,8 @@ class _Examination:
             self._leave_out(Code.TEXT, name, misread)
             self._leave_out(Code.TOO_LONG, name, too_long)
 
-    def _check_repeats(self, fingerprints: Mapping[str, bytes]) -> None:
-        train = self._samples["train"]
+    def _check_repeats(self) -> None:
+        train, fingerprints = self._samples["train"], self._fingerprints
         for name, samples in self._samples.items():
             self._raise_alarms(name, repeated(samples))
             if name != "train":
@@ -207,7 +225,7 @@ class _Examination:
                 SourceCount(fn=origin.fn, rows=rows, usable=usable[number])
                 for number, (origin, rows) in enumerate(zip(origins, self._rows[name], strict=True))
             ),
-            media=len(media_of(samples)),
+            media=len({ref.sha256 for sample in samples for ref in sample.media}),
             tasks={task: _task([sample for sample in samples if sample.task == task]) for task in tasks},
             prompt_tokens=tuple(total for total, _ in self._tokens[name]),
             visual_tokens=tuple(visual for _, visual in self._tokens[name]),

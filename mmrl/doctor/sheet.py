@@ -83,11 +83,11 @@ def _valued(target: Target) -> str:
 def _shown(view: View, number: int, medium: Medium) -> Iterator[Image.Image]:
     """A picture, or each frame of a video, with marks and a caption."""
     resize, marks = medium.layout.resize, list(view.marks(number))
-    if not medium.seconds:
+    if not medium.layout.seconds:
         sizes = f"{_size(resize.original)} to {_size(resize.resized)}, {medium.tokens} tokens"
         yield _captioned(_marked(medium.frames[0], marks, _PICTURE_SIDE), f"image {number}: {sizes}")
         return
-    for frame, second in zip(medium.frames, medium.seconds, strict=True):
+    for frame, second in zip(medium.frames, medium.layout.seconds, strict=True):
         yield _captioned(_marked(frame, marks, _FRAME_SIDE), f"video {number}: {second:.2f} s")
 
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
+from math import prod
 from pathlib import Path
 from random import Random
 
 from PIL import Image
 
-from mmrl.build import PICTURE_BYTES, asker, reader_of
+from mmrl.build import PICTURE_BYTES, encoder_of, reader_of
 from mmrl.config import Config
 from mmrl.doctor.geometry import coordinates
 from mmrl.intake import divided, place_of, read, sources
 from mmrl.log.console import Console
 from mmrl.media.store import MediaStore
+from mmrl.policy.encoder import Encoder, Feed, Layout
 from mmrl.policy.patches import unpatch
-from mmrl.policy.processor import Layout, QwenProcessor
-from mmrl.types import Frame, MediaRef, Prompt, Reject, Sample, Target, UserError
+from mmrl.types import Frame, ImageRef, MediaRef, Prompt, Reject, Sample, Target, UserError, VideoRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
-    """A picture or video as the model is given it. `seconds` has the time of each frame; it is empty for a picture."""
+    """A picture or video as the model is given it; of a video, a frame for each of the layout's `seconds`."""
 
     ref: MediaRef
     layout: Layout
     tokens: int
     frames: tuple[Image.Image, ...]
-    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ class Album:
             raise UserError(f"data.{part}: there is no sample to show")
         teaching = config.model.scratch is not None and part != "train"  # the tokenizer learns from training samples
         reader = reader_of(config, rows("train")[0] if teaching else self.samples)
-        self._asker = asker(config, reader, MediaStore(config.data.limits, max_bytes=PICTURE_BYTES))
+        store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
+        self._encoder = encoder_of(config, reader, store)
 
     def choose(self, *, sample_id: str | None, index: int, seed: int | None, count: int) -> list[int]:
         """Indices of `count` samples: drawn with `seed`, or from the one of an id or index on.
@@ -107,9 +108,10 @@ class Album:
             UserError: its media or its prompt cannot be used.
         """
         sample = self.samples[index]
-        prompt = self._asker.ask(sample)
-        media = _media(self._asker, prompt)
-        return View(sample=sample, prompt=prompt, media=media, text=_collapsed(self._asker, prompt, media))
+        feed = self._encoder.encode(sample)
+        media = _media(self._encoder, feed)
+        text = _collapsed(self._encoder, feed.prompt.ids, media)
+        return View(sample=sample, prompt=feed.prompt, media=media, text=text)
 
 
 def describe(view: View) -> str:
@@ -148,42 +150,40 @@ def _told(target: Target, view: View) -> str:
     return f"{told} ({target.frame}, medium {target.medium}); for the model {converted} ({native})"
 
 
-def _media(processor: QwenProcessor, prompt: Prompt) -> tuple[Medium, ...]:
+def _media(encoder: Encoder, feed: Feed) -> tuple[Medium, ...]:
     """The prompt's media, in reading order, from the very patches that the model is given."""
-    layouts = processor.measure(prompt.sample).layouts
-    patches, images = processor.pixels(prompt), processor.hf.image_processor
+    left = {ImageRef: feed.tensors.images_ND, VideoRef: feed.tensors.videos_ND}
+    sample, images = feed.prompt.sample, encoder.hf.image_processor
     media: list[Medium] = []
-    for ref, layout in zip(prompt.sample.media, layouts, strict=True):
-        time, height, width = layout.grid
-        mine, patches = patches[: time * height * width], patches[time * height * width :]
-        frames = unpatch(mine, layout.grid, images).numpy()
-        seconds = layout.seconds
-        shown = frames[:: images.temporal_patch_size] if seconds else frames[:1]
+    for ref, layout in zip(sample.media, encoder.measure(sample).layouts, strict=True):
+        count = prod(layout.grid)
+        patches_ND, left[type(ref)] = left[type(ref)][:count], left[type(ref)][count:]
+        frames = unpatch(patches_ND, layout.grid, images).numpy()
+        shown = frames[:: images.temporal_patch_size]  # of a video, the first frame of each pair
         media.append(
             Medium(
                 ref=ref,
                 layout=layout,
-                tokens=time * height * width // images.merge_size**2,
+                tokens=count // images.merge_size**2,
                 frames=tuple(Image.fromarray(frame) for frame in shown),
-                seconds=seconds,
             )
         )
     return tuple(media)
 
 
-def _collapsed(processor: QwenProcessor, prompt: Prompt, media: Sequence[Medium]) -> str:
+def _collapsed(encoder: Encoder, ids: Sequence[int], media: Sequence[Medium]) -> str:
     """The prompt's text; a run of placeholders is `<image 640x480 -> 84x56, 6 tokens>`."""
-    kinds = {processor.hf.image_token_id: "image", processor.hf.video_token_id: "video"}
+    kinds = {encoder.placeholders.image: "image", encoder.placeholders.video: "video"}
     owners = chain.from_iterable(repeat(medium, medium.tokens) for medium in media)
     pieces: list[str] = []
-    for token, run in groupby(prompt.ids, key=lambda token: token if token in kinds else None):
-        ids = list(run)
+    for token, run in groupby(ids, key=lambda token: token if token in kinds else None):
+        together = list(run)
         if token is None:
-            pieces.append(processor.tokenizer.decode(ids, skip_special_tokens=False))
+            pieces.append(encoder.hf.tokenizer.decode(together, skip_special_tokens=False))
             continue
-        medium, *_ = islice(owners, len(ids))
+        medium, *_ = islice(owners, len(together))
         resize = medium.layout.resize
-        pieces.append(f"<{kinds[token]} {_size(resize.original)} -> {_size(resize.resized)}, {len(ids)} tokens>")
+        pieces.append(f"<{kinds[token]} {_size(resize.original)} -> {_size(resize.resized)}, {len(together)} tokens>")
     return "".join(pieces)
 
 

@@ -23,6 +23,7 @@ class MediaStore:
         self._bytes = 0
         self._pictures: OrderedDict[ImageRef, Image.Image] = OrderedDict()
         self._sizes: dict[ImageRef, Size] = {}
+        self._plans: dict[tuple[VideoRef, ClipRule], ClipPlan] = {}
 
     def size(self, ref: ImageRef) -> Size:
         """Width and height of a picture; it is opened only if it never was.
@@ -35,6 +36,10 @@ class MediaStore:
     def remember(self, ref: ImageRef, size: Size) -> None:
         """Take the size of a picture that another process opened."""
         self._sizes[ref] = size
+
+    def remember_plan(self, ref: VideoRef, rule: ClipRule, plan: ClipPlan) -> None:
+        """Take the plan that another process made of a video."""
+        self._plans[ref, rule] = plan
 
     def open(self, ref: ImageRef) -> Image.Image:
         """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
@@ -56,7 +61,10 @@ class MediaStore:
 
     def plan(self, ref: VideoRef, rule: ClipRule) -> ClipPlan:
         """Which frames of a video are taken."""
-        return video.plan(ref, rule)
+        key = ref, rule
+        if key not in self._plans:
+            self._plans[key] = video.plan(ref, rule)
+        return self._plans[key]
 
     def clip(self, ref: VideoRef, rule: ClipRule) -> Clip:
         """The frames."""

@@ -15,7 +15,7 @@ from mmrl.intake import Intake, Measure, look_at_all, place_of
 from mmrl.log.console import Console
 from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
-from mmrl.types import ImageRef, Size, TooLongError, UserError
+from mmrl.types import Access, ImageRef, Size, TooLongError, UserError
 from mmrl_datasets.picture_files import PictureFiles
 
 ROWS = """
@@ -59,8 +59,9 @@ def config(**data) -> Config:
 
 def intake(folder: Path, **data) -> tuple[Intake, MediaStore]:
     settings = config(**data)
-    store = MediaStore(settings.data.limits, max_bytes=10**6)
-    return Intake(settings, place_of(settings, folder, folder / "work"), store, Console()), store
+    place = place_of(settings, folder, folder / "work")
+    store = MediaStore(place.access, settings.data.limits, max_bytes=10**6)
+    return Intake(settings, place, store, Console()), store
 
 
 def refs(folder: Path) -> list[ImageRef]:
@@ -71,7 +72,10 @@ def refs(folder: Path) -> list[ImageRef]:
 def test_other_processes_see_what_this_one_sees(folder):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     all_refs = refs(folder / "pictures")
-    seen = [look_at_all(all_refs, Measure(Limits()), workers=workers, console=Console()) for workers in (0, 2)]
+    seen = [
+        look_at_all(all_refs, Measure(Access(roots=(folder,)), Limits()), workers=workers, console=Console())
+        for workers in (0, 2)
+    ]
     assert [list(each) for each in seen] == [all_refs, all_refs]
     assert list(map(str, seen[0].values())) == list(map(str, seen[1].values()))
     assert seen[1][all_refs[7]] == Size(27, 30)
@@ -135,8 +139,9 @@ from test_intake import config
 folder = Path({folder!r})
 for size in (1000, 10_000):
     settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
-    store = MediaStore(settings.data.limits, max_bytes=10_000_000)
-    samples = Intake(settings, place_of(settings, folder, folder / "work"), store, Console()).load()
+    place = place_of(settings, folder, folder / "work")
+    store = MediaStore(place.access, settings.data.limits, max_bytes=10_000_000)
+    samples = Intake(settings, place, store, Console()).load()
     assert len(samples.train) == size
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
