@@ -221,9 +221,11 @@ def look_at_all(
         return {}
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # libraries are imported once, not by every worker
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=get_context("forkserver"),
+        mp_context=context,
         initializer=signal.signal,  # Ctrl-C is for the parent, which then ends its workers
         initargs=(signal.SIGINT, signal.SIG_IGN),
     )

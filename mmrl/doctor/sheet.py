@@ -7,7 +7,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.doctor.show import Medium, View
+from mmrl.doctor.show import View
 from mmrl.types import ImageRef, Part, Target
 
 _WIDTH: Final = 720
@@ -46,7 +46,7 @@ def _card(view: View) -> Image.Image:
     blocks = [
         _text(sample.id, 22),
         _text(f"task {sample.task}  ·  {len(view.prompt.ids)} tokens, {visual} of them visual", 14, _PALE),
-        _tiles([tile for number, medium in enumerate(view.media) for tile in _shown(view, number, medium)]),
+        *_shown(view),
         _text("".join(_worded(sample.parts)), 17),
         *(
             _text(f"{role}: {_valued(target)}", 17, _MARKS[role])
@@ -80,15 +80,19 @@ def _valued(target: Target) -> str:
     return f"{target.value}{frame}"
 
 
-def _shown(view: View, number: int, medium: Medium) -> Iterator[Image.Image]:
-    """A picture, or each frame of a video, with marks and a caption."""
-    resize, marks = medium.layout.resize, list(view.marks(number))
-    if not medium.layout.seconds:
-        sizes = f"{_size(resize.original)} to {_size(resize.resized)}, {medium.tokens} tokens"
-        yield _captioned(_marked(medium.frames[0], marks, _PICTURE_SIDE), f"image {number}: {sizes}")
-        return
-    for frame, second in zip(medium.frames, medium.layout.seconds, strict=True):
-        yield _captioned(_marked(frame, marks, _FRAME_SIDE), f"video {number}: {second:.2f} s")
+def _shown(view: View) -> Iterator[Image.Image]:
+    """Pictures side by side, then each video's frames, with marks and captions."""
+    pictures: list[Image.Image] = []
+    videos: list[list[Image.Image]] = []
+    for number, medium in enumerate(view.media):
+        resize, marks = medium.layout.resize, list(view.marks(number))
+        if medium.layout.seconds:
+            frames = zip(medium.frames, medium.layout.seconds, strict=True)
+            videos.append([_captioned(_marked(f, marks, _FRAME_SIDE), f"video {number}: {s:.2f} s") for f, s in frames])
+        else:
+            sizes = f"{_size(resize.original)} to {_size(resize.resized)}, {medium.tokens} tokens"
+            pictures.append(_captioned(_marked(medium.frames[0], marks, _PICTURE_SIDE), f"image {number}: {sizes}"))
+    yield from (_tiles(tiles) for tiles in (pictures, *videos))
 
 
 def _marked(picture: Image.Image, marks: Sequence[tuple[str, tuple[float, ...]]], side: int) -> Image.Image:

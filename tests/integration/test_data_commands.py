@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 from harness import Command, experiment, imitation, reinforcement, write
 from PIL import Image
+
+from mmrl.types import VideoRef
 
 Config = dict[str, Any]
 
@@ -257,3 +261,48 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
     assert "there is no sample 'count/train/r99' among 12" in refused.errors
     assert here("data", "show", config, "--index", 12).code == 2
     assert here("data", "show", config, "--part", "validation").code == 2
+
+
+CLIPS = """
+import hashlib
+from mmrl.types import Frame, ImageRef, Kind, Sample, Target, VideoRef
+
+def rows(place):
+    def digest(name):
+        return hashlib.sha256((place.base / name).read_bytes()).hexdigest()
+
+    picture = ImageRef(path=str(place.base / "0.png"), sha256=digest("0.png"))
+    clip = VideoRef(path=str(place.base / "clip.mp4"), sha256=digest("clip.mp4"))
+    parts = ("Compare", picture, "with", clip, "and say where it is.")
+    target = Target(kind=Kind.BOX, value=[0.25, 0.25, 0.75, 0.75], frame=Frame.NORM_1, medium=1)
+    yield Sample(id="mixed", task="box", parts=parts, target=target)
+"""
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_picture_and_a_video_are_checked_and_shown(
+    tmp_path: Path, here: Command, clip: VideoRef, family: str
+) -> None:
+    (tmp_path / "mine.py").write_text(CLIPS)
+    painting(0).save(tmp_path / "0.png")
+    shutil.copy(clip.path, tmp_path / "clip.mp4")
+    config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
+    config["model"]["scratch"]["family"] = family
+    config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
+    config["stages"] = [imitation(imitate="target", batch_size=1)]
+    path = write(config, tmp_path / "clips.yaml")
+    done = here("data", "check", path, "--json", "-")
+    report = json.loads(done.output)
+    assert (done.code, report["findings"]) == (0, [])
+    assert report["parts"]["train"]["media"] == 2
+    shown = here("data", "show", path, "--out", tmp_path / "seen.png")
+    assert shown.code == 0
+    prompt = shown.output[shown.output.index("  | ") : shown.output.index("medium 0")]
+    counts = {word: [int(n) for n in re.findall(rf"<{word} .*?, (\d+) tokens>", prompt)] for word in ("image", "video")}
+    assert prompt.index("<image") < prompt.index("<video")
+    assert len(counts["image"]) == 1
+    assert (len(counts["video"]) > 1) == (family == "qwen3_vl")  # which tells the time before each pair of frames
+    visual = report["parts"]["train"]["visual_tokens"]["sum"]
+    assert sum(counts["image"]) + sum(counts["video"]) == visual
+    assert f"{visual} of them visual" in shown.output
+    assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
