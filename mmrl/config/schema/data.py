@@ -63,7 +63,7 @@ class Data(Strict):
     urls: tuple[Literal["http", "file", "data"], ...] = ()
     """Kinds of URLs that may name a medium; `http` stands for https too and is fetched once, when samples are read."""
     workers: Count = 0
-    """Processes that decode and process the next step's media while this step trains; 0 does it in between."""
+    """Processes that open media: all at the start, the next step's while this one trains; 0 does it in between."""
     limits: Limits = Limits()
     """Safety limits on media."""
 
