@@ -20,7 +20,7 @@ FLOORS = {
     4: ("build", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
-    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "compat", "mmrl_rewards", "mmrl_datasets"),
     0: ("types", "mmrl"),
 }
 # Neighbours that may be imported all the same.
@@ -39,9 +39,12 @@ SIDEWAYS = {
 # Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
 ONLY_IN = {
     "torch": (
+        "mmrl/compat.py",
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
+        "mmrl/compat.py",
+        "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
         "mmrl/learner/",
@@ -58,7 +61,9 @@ ONLY_IN = {
     "skimage": ("datasets/mmrl_datasets/",),
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
-    "decord": ("mmrl/media/",),
+    "qwen_vl_utils": ("mmrl/media/",),
+    "av": ("mmrl/media/",),
+    "decord": (),  # tests compare with it
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": ("mmrl/build.py", "mmrl/catalogue.py"),  # names become functions in these places
 }

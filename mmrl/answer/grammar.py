@@ -122,7 +122,7 @@ class Grammar:
         )
 
     def _apart(self, text: str) -> Parts:
-        before = [self.think_tag, *(section.tag for section in self.sections)]
+        before = (self.think_tag, *(section.tag for section in self.sections))
         match self.style:
             case "tags":
                 return in_tags(text, (*before, self.answer_tag), self.answer_tag)
@@ -144,22 +144,25 @@ class Grammar:
 
     def _opening_flaws(self, parts: Sequence[Part]) -> list[str]:
         """What is wrong with the parts before the answer."""
-        flaws = []
-        for tag in dict.fromkeys([self.think_tag, *self._order()]):
-            name, plural = ("thinking", "thoughts") if tag == self.think_tag else (f"<{tag}>", f"<{tag}>")
-            inner = [part.inner for part in parts if part.name == tag]
-            if not inner:
-                flaws.append(f"no {name}" if self._required(tag) else "")
-            elif tag not in self._order():
-                flaws.append(f"{name} not asked for")
-            elif len(inner) > 1:
-                flaws.append(f"{len(inner)} {plural}")
-            elif not inner[0].strip():
-                flaws.append(f"empty {name}")
-        found = [part.name for part in parts if part.name in self._order()]
-        if found != sorted(found, key=self._order().index):
+        order = self._order()
+        inner: dict[str, list[str]] = {}
+        for part in parts:
+            inner.setdefault(part.name, []).append(part.inner)
+        flaws = [f"no {self._called(tag)}" for tag in order if tag not in inner and self._required(tag)]
+        for tag, texts in inner.items():
+            if tag not in order:
+                flaws.append(f"{self._called(tag)} not asked for")
+            elif len(texts) > 1:
+                flaws.append(f"{len(texts)} {'thoughts' if tag == self.think_tag else f'<{tag}>'}")
+            elif not texts[0].strip():
+                flaws.append(f"empty {self._called(tag)}")
+        found = [tag for tag in inner if tag in order]
+        if found != [tag for tag in order if tag in inner]:
             flaws.append("parts out of order")
         return flaws
+
+    def _called(self, tag: str) -> str:
+        return "thinking" if tag == self.think_tag else f"<{tag}>"
 
     def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
         """A response of these parts, proven to parse."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from mmrl.answer.text import parse_json
@@ -33,7 +34,7 @@ class Parts(NamedTuple):
     loose: str = ""
 
 
-def in_tags(text: str, names: Sequence[str], answer: str) -> Parts:
+def in_tags(text: str, names: tuple[str, ...], answer: str) -> Parts:
     """<think>..</think><answer>..</answer>: the last of `names` is the answer's, and nothing stands outside."""
     parts, problems, _ = _tagged(text, names)
     answers = [part for part in parts if part.name == answer]
@@ -46,7 +47,7 @@ def in_tags(text: str, names: Sequence[str], answer: str) -> Parts:
     return Parts(content, flaw, others, problems, _loose(text, parts))
 
 
-def in_box(text: str, names: Sequence[str]) -> Parts:
+def in_box(text: str, names: tuple[str, ...]) -> Parts:
     r"""<think>..</think> Some words. \boxed{..}: one box outside the tags, and after it no more than punctuation."""
     others, problems, end = _tagged(text, names)
     starts = [0, *(part.end for part in others)]
@@ -64,7 +65,7 @@ def in_box(text: str, names: Sequence[str]) -> Parts:
     return Parts(content, flaw, others, problems)
 
 
-def in_json(text: str, names: Sequence[str], answer: str) -> Parts:
+def in_json(text: str, names: tuple[str, ...], answer: str) -> Parts:
     """{"think": "..", "answer": ..}: one JSON object of which the answer is the last field, and nothing else."""
     try:
         found = parse_json(text.strip())
@@ -85,11 +86,12 @@ def in_json(text: str, names: Sequence[str], answer: str) -> Parts:
     return Parts(_as_text(found[answer]), "", others, problems)
 
 
-def _tags(names: Sequence[str]) -> re.Pattern[str]:
+@lru_cache(maxsize=64)
+def _tags(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<(?P<slash>/?)(?P<name>{'|'.join(names)})>")
 
 
-def _tagged(text: str, names: Sequence[str]) -> tuple[list[Part], list[str], int]:
+def _tagged(text: str, names: tuple[str, ...]) -> tuple[list[Part], list[str], int]:
     """The outermost pairs of tags, what is wrong with the other tags, and where one begins that is never closed."""
     parts: list[Part] = []
     problems: list[str] = []

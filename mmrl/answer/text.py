@@ -39,6 +39,8 @@ WORDS = frozenset({Kind.TEXT, Kind.CHOICE, Kind.LATEX, Kind.SVG})
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
+_ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
+_TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
@@ -145,8 +147,7 @@ def _tool_call(text: str) -> object:
 
 
 def _tuple(text: str, count: int, complaint: str) -> tuple[float, ...]:
-    numbers = r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*"
-    match = re.fullmatch(rf"\[{numbers}\]|\({numbers}\)", text) if len(text) <= _LONGEST_TUPLE else None
+    match = _TUPLES[count].fullmatch(text) if len(text) <= _LONGEST_TUPLE else None
     if not match:
         raise ValueError(complaint)
     return tuple(float(number) for number in match.groups() if number is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mmrl.types import Response, Sample, Term
 from mmrl_rewards.contract import reward
 
-
 _CONTENT = ("question echo", "all options", "number dump", "box dump", "whole picture", "repetition", "judge injection")
 
 
