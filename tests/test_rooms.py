@@ -20,8 +20,8 @@ FLOORS = {
     4: ("build", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
-    1: ("ports", "answer", "config", "files", "options", "plugins", "compat", "mmrl_rewards", "mmrl_datasets"),
-    0: ("types", "mmrl"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    0: ("types", "compat", "mmrl"),
 }
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
@@ -33,6 +33,7 @@ SIDEWAYS = {
     ("learner", "policy"),
     ("checkpoint", "policy"),
     ("mmrl_rewards", "options"),
+    ("mmrl_datasets", "files"),  # which folders media may lie in is checked in one place
     ("mmrl_rewards", "answer"),  # case tables hold text, which the grammar parses
     ("mmrl_datasets", "answer"),  # right answers are checked as given ones are
 }
@@ -43,7 +44,6 @@ ONLY_IN = {
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
-        "mmrl/compat.py",
         "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
@@ -73,7 +73,7 @@ LIGHT = (
     *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
     *("mmrl_rewards.span", "mmrl_rewards.video"),
-    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit"),
+    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
 
