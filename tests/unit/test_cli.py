@@ -33,7 +33,10 @@ def mmrl_command(*words, **options):
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], []])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], ["data", "make", "--help"], []],
+)
 def test_help_imports_nothing_heavy(words):
     code = (
         "import sys\nfrom mmrl.cli import main\n"
