@@ -138,7 +138,6 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (charts.charts, {"chart": "pie", "months": 5}, "a pie has no months=5"),
         (charts.charts, {"chart": "pie", "step": 30}, "divides 100"),
         (clips.direction, {"image_px": 33}, "must be even"),
-        (clips.direction, {"image_px": 48}, "cannot be read by decord"),
         (clips.direction, {"frames": 40}, "too many to move"),
         (clips.direction, {"distractors": 4}, "distractors=4"),
         (clips.blinks, {"max_count": 5}, "frames=8 must be at least 10"),
