@@ -17,7 +17,7 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("build", "run", "catalogue"),
+    4: ("intake", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -26,6 +26,9 @@ FLOORS = {
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
     ("__main__", "cli"),
+    ("build", "intake"),
+    ("doctor", "intake"),
+    ("doctor", "build"),
     ("run", "build"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
@@ -65,11 +68,9 @@ ONLY_IN = {
     "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "decord": (),  # tests compare with it
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": (
-        "mmrl/build.py",
-        "mmrl/catalogue.py",
-        "mmrl/cli/data_make.py",
-    ),  # names become functions in these places
+    "mmrl.plugins": (  # where names become functions
+        *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
+    ),
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from mmrl.build import Samples, World
+from mmrl.build import World
 from mmrl.config import Config
+from mmrl.intake import Samples
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.types import ImageRef, Kind, Sample, Target, UserError
