@@ -204,6 +204,7 @@ def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path:
     assert done.code == 1
     assert [each for each in found(report) if each[0] != "id"] == [
         ("source", "train", ""),
+        ("source", "validation", ""),
         ("reward", "train", "count/train/r3"),
         ("leak", "test", "held/test/r1"),
         ("empty", "validation", ""),
