@@ -217,7 +217,9 @@ class Data(Strict):
         if any(origin.weight is not None for origin in (*self.validation, *self.test)):
             raise ValueError("`weight` mixes training sources; held-out data are looked at whole")
         if self.stream and len(self.train) > 1 and not all(weighted):
-            raise ValueError("with `stream`, several training sources need a `weight` each: they are mixed as they come")
+            raise ValueError(
+                "with `stream`, several training sources need a `weight` each; they are mixed as they come"
+            )
         return self
 
 
