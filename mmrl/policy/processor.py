@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import xxhash
 from transformers import ProcessorMixin
 
 from mmrl.answer import Grammar
@@ -33,7 +33,7 @@ _CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class _Feed:
+class Feed:
     """What the model's forward needs of one prompt. Shapes: N patches, D values a patch, P tokens."""
 
     prompt: Prompt
@@ -67,8 +67,9 @@ class QwenProcessor:
         self._max_prompt_tokens = max_prompt_tokens
         self._image_id: int = hf.image_token_id
         self._special = [str(token) for token in hf.tokenizer.added_tokens_decoder.values() if token.special]
-        self._cache: OrderedDict[str, _Feed] = OrderedDict()
+        self._cache: OrderedDict[str, Feed] = OrderedDict()
         self._cached_bytes = 0
+        self._held: frozenset[str] = frozenset()
 
     def ask(self, sample: Sample) -> Prompt:
         """The sample as the model reads it.
@@ -110,7 +111,7 @@ class QwenProcessor:
             law=SamplingLaw(max_new_tokens=len(ids)),
         )
 
-    def _checked(self, prompt: Prompt) -> _Feed:
+    def _checked(self, prompt: Prompt) -> Feed:
         feed = self._feed(prompt.sample)
         if feed.prompt.digest != prompt.digest:
             raise UserError(
@@ -119,15 +120,30 @@ class QwenProcessor:
             )
         return feed
 
-    def _feed(self, sample: Sample) -> _Feed:
-        feed = self._cache.pop(sample.id, None)
-        if feed is None or feed.prompt.sample is not sample:  # two sets of data may use one id for two samples
-            self._cached_bytes -= feed.pixels_ND.nbytes if feed else 0
-            feed = self._process(sample)
-            self._cached_bytes += feed.pixels_ND.nbytes
-        self._cache[sample.id] = feed
-        while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= self._cache.popitem(last=False)[1].pixels_ND.nbytes
+    def cached(self, sample: Sample) -> Feed | None:
+        """The feed of a sample, if it is in the cache."""
+        feed = self._cache.get(sample.id)
+        # Two sets of data may use one id for two samples.
+        return feed if feed is not None and feed.prompt.sample is sample else None
+
+    def hold(self, samples: Sequence[Sample], feeds: Sequence[Feed]) -> None:
+        """Keep the feeds of a step's samples, whatever their size, until those of the next step are held."""
+        self._held = frozenset(sample.id for sample in samples)
+        for sample, feed in zip(samples, feeds, strict=True):
+            self._keep(replace(feed, prompt=replace(feed.prompt, sample=sample)))
+
+    def _feed(self, sample: Sample) -> Feed:
+        feed = self.cached(sample)
+        return self._keep(self.process(sample) if feed is None else feed)
+
+    def _keep(self, feed: Feed) -> Feed:
+        """Put a feed last in the cache; the first ones leave it when it is full."""
+        before = self._cache.pop(feed.prompt.sample.id, None)
+        self._cached_bytes += feed.pixels_ND.nbytes - (before.pixels_ND.nbytes if before else 0)
+        self._cache[feed.prompt.sample.id] = feed
+        for key in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
+            if key not in self._held and self._cached_bytes > _CACHE_BYTES:
+                self._cached_bytes -= self._cache.pop(key).pixels_ND.nbytes
         return feed
 
     def refusal(self, sample: Sample) -> str | None:
@@ -135,25 +151,39 @@ class QwenProcessor:
         words = " ".join(part for part in sample.parts if isinstance(part, str))
         if forged := [token for token in self._special if token in words]:
             return f"its text contains the special token {forged[0]!r}; take it out"
-        tokens = len(self.tokenizer(self.question(sample)).input_ids)
         images = self.hf.image_processor
+        extra = 0
         for ref in sample.images:
             width, height = self._store.size(ref)
-            tokens += images.get_number_of_image_patches(height, width, {}) // images.merge_size**2 - 1
+            extra += images.get_number_of_image_patches(height, width, {}) // images.merge_size**2 - 1
+        question = self.question(sample)
+        if len(question.encode()) + extra <= self._max_prompt_tokens:  # no token is shorter than a byte
+            return None
+        tokens = len(self.tokenizer(question).input_ids) + extra
         if tokens > self._max_prompt_tokens:
             return f"{tokens} tokens exceed model.max_prompt_tokens={self._max_prompt_tokens}; lower model.max_pixels?"
         return None
 
-    def _process(self, sample: Sample) -> _Feed:
+    def process(self, sample: Sample) -> Feed:
+        """What `ask` keeps, made anew from the sample's text and media.
+
+        Raises:
+            UserError: as `ask`.
+        """
         if reason := self.refusal(sample):
             raise UserError(f"sample {sample.id}: {reason}")
         pictures = [self._store.open(ref) for ref in sample.images]
-        encoded = self.hf(text=[self.question(sample)], images=pictures or None, return_tensors="pt")
-        ids = tuple(encoded["input_ids"][0].tolist())
         images = self.hf.image_processor
-        grids = tuple(tuple(grid) for grid in encoded["image_grid_thw"].tolist()) if pictures else ()
-        dim = 3 * images.temporal_patch_size * images.patch_size**2
-        pixels = encoded["pixel_values"] if pictures else torch.zeros(0, dim)
+        if pictures:
+            encoded = images(images=pictures, return_tensors="pt")
+            grids = tuple(tuple(grid) for grid in encoded["image_grid_thw"].tolist())
+            pixels = encoded["pixel_values"]
+        else:
+            grids, pixels = (), torch.zeros(0, 3 * images.temporal_patch_size * images.patch_size**2)
+        # The processor as a whole would do the same to the text, slower.
+        lengths = (t * h * w // images.merge_size**2 for t, h, w in grids)
+        words = self.tokenizer(self.question(sample)).input_ids
+        ids = tuple(id_ for word in words for id_ in (word,) * (next(lengths) if word == self._image_id else 1))
         try:
             positions = mrope_positions(ids, grids, image_id=self._image_id, merge=images.merge_size)
         except UserError as error:
@@ -170,7 +200,7 @@ class QwenProcessor:
             frame=self._family.frame,
             digest=_digest(ids, grids, pixels),
         )
-        return _Feed(prompt=prompt, pixels_ND=pixels, positions_3P=positions)
+        return Feed(prompt=prompt, pixels_ND=pixels, positions_3P=positions)
 
     def question(self, sample: Sample) -> str:
         """The chat-formatted text of a sample, one placeholder per picture."""
@@ -186,6 +216,6 @@ class QwenProcessor:
 
 
 def _digest(ids: Sequence[int], grids: Sequence[Sequence[int]], pixels: torch.Tensor) -> str:
-    digest = hashlib.sha256(repr((ids, grids)).encode())
-    digest.update(pixels.numpy().tobytes())
+    digest = xxhash.xxh3_128(repr((ids, grids)).encode())  # a cryptographic hash would take a tenth of all the time
+    digest.update(pixels.numpy().data)
     return digest.hexdigest()
