@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
 
+from mmrl.algo.mixture import Mixed
+from mmrl.algo.sampler import Order, Shuffled
 from mmrl.algo.seeds import derive
+from mmrl.algo.stream import Streamed
 from mmrl.answer import Grammar
 from mmrl.config import Config
 from mmrl.config.schema import Loss, Origin, Rl, Scratch, Sft, Term
@@ -23,11 +29,14 @@ from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
+from mmrl.policy.ahead import Ahead
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import Loaded, load_pretrained
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.policy.workers import Workers
+from mmrl.ports import Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
 from mmrl.sft import lesson
@@ -67,6 +76,8 @@ class World:
         store = MediaStore(config.data.limits, max_bytes=_PICTURE_BYTES)
         place = Place(work=run_dir.data, base=base, seed=config.run.seed, access=_access(config, base, run_dir))
         console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
+        self._place = place
+        self._origin_of: dict[str, int] = {}
         self.samples = self._load_samples(place, store)
         self.judge.check(self.samples.train, self.grammar)
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
@@ -75,14 +86,15 @@ class World:
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
-        self.processor = QwenProcessor(
+        self._new_processor = partial(
+            QwenProcessor,
             loaded.processor,
             loaded.family,
             self.grammar,
-            store,
             instruct=config.answer.instruct,
             max_prompt_tokens=config.model.max_prompt_tokens,
         )
+        self.processor = self._new_processor(store)
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
@@ -109,6 +121,41 @@ class World:
             asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
         )
 
+    @contextmanager
+    def source(self) -> Iterator[Source]:
+        """The training samples, endlessly; `data.workers` processes work ahead until the block ends."""
+        data = self.config.data
+        with ExitStack() as stack:
+            workers = None
+            if data.workers:
+                afresh = self._new_processor(MediaStore(data.limits, max_bytes=0))
+                workers = stack.enter_context(closing(Workers(afresh.process, data.workers)))
+            skip = data.bad_sample == "skip"
+            yield Ahead(self._order(), self.processor, workers, skip=skip, warn=self.console.warn)
+
+    def _order(self) -> Order:
+        data, seed = self.config.data, self.config.run.seed
+        if not data.stream and data.train[0].weight is None:
+            return Shuffled(self.samples.train, seed)
+        orders: list[Order] = []
+        for k in range(len(data.train)):
+            own = derive(seed, "source", k)
+            if data.stream:
+                orders.append(Streamed(partial(self._fresh_rows, k), buffer=data.stream.buffer, seed=own))
+            else:
+                samples = [sample for sample in self.samples.train if self._origin_of[sample.id] == k]
+                if not samples:
+                    raise UserError(f"data.train: source {data.train[k].fn!r} has a weight and not one usable sample")
+                orders.append(Shuffled(samples, own))
+        weights = [origin.weight for origin in data.train if origin.weight is not None]
+        return Mixed(orders, weights, seed) if weights else orders[0]
+
+    def _fresh_rows(self, origin: int) -> Iterator[Sample | Reject]:
+        """A new pass over a training source."""
+        held_out = {sample.id for sample in (*self.samples.validation, *self.samples.test)}
+        for row in _rows(self.config.data.train[origin], self._place):
+            yield Reject(row.id, "it is in the held-out data too") if row.id in held_out else row
+
     def engine(self, stage: Sft | Rl) -> TorchEngine:
         """A fresh optimizer for a stage."""
         return TorchEngine(self.policy.trainable, stage.optimizer)
@@ -133,13 +180,22 @@ class World:
         parts: dict[str, tuple[Sample, ...]] = {}
         for name, origins in self._origins().items():
             rejects: list[Reject] = []
-            parts[name] = tuple(self._usable(_rows(origins, place), store, rejects))
+            parts[name] = tuple(self._usable(self._first_rows(name, origins, place), store, rejects))
             self._report(name, parts[name], rejects)
         repeated = {sample.id for sample in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}
         if repeated:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
         self._check_enough(parts["train"])
         return Samples(**parts)
+
+    def _first_rows(self, part: str, origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
+        """All rows, or of a streamed source as many as are held at once."""
+        stream = self.config.data.stream if part == "train" else None
+        for k, origin in enumerate(origins):
+            for row in islice(_rows(origin, place), stream.buffer if stream else None):
+                if part == "train":
+                    self._origin_of[row.id] = k
+                yield row
 
     def _origins(self) -> dict[str, tuple[Origin, ...]]:
         data = self.config.data
@@ -248,12 +304,11 @@ def _bound_term(term: Term, base: Path) -> BoundTerm:
     )
 
 
-def _rows(origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
-    for origin in origins:
-        fn = resolve(origin.fn, place.base)
-        if not callable(fn):
-            raise UserError(f"data: {origin.fn!r} is not a function")
-        yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+def _rows(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
+    fn = resolve(origin.fn, place.base)
+    if not callable(fn):
+        raise UserError(f"data: {origin.fn!r} is not a function")
+    yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
 
 
 def _access(config: Config, base: Path, run_dir: RunDir) -> Access:
