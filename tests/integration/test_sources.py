@@ -118,7 +118,7 @@ def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> Non
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
