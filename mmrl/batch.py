@@ -1,6 +1,6 @@
 """Experiences to tensors: the only place that packs or pads.
 
-Letters: B rows, P prompt columns, C completion columns, L = P + C, N patches, D values a patch, I images.
+Letters: B rows, P prompt columns, C completion columns, L = P + C, N patches, D values a patch, I images, V videos.
 
 A row is one prompt and the completions that share it:
 
@@ -16,23 +16,64 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Protocol
 
 import torch
 
-from mmrl.types import Author, Experience, Prompt, SamplingLaw
+from mmrl.types import Author, Experience, ImageRef, Prompt, SamplingLaw, UserError, VideoRef
 
 _PAD, _PROMPT, _FIRST = 0, 1, 2  # values of branch_BL; completion k of a row is _FIRST + k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholders:
+    """The token ids that stand for pictures and frames, and how many patches per side one of them stands for."""
+
+    image: int
+    video: int
+    merge: int
+
+    def types(self, ids: torch.Tensor) -> torch.Tensor:
+        """What each token stands for: 0 text, 1 a picture, 2 a video; int64 in the shape of `ids`."""
+        return (ids == self.image).long() + 2 * (ids == self.video).long()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTensors:
+    """What the model's forward needs of one prompt besides its ids; N is 0 where there is no picture or video."""
+
+    images_ND: torch.Tensor
+    videos_ND: torch.Tensor
+    positions_3P: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all three."""
+        return self.images_ND.nbytes + self.videos_ND.nbytes + self.positions_3P.nbytes
 
 
 class Feeder(Protocol):
     """Gives the tensors of a prompt."""
 
-    def pixels(self, prompt: Prompt) -> torch.Tensor:
-        """Patches [N, D]."""
+    placeholders: Placeholders
 
-    def positions(self, prompt: Prompt) -> torch.Tensor:
-        """Position ids [3, P]."""
+    def tensors(self, prompt: Prompt) -> PromptTensors:
+        """Patches and position ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """The patches of a batch and the grids (t, h, w) that order them, pictures and videos apart."""
+
+    images_ND: torch.Tensor
+    image_grids_I3: torch.Tensor
+    videos_ND: torch.Tensor
+    video_grids_V3: torch.Tensor
+
+    def to(self, device: torch.device) -> Media:
+        """The same on another device."""
+        return Media(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +81,10 @@ class Batch:
     """Tensors of one forward pass. `source_BC` is the column, counted from P - 1, whose logits predict a token."""
 
     ids_BL: torch.Tensor
+    types_BL: torch.Tensor  # see `Placeholders.types`
     positions_3BL: torch.Tensor
     mask: torch.Tensor  # bool [B, 1, L, L] where completions share a prompt, otherwise int64 [B, L]
-    images_BL: torch.Tensor  # 1 where an image token stands
-    pixels_ND: torch.Tensor
-    grids_I3: torch.Tensor
+    media: Media
     source_BC: torch.Tensor
     policy_BC: torch.Tensor
     teacher_BC: torch.Tensor
@@ -68,27 +108,58 @@ class PromptBatch:
     """Prompts alone, padded on the left. `keep_BP` is 1 where there is no padding."""
 
     ids_BP: torch.Tensor
+    types_BP: torch.Tensor
     keep_BP: torch.Tensor
     positions_3BP: torch.Tensor
-    pixels_ND: torch.Tensor
-    grids_I3: torch.Tensor
+    media: Media
+
+
+def check_media(prompt: Prompt, tensors: PromptTensors, placeholders: Placeholders) -> None:
+    """Hold placeholders, grids and patches of a prompt against each other: in the processor, and wherever it is used.
+
+    Raises:
+        UserError: they disagree; it names the sample.
+    """
+    for what, kind, patches, token in (
+        ("picture", ImageRef, len(tensors.images_ND), placeholders.image),
+        ("video", VideoRef, len(tensors.videos_ND), placeholders.video),
+    ):
+        grids = [prod(g) for ref, g in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)]
+        tokens = prompt.ids.count(token)
+        if not sum(grids) == patches == tokens * placeholders.merge**2:
+            raise UserError(
+                f"sample {prompt.sample.id}: the {what} grids call for {sum(grids)} patches, there are {patches}, "
+                f"and {tokens} placeholders stand for {tokens * placeholders.merge**2}"
+            )
+    if tensors.positions_3P.shape != (3, len(prompt.ids)):
+        raise UserError(
+            f"sample {prompt.sample.id}: {len(prompt.ids)} tokens, positions {list(tensors.positions_3P.shape)}"
+        )
 
 
 def collate_prompts(prompts: Sequence[Prompt], feeder: Feeder, *, pad_id: int) -> PromptBatch:
     """Pack prompts into tensors.
 
     Raises:
-        ValueError: grids and patches disagree.
+        UserError: placeholders, grids and patches of a prompt disagree.
     """
     shape = (len(prompts), max(len(prompt.ids) for prompt in prompts))
     ids, keep = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
     positions = torch.zeros(3, *shape, dtype=torch.int64)
-    for b, prompt in enumerate(prompts):
+    tensors = [feeder.tensors(prompt) for prompt in prompts]
+    for b, (prompt, of_prompt) in enumerate(zip(prompts, tensors, strict=True)):
+        check_media(prompt, of_prompt, feeder.placeholders)
         start = shape[1] - len(prompt.ids)
         ids[b, start:], keep[b, start:] = torch.tensor(prompt.ids), 1
-        positions[:, b, start:] = feeder.positions(prompt)
-    pixels, grids = _media(prompts, feeder)
-    return PromptBatch(ids_BP=ids, keep_BP=keep, positions_3BP=positions, pixels_ND=pixels, grids_I3=grids)
+        positions[:, b, start:] = of_prompt.positions_3P
+    media = Media(
+        images_ND=torch.cat([of_prompt.images_ND for of_prompt in tensors]),
+        image_grids_I3=_grids(prompts, ImageRef),
+        videos_ND=torch.cat([of_prompt.videos_ND for of_prompt in tensors]),
+        video_grids_V3=_grids(prompts, VideoRef),
+    )
+    types = feeder.placeholders.types(ids)
+    return PromptBatch(ids_BP=ids, types_BP=types, keep_BP=keep, positions_3BP=positions, media=media)
 
 
 def rows(experiences: Sequence[Experience], *, shared_prefix: bool) -> list[list[Experience]]:
@@ -101,12 +172,13 @@ def rows(experiences: Sequence[Experience], *, shared_prefix: bool) -> list[list
     return list(by_prompt.values())
 
 
-def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: int, pad_id: int) -> Batch:
+def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, pad_id: int) -> Batch:
     """Pack rows into tensors.
 
     Raises:
-        ValueError: siblings of one row differ in their prompt, or rollouts in their law; grids and patches disagree;
-            or a completion contains an image token.
+        UserError: placeholders, grids and patches of a prompt disagree.
+        ValueError: siblings of one row differ in their prompt, or rollouts in their law; or a completion contains a
+            placeholder.
     """
     prompts = [_one(f"prompt digest of {row[0].rollout.prompt.sample.id}", row) for row in rows_]
     laws = {experience.rollout.law for row in rows_ for experience in row}
@@ -131,15 +203,16 @@ def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, image_id: 
             positions[:, b, column:end] = starts[b] + torch.arange(end - column)
             completion.fill(b, slice(column - width_P, end - width_P), experience)
             column = end
-    if (ids[:, width_P:] == image_id).any():
-        raise ValueError(f"a completion contains the image token {image_id}, which stands for no image")
+    types = feeder.placeholders.types(ids)
+    if (stray := types[:, width_P:] != 0).any():
+        token = int(ids[:, width_P:][stray][0])
+        raise ValueError(f"a completion contains the placeholder {token}, which stands for no picture or video")
     return Batch(
         ids_BL=ids,
+        types_BL=types,
         positions_3BL=positions,
         mask=_mask(branch),
-        images_BL=(ids == image_id).long(),
-        pixels_ND=prompts_only.pixels_ND,
-        grids_I3=prompts_only.grids_I3,
+        media=prompts_only.media,
         source_BC=completion.source,
         policy_BC=completion.policy,
         teacher_BC=completion.teacher,
@@ -183,13 +256,10 @@ class _Completions:
         self.advantages[b, columns] = experience.advantage
 
 
-def _media(prompts: Sequence[Prompt], feeder: Feeder) -> tuple[torch.Tensor, torch.Tensor]:
-    pixels = torch.cat([feeder.pixels(prompt) for prompt in prompts])
-    grids = torch.tensor([grid for prompt in prompts for grid in prompt.grids], dtype=torch.int64).reshape(-1, 3)
-    needed = int(grids.prod(dim=1).sum())
-    if needed != len(pixels):
-        raise ValueError(f"grids call for {needed} patches, the batch has {len(pixels)}")
-    return pixels, grids
+def _grids(prompts: Sequence[Prompt], kind: type[ImageRef] | type[VideoRef]) -> torch.Tensor:
+    """Grids of the media of one kind, int64 [.., 3]."""
+    pairs = (pair for prompt in prompts for pair in zip(prompt.sample.media, prompt.grids, strict=True))
+    return torch.tensor([grid for ref, grid in pairs if isinstance(ref, kind)], dtype=torch.int64).reshape(-1, 3)
 
 
 def _one(what: str, row: Sequence[Experience]) -> Prompt:

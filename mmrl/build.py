@@ -23,7 +23,8 @@ from mmrl.media.image import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
-from mmrl.policy.families import FAMILIES
+from mmrl.policy.encoder import Encoder
+from mmrl.policy.families import FAMILIES, family_of
 from mmrl.policy.pretrained import Loaded, load_pretrained
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
@@ -64,8 +65,9 @@ class World:
         torch.manual_seed(config.run.seed)
         self.grammar = Grammar(think=config.answer.think)
         self.judge = Judge([_bound_term(term, base) for term in config.rewards.terms])
-        store = MediaStore(config.data.limits, max_bytes=_PICTURE_BYTES)
-        place = Place(work=run_dir.data, base=base, seed=config.run.seed, access=_access(config, base, run_dir))
+        access = _access(config, base, run_dir)
+        store = MediaStore(access, config.data.limits, max_bytes=_PICTURE_BYTES)
+        place = Place(work=run_dir.data, base=base, seed=config.run.seed, access=access)
         console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
         self.samples = self._load_samples(place, store)
         self.judge.check(self.samples.train, self.grammar)
@@ -75,14 +77,16 @@ class World:
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
-        self.processor = QwenProcessor(
+        encoder = Encoder(
             loaded.processor,
             loaded.family,
             self.grammar,
             store,
+            video=config.model.video,
             instruct=config.answer.instruct,
             max_prompt_tokens=config.model.max_prompt_tokens,
         )
+        self.processor = QwenProcessor(encoder)
         if config.model.gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.eos_id: int = self.processor.tokenizer.eos_token_id
@@ -167,7 +171,7 @@ class World:
         """The samples that fit the model's prompt."""
         parts: dict[str, tuple[Sample, ...]] = {}
         for name, samples in self.samples.parts().items():
-            reasons = [self.processor.refusal(sample) for sample in samples]
+            reasons = [_refusal(self.processor.encoder, sample) for sample in samples]
             parts[name] = tuple(s for s, reason in zip(samples, reasons, strict=True) if reason is None)
             rejects = [Reject(s.id, reason) for s, reason in zip(samples, reasons, strict=True) if reason is not None]
             self._report(name, parts[name], rejects)
@@ -186,7 +190,7 @@ class World:
             seen.add(row.id)
             try:
                 for ref in row.images:
-                    store.open(ref)
+                    store.open(ref)  # videos are opened by their headers, when prompts are measured
             except MediaError as error:
                 rejects.append(Reject(row.id, str(error)))
             else:
@@ -215,7 +219,7 @@ class World:
                 dtype=options.dtype,
                 attention=options.attention,
             )
-            return Loaded(family=FAMILIES[options.scratch.family], model=model, processor=processor)
+            return Loaded(family=family_of(model.config), model=model, processor=processor)
         return load_pretrained(options)
 
     def _texts(self, scratch: Scratch) -> Iterator[str]:
@@ -254,6 +258,15 @@ def _rows(origins: Sequence[Origin], place: Place) -> Iterator[Sample | Reject]:
         if not callable(fn):
             raise UserError(f"data: {origin.fn!r} is not a function")
         yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+
+
+def _refusal(encoder: Encoder, sample: Sample) -> str | None:
+    """Why a sample cannot be asked, if it cannot."""
+    try:
+        encoder.measure(sample)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _access(config: Config, base: Path, run_dir: RunDir) -> Access:

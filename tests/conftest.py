@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
 from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, VisionScratch
+from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
 from mmrl.media.store import MediaStore
-from mmrl.policy.families import FAMILIES
+from mmrl.policy.encoder import Encoder
+from mmrl.policy.families import family_of
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Place, Sample, SamplingLaw
+from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
 from mmrl_datasets import scenes
+
+ANYWHERE = Access(roots=(Path("/"),))
+VIDEO = Video(min_pixels=1024, max_pixels=2304)
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model with everything around it, and samples that fit: one picture, two pictures, text alone."""
+    """A model with everything around it, and samples that fit.
+
+    One picture, two pictures, text alone, a video, a picture and a video; then single pictures.
+    """
 
     policy: Policy
     processor: QwenProcessor
@@ -38,11 +48,27 @@ class Tiny:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
 
 
-def _mixed(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+def write_clip(path: Path, *, frames: int = 24, fps: int = 12) -> VideoRef:
+    """A real video, 64 x 32 pixels: a bright square that runs to the right over noise."""
+    noise = np.random.default_rng(0)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=fps, width=64, height=32, pix_fmt="yuv420p", bit_rate=10**6)
+        for index in range(frames):
+            pixels = noise.integers(0, 120, (32, 64, 3), dtype=np.uint8)
+            left = 52 * index // frames
+            pixels[8:20, left : left + 12] = 250
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return VideoRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:
     one, two, three, *rest = samples
     double = replace(one, id="two-images", parts=(*two.images, "and", *three.images, "Which is larger?"))
     text = replace(two, id="text-only", parts=("How many shapes are there without a picture?",))
-    return (one, double, text, two, three, *rest)
+    video = replace(two, id="video", parts=(clip, "Which way does it run?"))
+    both = replace(one, id="image-and-video", parts=("Is", *one.images, "in", clip, "at the end?"))
+    return (one, double, text, video, both, two, three, *rest)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +83,12 @@ def scene_samples(place: Place) -> tuple[Sample, ...]:
 
 
 @pytest.fixture(scope="session")
-def tiny(scene_samples: tuple[Sample, ...]) -> Callable[[str], Tiny]:
+def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
+    return write_clip(tmp_path_factory.mktemp("clips") / "clip.mp4")
+
+
+@pytest.fixture(scope="session")
+def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], Tiny]:
     """A fresh world for each call, so that a test may train it."""
 
     @cache
@@ -73,16 +104,17 @@ def tiny(scene_samples: tuple[Sample, ...]) -> Callable[[str], Tiny]:
             language=LanguageScratch(width=48, heads=4, kv_heads=2, mlp=64, vocab=330),
         )
         tokenizer = train_tokenizer(words(), spec.language.vocab)
-        processor = QwenProcessor(
+        policy = Policy(make_model(spec, tokenizer, seed=1))
+        encoder = Encoder(
             make_processor(spec, tokenizer, (2304, 2304)),
-            FAMILIES[family],
+            family_of(policy.model.config),
             Grammar(),
-            MediaStore(Limits(), max_bytes=10**8),
+            MediaStore(ANYWHERE, Limits(), max_bytes=10**8),
+            video=VIDEO,
             instruct=False,
             max_prompt_tokens=500,
         )
-        policy = Policy(make_model(spec, tokenizer, seed=1))
         law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
-        return Tiny(policy=policy, processor=processor, samples=_mixed(scene_samples), law=law)
+        return Tiny(policy=policy, processor=QwenProcessor(encoder), samples=_mixed(scene_samples, clip), law=law)
 
     return make

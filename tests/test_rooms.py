@@ -21,7 +21,7 @@ FLOORS = {
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
     2: ("score", "algo", "batch", "media"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
-    0: ("types", "mmrl"),
+    0: ("types", "compat", "mmrl"),
 }
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
@@ -38,6 +38,7 @@ SIDEWAYS = {
 # Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
 ONLY_IN = {
     "torch": (
+        "mmrl/compat.py",
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
@@ -58,6 +59,7 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "decord": ("mmrl/media/",),
+    "qwen_vl_utils": ("mmrl/media/",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": ("mmrl/build.py",),  # names in YAML become functions in one place
 }

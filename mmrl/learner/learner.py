@@ -140,7 +140,7 @@ class GrpoLearner:
         for start in range(0, len(groups), self._plan.micro_batch):
             chunk = [experience for group in groups[start : start + self._plan.micro_batch] for experience in group]
             packed = rows(chunk, shared_prefix=self._plan.shared_prefix)
-            yield collate(packed, self._feeder, image_id=self._policy.image_id, pad_id=self._plan.pad_id)
+            yield collate(packed, self._feeder, pad_id=self._plan.pad_id)
 
     def _teaches(self, experience: Experience) -> bool:
         authors = {segment.author for segment in experience.rollout.segments}

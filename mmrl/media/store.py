@@ -7,14 +7,17 @@ from collections import OrderedDict
 from PIL import Image
 
 from mmrl.config.schema import Limits
+from mmrl.media import video
 from mmrl.media.image import open_image
-from mmrl.types import ImageRef, Size
+from mmrl.media.video import Clip, ClipPlan, ClipRule
+from mmrl.types import Access, ImageRef, Size, VideoRef
 
 
 class MediaStore:
     """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first."""
 
-    def __init__(self, limits: Limits, *, max_bytes: int) -> None:
+    def __init__(self, access: Access, limits: Limits, *, max_bytes: int) -> None:
+        self._access = access
         self._limits = limits
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -46,6 +49,14 @@ class MediaStore:
             _, oldest = self._pictures.popitem(last=False)
             self._bytes -= _size(oldest)
         return picture
+
+    def plan(self, ref: VideoRef, rule: ClipRule) -> ClipPlan:
+        """Which frames of a video are taken."""
+        return video.plan(ref, rule)
+
+    def clip(self, ref: VideoRef, rule: ClipRule) -> Clip:
+        """The frames."""
+        return video.clip(ref, rule)
 
 
 def _size(picture: Image.Image) -> int:

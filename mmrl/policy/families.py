@@ -1,17 +1,28 @@
-"""The model families: which transformers class, and what a family's coordinates are measured in."""
+"""The model families: which transformers class, what coordinates are measured in, how a video's time is told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from transformers import (
+    PretrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 
+from mmrl.policy.positions import Grid, Run
 from mmrl.types import Frame
+
+
+class Clock(StrEnum):
+    """How a model is told when the frames of a video were taken."""
+
+    STEPS = "steps"  # it is not: each pair of frames stands one position later
+    SECONDS = "seconds"  # by positions, in proportion to seconds
+    STAMPS = "stamps"  # in words before each pair of frames, which is a picture of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +32,57 @@ class Family:
     model_type: str
     model_class: type[PreTrainedModel]
     frame: Frame
+    clock: Clock
+    tokens_per_second: float = 1.0
+    """Positions per second, where the clock runs in seconds; a model's own config has the last word."""
+
+    def video_runs(self, grid: Grid, second_per_grid: float) -> tuple[Run, ...]:
+        """How the placeholder tokens of a video follow each other; a pair of frames lasts `second_per_grid`."""
+        match self.clock:
+            case Clock.STEPS:
+                return (Run(grid),)
+            case Clock.SECONDS:
+                return (Run(grid, time_step=self.tokens_per_second * second_per_grid),)
+            case Clock.STAMPS:
+                time, height, width = grid
+                return (Run((1, height, width)),) * time
 
 
 FAMILIES = {
     family.model_type: family
     for family in (
         # arXiv:2409.12191, "Unified multimodal training": boxes normalised to [0, 1000).
-        Family(model_type="qwen2_vl", model_class=Qwen2VLForConditionalGeneration, frame=Frame.NORM_1000),
+        Family(
+            model_type="qwen2_vl",
+            model_class=Qwen2VLForConditionalGeneration,
+            frame=Frame.NORM_1000,
+            clock=Clock.STEPS,
+        ),
         # arXiv:2502.13923, "Absolute coordinates": pixels of the resized picture.
-        Family(model_type="qwen2_5_vl", model_class=Qwen2_5_VLForConditionalGeneration, frame=Frame.PX_RESIZED),
-        # arXiv:2511.21631, "Grounding": back to the relative range of 1000.
-        Family(model_type="qwen3_vl", model_class=Qwen3VLForConditionalGeneration, frame=Frame.NORM_1000),
+        Family(
+            model_type="qwen2_5_vl",
+            model_class=Qwen2_5_VLForConditionalGeneration,
+            frame=Frame.PX_RESIZED,
+            clock=Clock.SECONDS,
+        ),
+        # arXiv:2511.21631, "Grounding": back to the relative range of 1000; "Timestamp": times in words.
+        Family(
+            model_type="qwen3_vl",
+            model_class=Qwen3VLForConditionalGeneration,
+            frame=Frame.NORM_1000,
+            clock=Clock.STAMPS,
+        ),
     )
 }
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a model, with what this very model's config says.
+
+    Raises:
+        KeyError: it is none of `FAMILIES`.
+    """
+    family = FAMILIES[config.model_type]
+    if family.clock is not Clock.SECONDS:
+        return family
+    return replace(family, tokens_per_second=config.vision_config.tokens_per_second)

@@ -5,7 +5,8 @@ Letters: P prompt tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,34 +15,51 @@ from mmrl.types import UserError
 Grid = tuple[int, int, int]
 
 
-def mrope_positions(ids: Sequence[int], grids: Sequence[Grid], *, image_id: int, merge: int) -> torch.Tensor:
-    """Time, height and width position of each token, int64 [3, P].
+class Run(NamedTuple):
+    """Placeholder tokens that follow each other: a grid of patches, and how far apart its times lie in positions."""
 
-    Text advances all three together; an image token takes its row and column, and the text after it goes on from the
-    largest position so far plus one. A completion therefore starts at `positions.max() + 1`.
+    grid: Grid
+    time_step: float = 1.0
 
-    Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding".
+
+def mrope_positions(ids: Sequence[int], runs: Mapping[int, Sequence[Run]], *, merge: int) -> torch.Tensor:
+    """Time, height and width position of each token, int64 [3, P]; `runs` are given by placeholder id, in order.
+
+    Text advances all three together; a placeholder token takes its time, row and column, and the text after it goes on
+    from the largest position so far plus one. A completion therefore starts at `positions.max() + 1`.
+
+    Source: Qwen2-VL, arXiv:2409.12191v2, section 2.1 "Multimodal Rotary Position Embedding"; times in seconds as in
+    Qwen2.5-VL, arXiv:2502.13923v1, section 2.1.2, rounded down. Departure from transformers 5: there, text after a
+    video goes on from the larger side of its frames and overlaps the later frames' times.
 
     Raises:
-        UserError: the image tokens in `ids` are not what the grids (in patches) call for.
+        UserError: the placeholder tokens in `ids` are not what the grids (in patches) call for.
     """
     parts: list[torch.Tensor] = []
-    start, token, remaining = 0, 0, list(grids)
+    start, token = 0, 0
+    waiting = {placeholder: list(expected) for placeholder, expected in runs.items()}
     while token < len(ids):
-        if ids[token] != image_id:
+        placeholder = ids[token]
+        if placeholder not in waiting:
             parts.append(torch.full((3, 1), start))
             start, token = start + 1, token + 1
             continue
-        if not remaining:
-            raise UserError(f"token {token} is an image placeholder, but all {len(grids)} image grids are used up")
-        time, height, width = remaining.pop(0)
-        rows, columns = height // merge, width // merge
-        count = time * rows * columns
-        if any(other != image_id for other in ids[token : token + count]) or len(ids) < token + count:
-            raise UserError(f"grid {(time, height, width)} needs {count} image tokens from token {token} on")
-        axes = torch.meshgrid(torch.arange(time), torch.arange(rows), torch.arange(columns), indexing="ij")
-        parts.append(torch.stack(axes).reshape(3, count) + start)
-        start, token = start + max(time, rows, columns), token + count
-    if remaining:
-        raise UserError(f"{len(remaining)} of {len(grids)} images have no placeholder tokens in the prompt")
+        if not waiting[placeholder]:
+            raise UserError(f"token {token} is placeholder {placeholder}, but all its grids are used up")
+        block = _block(waiting[placeholder].pop(0), merge) + start
+        end = token + block.shape[1]
+        if any(other != placeholder for other in ids[token:end]) or len(ids) < end:
+            raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {token} on, and do not")
+        parts.append(block)
+        start, token = int(block.max()) + 1, end
+    if left := sum(map(len, waiting.values())):
+        raise UserError(f"{left} of {sum(map(len, runs.values()))} media have no placeholder tokens in the prompt")
     return torch.cat(parts, dim=1)
+
+
+def _block(run: Run, merge: int) -> torch.Tensor:
+    """Positions of one run from 0 on, int64 [3, tokens]."""
+    time, height, width = run.grid
+    times = (torch.arange(time, dtype=torch.float64) * run.time_step).long()
+    axes = torch.meshgrid(times, torch.arange(height // merge), torch.arange(width // merge), indexing="ij")
+    return torch.stack(axes).reshape(3, -1)

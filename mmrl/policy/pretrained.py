@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmrl.config.schema import Model
-from mmrl.policy.families import FAMILIES, Family
+from mmrl.policy.families import FAMILIES, Family, family_of
 from mmrl.policy.quiet import without_bars
 from mmrl.types import UserError
 
@@ -31,10 +31,10 @@ def load_pretrained(options: Model) -> Loaded:
     """
     path = str(options.path)
     try:
-        model_type = AutoConfig.from_pretrained(path).model_type
-        if model_type not in FAMILIES:
-            raise UserError(f"model.path: {path!r} is a {model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
-        family = FAMILIES[model_type]
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in FAMILIES:
+            raise UserError(f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
+        family = family_of(config)
         with without_bars():
             model, found = family.model_class.from_pretrained(
                 path,

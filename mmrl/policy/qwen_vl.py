@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from mmrl.batch import Batch, PromptBatch
+from mmrl.batch import Batch, Media, PromptBatch
 from mmrl.config.schema import Role
 from mmrl.policy.law import law_logps
 
@@ -40,7 +40,6 @@ class Policy:
 
     def __init__(self, model: PreTrainedModel, *, freeze: tuple[Role, ...] = ()) -> None:
         self.model = model
-        self.image_id: int = model.config.image_token_id
         for parameter in self._of_roles(freeze):
             parameter.requires_grad_(False)
 
@@ -70,9 +69,8 @@ class Policy:
             input_ids=batch.ids_BL,
             attention_mask=batch.mask,
             position_ids=batch.positions_3BL,
-            mm_token_type_ids=batch.images_BL,
-            pixel_values=batch.pixels_ND if len(batch.pixels_ND) else None,
-            image_grid_thw=batch.grids_I3 if len(batch.grids_I3) else None,
+            mm_token_type_ids=batch.types_BL,
+            **_media(batch.media),
             logits_to_keep=batch.source_BC.shape[1] + 1,
             use_cache=False,
         ).logits
@@ -91,9 +89,8 @@ class Policy:
             input_ids=batch.ids_BP.to(self.device),
             attention_mask=batch.keep_BP.to(self.device),
             position_ids=batch.positions_3BP.to(self.device),
-            mm_token_type_ids=(batch.ids_BP == self.image_id).long().to(self.device),
-            pixel_values=batch.pixels_ND.to(self.device) if len(batch.pixels_ND) else None,
-            image_grid_thw=batch.grids_I3.to(self.device) if len(batch.grids_I3) else None,
+            mm_token_type_ids=batch.types_BP.to(self.device),
+            **_media(batch.media.to(self.device)),
             past_key_values=DynamicCache(config=self.model.config.get_text_config()),
             use_cache=True,
             logits_to_keep=1,
@@ -122,6 +119,16 @@ class Policy:
         for name, parameter in self.model.named_parameters():
             if role_of(name) in roles:
                 yield parameter
+
+
+def _media(media: Media) -> dict[str, torch.Tensor]:
+    """Arguments of the model's forward; it wants none for what is not there."""
+    arguments: dict[str, torch.Tensor] = {}
+    if len(media.image_grids_I3):
+        arguments |= {"pixel_values": media.images_ND, "image_grid_thw": media.image_grids_I3}
+    if len(media.video_grids_V3):
+        arguments |= {"pixel_values_videos": media.videos_ND, "video_grid_thw": media.video_grids_V3}
+    return arguments
 
 
 def role_of(parameter_name: str) -> Role:

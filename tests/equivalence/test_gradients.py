@@ -9,7 +9,7 @@ import torch
 
 from mmrl.config.schema import Loss, Optimizer
 from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.types import Author, Experience, Segment
+from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -105,7 +105,7 @@ def test_gradient_does_not_depend_on_padding(tiny):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family):
-    """One sequence at a time, token by token, with transformers' own position ids and no code of ours in between."""
+    """One sequence at a time, token by token, with position ids counted out and no code of ours in between."""
     world = tiny(family)
     taught = experiences(world)
     metrics, ours = gradient(world, taught)
@@ -122,14 +122,23 @@ def _slow_surrogate(world, experience):
     rollout, prompt = experience.rollout, experience.rollout.prompt
     completion = list(rollout.segments[0].ids)
     ids = torch.tensor([[*prompt.ids, *completion]])
-    grids = torch.tensor(prompt.grids) if prompt.grids else None
-    kinds = (ids == world.policy.image_id).int()
+    tensors = world.processor.tensors(prompt)
+    kinds = {
+        ImageRef: ("pixel_values", tensors.images_ND, "image"),
+        VideoRef: ("pixel_values_videos", tensors.videos_ND, "video"),
+    }
+    media = {}
+    for kind, (name, patches, modality) in kinds.items():
+        if grids := [
+            grid for ref, grid in zip(prompt.sample.media, prompt.grids, strict=True) if isinstance(ref, kind)
+        ]:
+            media |= {name: patches, f"{modality}_grid_thw": torch.tensor(grids)}
     logits = world.policy.model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        mm_token_type_ids=kinds,
-        pixel_values=world.processor.pixels(prompt) if prompt.grids else None,
-        image_grid_thw=grids,
+        position_ids=_slow_positions(world, ids[0].tolist(), prompt),
+        mm_token_type_ids=world.processor.placeholders.types(ids),
+        **media,
     ).logits[0]
     allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
     loss = 0.0
@@ -140,6 +149,30 @@ def _slow_surrogate(world, experience):
         bounded = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
         loss = loss - min(ratio * experience.advantage, bounded * experience.advantage)
     return loss
+
+
+def _slow_positions(world, ids, prompt):
+    """Token by token: text stands one after the largest position so far, a patch where its time, row and column say.
+
+    The clip has 4 frames in 2 seconds, so its pairs of frames are 1 second apart: 2 positions in Qwen2.5-VL.
+    """
+    family, marks = world.policy.model.config.model_type, world.processor.placeholders
+    blocks = []
+    for ref, (time, height, width) in zip(prompt.sample.media, prompt.grids, strict=True):
+        step = 2 if isinstance(ref, VideoRef) and family == "qwen2_5_vl" else 1
+        shape = [(t * step, h, w) for t in range(time) for h in range(height // 2) for w in range(width // 2)]
+        per_frame = len(shape) // time
+        apart = isinstance(ref, VideoRef) and family == "qwen3_vl"
+        blocks += [[(0, h, w) for _, h, w in shape[:per_frame]]] * time if apart else [shape]
+    positions, largest = [], -1
+    while len(positions) < len(ids):
+        if ids[len(positions)] in (marks.image, marks.video):
+            block = [[largest + 1 + axis for axis in place] for place in blocks.pop(0)]
+        else:
+            block = [[largest + 1] * 3]
+        positions += block
+        largest = max(max(place) for place in positions)
+    return torch.tensor(positions).T[:, None]
 
 
 def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
@@ -153,8 +186,8 @@ def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
     loss = world.policy.model(
         input_ids=ids,
         labels=labels,
-        mm_token_type_ids=(ids == world.policy.image_id).int(),
-        pixel_values=world.processor.pixels(prompt),
+        mm_token_type_ids=(ids == world.processor.placeholders.image).int(),
+        pixel_values=world.processor.tensors(prompt).images_ND,
         image_grid_thw=torch.tensor(prompt.grids),
     ).loss
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)

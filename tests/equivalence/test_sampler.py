@@ -51,7 +51,7 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
     groups = world.sampler().generate(prompts, 3, law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     packed = rows(experiences, shared_prefix=shared_prefix)
-    batch = collate(packed, world.processor, image_id=world.policy.image_id, pad_id=world.eos_id)
+    batch = collate(packed, world.processor, pad_id=world.eos_id)
     with torch.no_grad():
         scores = world.policy.score(batch)
     assert batch.policy_BC.sum() == sum(e.rollout.num_tokens for e in experiences)
@@ -66,7 +66,7 @@ def test_greedy_equals_transformers_generate(tiny, family):
     law = replace(world.law, temperature=0.0)
     ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].ids
     picture = Image.open(sample.images[0].path).convert("RGB")
-    inputs = world.processor.hf(text=[world.processor.question(sample)], images=[picture], return_tensors="pt")
+    inputs = world.processor.hf(text=[world.processor.encoder.question(sample)], images=[picture], return_tensors="pt")
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=law.max_new_tokens,
@@ -84,7 +84,7 @@ def test_banned_tokens_are_never_drawn(tiny):
     groups = world.sampler().generate([prompt], 200, replace(world.law, temperature=5.0), step=0)
     drawn = {token for rollout in groups[0] for token in rollout.segments[0].ids}
     assert not drawn & set(world.law.banned)
-    assert world.policy.image_id in world.law.banned
+    assert world.processor.placeholders.image in world.law.banned
     assert len(drawn) > 100
 
 

@@ -71,12 +71,12 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     prompt = world.processor.ask(sample)
     ((_, rows, columns),) = prompt.grids
     assert (rows, columns) == (48 // PATCH, 48 // PATCH)
-    assert prompt.ids.count(world.policy.image_id) == rows * columns // MERGE**2
+    assert prompt.ids.count(world.processor.placeholders.image) == rows * columns // MERGE**2
     assert prompt.resizes[0].original == original
     assert prompt.resizes[0].resized == (48, 48)
 
     # The pixels the model reads are the file's own: transformers, asked separately, makes the same of it.
-    pixels_ND = world.processor.pixels(prompt)
+    pixels_ND = world.processor.tensors(prompt).images_ND
     assert torch.equal(pixels_ND, independently_processed(picture.path))
 
     # Answer. The model reads those pixels and writes two responses; no vision token is among them.
@@ -84,7 +84,7 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     rollouts = world.evaluator().sampler.generate([prompt], 2, law, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
-        assert world.policy.image_id not in rollout.segments[0].ids
+        assert world.processor.placeholders.image not in rollout.segments[0].ids
         assert all(logp < 0.0 for logp in rollout.segments[0].logps)
 
     # Judge. Each response is scored; one that is no box scores 0 and says why, and the exact box scores 1. A teacher

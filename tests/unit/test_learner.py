@@ -50,7 +50,7 @@ def same(before, after):
 def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
     packed = rows(experiences, shared_prefix=False)
-    batch = collate(packed, world.processor, image_id=policy.image_id, pad_id=world.eos_id)
+    batch = collate(packed, world.processor, pad_id=world.eos_id)
     with torch.no_grad():
         return policy.score(batch).logps_BC[batch.policy_BC]
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from mmrl.policy.positions import mrope_positions
+from mmrl.policy.families import FAMILIES
+from mmrl.policy.positions import Run, mrope_positions
 from mmrl.types import UserError
 
-IMAGE, TEXT = 7, 1
+IMAGE, VIDEO, TEXT = 7, 8, 1
 PROMPTS = {
     "text": ([TEXT] * 5, []),
     "one": ([TEXT, *[IMAGE] * 6, TEXT, TEXT], [(1, 4, 6)]),
@@ -15,6 +16,10 @@ PROMPTS = {
     "wide": ([TEXT, *[IMAGE] * 5, TEXT, TEXT], [(1, 2, 10)]),
     "three": ([TEXT, *[IMAGE] * 4, TEXT, *[IMAGE] * 12, TEXT, IMAGE, TEXT], [(1, 4, 4), (1, 6, 8), (1, 2, 2)]),
 }
+
+
+def positions(ids, images=(), videos=()):
+    return mrope_positions(ids, {IMAGE: [Run(grid) for grid in images], VIDEO: list(videos)}, merge=2)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -28,32 +33,68 @@ def test_positions_equal_those_of_transformers(tiny, family):
             image_grid_thw=torch.tensor(grids) if grids else None,
             attention_mask=torch.ones_like(kinds),
         )
-        ours = mrope_positions(ids, grids, image_id=IMAGE, merge=2)
+        ours = positions(ids, grids)
         assert ours.tolist() == theirs[:, 0].tolist()
         assert ours.dtype == torch.int64
 
 
 def test_positions_by_hand():
-    positions = mrope_positions([TEXT, *[IMAGE] * 6, TEXT], [(1, 4, 6)], image_id=IMAGE, merge=2)
-    assert positions.tolist() == [[0, 1, 1, 1, 1, 1, 1, 4], [0, 1, 1, 1, 2, 2, 2, 4], [0, 1, 2, 3, 1, 2, 3, 4]]
+    assert positions([TEXT, *[IMAGE] * 6, TEXT], [(1, 4, 6)]).tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4],
+        [0, 1, 1, 1, 2, 2, 2, 4],
+        [0, 1, 2, 3, 1, 2, 3, 4],
+    ]
 
 
 def test_two_pictures_side_by_side_need_no_text_between_them():
-    positions = mrope_positions([IMAGE, *[IMAGE] * 4], [(1, 2, 2), (1, 4, 4)], image_id=IMAGE, merge=2)
-    assert positions[0].tolist() == [0, 1, 1, 1, 1]
+    assert positions([IMAGE, *[IMAGE] * 4], [(1, 2, 2), (1, 4, 4)])[0].tolist() == [0, 1, 1, 1, 1]
+
+
+def test_text_after_a_video_goes_on_after_its_last_moment():
+    """Two pairs of frames a second and a half apart, at two positions a second, 2 x 1 tokens each."""
+    run = Run((2, 4, 2), time_step=2 * 1.5)
+    assert positions([TEXT, *[VIDEO] * 4, TEXT, TEXT], videos=[run]).tolist() == [
+        [0, 1, 1, 4, 4, 5, 6],
+        [0, 1, 2, 1, 2, 5, 6],
+        [0, 1, 1, 1, 1, 5, 6],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "second_per_grid", "times"),
+    [
+        ("qwen2_vl", 1.0, [0, 0, 1, 1, 2, 2, 3]),  # a pair of frames is a step, however long it takes
+        ("qwen2_vl", 9.0, [0, 0, 1, 1, 2, 2, 3]),
+        ("qwen2_5_vl", 1.0, [0, 0, 1, 1, 2, 2, 3]),
+        ("qwen2_5_vl", 2.6, [0, 0, 2, 2, 5, 5, 6]),  # rounded down
+        ("qwen2_5_vl", 0.4, [0, 0, 0, 0, 0, 0, 2]),  # the frames' two columns reach further than their times
+    ],
+)
+def test_how_the_families_tell_time(family, second_per_grid, times):
+    runs = FAMILIES[family].video_runs((3, 2, 4), second_per_grid)
+    assert positions([*[VIDEO] * 6, TEXT], videos=runs)[0].tolist() == times
+
+
+def test_qwen3_reads_each_pair_of_frames_as_a_picture_after_its_stamp():
+    runs = FAMILIES["qwen3_vl"].video_runs((2, 2, 4), 1.0)
+    ids = [TEXT, VIDEO, VIDEO, TEXT, VIDEO, VIDEO, TEXT]
+    assert positions(ids, videos=runs)[0].tolist() == [0, 1, 1, 3, 4, 4, 6]
+    assert positions(ids, videos=runs).tolist() == positions(ids, videos=[Run((1, 2, 4))] * 2).tolist()
 
 
 @pytest.mark.parametrize(
     ("ids", "grids", "message"),
     [
-        ([TEXT, IMAGE], [], "token 1 is an image placeholder, but all 0 image grids are used up"),
-        ([IMAGE, IMAGE, TEXT], [(1, 2, 2)], "token 1 is an image placeholder, but all 1 image grids"),
-        ([TEXT, IMAGE, TEXT], [(1, 4, 4)], r"grid \(1, 4, 4\) needs 4 image tokens from token 1 on"),
-        ([TEXT, IMAGE, IMAGE], [(1, 4, 4)], r"grid \(1, 4, 4\) needs 4 image tokens from token 1 on"),
-        ([TEXT], [(1, 2, 2)], "1 of 1 images have no placeholder tokens"),
-        ([IMAGE, TEXT], [(1, 2, 2), (1, 4, 4)], "1 of 2 images have no placeholder tokens"),
+        ([TEXT, IMAGE], [], "token 1 is placeholder 7, but all its grids are used up"),
+        ([IMAGE, IMAGE, TEXT], [(1, 2, 2)], "token 1 is placeholder 7, but all its grids are used up"),
+        ([IMAGE, VIDEO, TEXT], [(1, 2, 2)], "token 1 is placeholder 8, but all its grids are used up"),
+        ([TEXT, IMAGE, TEXT], [(1, 4, 4)], "4 tokens 7 must stand from token 1 on, and do not"),
+        ([TEXT, IMAGE, IMAGE], [(1, 4, 4)], "4 tokens 7 must stand from token 1 on, and do not"),
+        ([TEXT, IMAGE, IMAGE, IMAGE, VIDEO], [(1, 4, 4)], "4 tokens 7 must stand from token 1 on, and do not"),
+        ([TEXT], [(1, 2, 2)], "1 of 1 media have no placeholder tokens"),
+        ([IMAGE, TEXT], [(1, 2, 2), (1, 4, 4)], "1 of 2 media have no placeholder tokens"),
     ],
 )
 def test_tokens_that_do_not_fit_the_grids_are_refused(ids, grids, message):
     with pytest.raises(UserError, match=message):
-        mrope_positions(ids, grids, image_id=IMAGE, merge=2)
+        positions(ids, grids)

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import ANYWHERE, VIDEO
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
 from mmrl.answer import Grammar
 from mmrl.config.schema import Limits
 from mmrl.media.store import MediaStore
-from mmrl.policy.families import FAMILIES
+from mmrl.policy.encoder import Encoder, TooLongError
 from mmrl.policy.processor import QwenProcessor
 from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
 
@@ -31,10 +32,17 @@ def keep(tmp_path):
 
 def asker(world, *, store_bytes=10**8, instruct=False, max_prompt_tokens=500):
     """A processor like the world's with nothing in its caches."""
-    hf = world.processor.hf
-    family = FAMILIES[world.policy.model.config.model_type]
-    store = MediaStore(Limits(), max_bytes=store_bytes)
-    return QwenProcessor(hf, family, Grammar(), store, instruct=instruct, max_prompt_tokens=max_prompt_tokens)
+    store = MediaStore(ANYWHERE, Limits(), max_bytes=store_bytes)
+    encoder = Encoder(
+        world.processor.hf,
+        world.processor.encoder.family,
+        Grammar(),
+        store,
+        video=VIDEO,
+        instruct=instruct,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    return QwenProcessor(encoder)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -57,16 +65,16 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
         )
         assert list(prompt.ids) == theirs["input_ids"][0].tolist()
         if sample.images:
-            assert torch.equal(world.processor.pixels(prompt), theirs["pixel_values"])
+            assert torch.equal(world.processor.tensors(prompt).images_ND, theirs["pixel_values"])
             assert [list(grid) for grid in prompt.grids] == theirs["image_grid_thw"].tolist()
-        assert world.processor.positions(prompt).shape == (3, len(prompt.ids))
+        assert world.processor.tensors(prompt).positions_3P.shape == (3, len(prompt.ids))
         assert len(prompt.resizes) == len(sample.images)
 
 
 def test_text_alone_has_no_patches(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[2])
-    assert world.processor.pixels(prompt).shape == (0, 3 * 2 * 8 * 8)
+    assert world.processor.tensors(prompt).images_ND.shape == (0, 3 * 2 * 8 * 8)
     assert prompt.grids == prompt.resizes == ()
 
 
@@ -81,8 +89,8 @@ def test_a_resize_map_holds_both_sizes(tiny, keep):
 def test_the_instruction_states_the_format_when_asked(tiny):
     world = tiny()
     plain, told = asker(world), asker(world, instruct=True)
-    assert "Answer as <answer>" not in plain.question(world.samples[0])
-    assert "Answer as <answer>" in told.question(world.samples[0])
+    assert "Answer as <answer>" not in plain.encoder.question(world.samples[0])
+    assert "Answer as <answer>" in told.encoder.question(world.samples[0])
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):
@@ -104,7 +112,9 @@ def test_one_id_for_two_samples_does_not_mix_them_up(tiny):
     processor = asker(world)
     apart = [asker(world).ask(sample).digest for sample in (first, second)]
     assert [processor.ask(sample).digest for sample in (first, second)] == apart
-    assert torch.equal(processor.pixels(processor.ask(first)), asker(world).pixels(processor.ask(first)))
+    assert torch.equal(
+        processor.tensors(processor.ask(first)).images_ND, asker(world).tensors(processor.ask(first)).images_ND
+    )
 
 
 def test_a_picture_that_changes_during_the_run_is_refused(tiny, keep):
@@ -114,17 +124,17 @@ def test_a_picture_that_changes_during_the_run_is_refused(tiny, keep):
     processor = asker(tiny(), store_bytes=0)
     prompt = processor.ask(sample)
     keep(Image.new("RGB", (48, 48), "blue"))
-    assert processor.pixels(prompt).shape[0] == 36  # still cached
+    assert processor.tensors(prompt).images_ND.shape[0] == 36  # still cached
     processor.ask(replace(other, id="s"))  # takes its place
     with pytest.raises(UserError, match="changed since it was referenced"):
-        processor.pixels(prompt)
+        processor.tensors(prompt)
 
 
 def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its pictures changed while the run"):
-        world.processor.pixels(replace(prompt, digest="0" * 64))
+    with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
+        world.processor.tensors(replace(prompt, digest="0" * 64))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -133,9 +143,10 @@ def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, 
     world = tiny(family)
     sample = world.samples[index]
     length = len(world.processor.ask(sample).ids)
-    assert asker(world, max_prompt_tokens=length).refusal(sample) is None
+    assert len(asker(world, max_prompt_tokens=length).encoder.measure(sample).ids) == length
     short = asker(world, max_prompt_tokens=length - 1)
-    assert f"{length} tokens exceed model.max_prompt_tokens={length - 1}" in short.refusal(sample)
+    with pytest.raises(TooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
+        short.encoder.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
         short.ask(sample)
 
@@ -158,8 +169,8 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
     prompts = [roomy.ask(sample) for sample in world.samples]
     assert [tight.ask(sample) for sample in world.samples] == prompts
     for prompt in [*prompts, *reversed(prompts)]:
-        assert torch.equal(tight.pixels(prompt), roomy.pixels(prompt))
-        assert torch.equal(tight.positions(prompt), roomy.positions(prompt))
+        assert torch.equal(tight.tensors(prompt).images_ND, roomy.tensors(prompt).images_ND)
+        assert torch.equal(tight.tensors(prompt).positions_3P, roomy.tensors(prompt).positions_3P)
 
 
 @pytest.mark.parametrize(("family", "frame"), [("qwen2_5_vl", Frame.PX_RESIZED), ("qwen3_vl", Frame.NORM_1000)])
@@ -196,7 +207,7 @@ def test_a_demonstration_spells_special_tokens_out(tiny):
     prompt = world.processor.ask(world.samples[0])
     answer = Target(kind=Kind.TEXT, value="a <|image_pad|> and <|im_end|>")
     (segment,) = world.processor.demonstrate(prompt, answer).segments
-    assert world.policy.image_id not in segment.ids
+    assert world.processor.placeholders.image not in segment.ids
     assert segment.ids.count(world.eos_id) == 1
     assert world.processor.decode(segment.ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
     assert asker(world).ask(world.samples[0]).ids == prompt.ids  # questions are read as before

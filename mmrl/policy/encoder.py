@@ -1,0 +1,231 @@
+"""Samples to prompts: chat template, expanded placeholders, patches, and the digest that ties them together."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import ProcessorMixin
+
+from mmrl.answer import Grammar
+from mmrl.batch import Placeholders, PromptTensors, check_media
+from mmrl.config.schema import Video
+from mmrl.media.resize import fit, fitted_size
+from mmrl.media.store import MediaStore
+from mmrl.media.video import ClipRule
+from mmrl.policy.families import Clock, Family
+from mmrl.policy.positions import Grid, Run, mrope_positions
+from mmrl.types import ImageRef, MediaRef, Part, Prompt, ResizeMap, Sample, UserError, VideoRef
+
+_START, _END = "<|vision_start|>", "<|vision_end|>"
+
+
+class TooLongError(UserError):
+    """A prompt of more tokens than `model.max_prompt_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A prompt, and of it the tensors that the model's forward needs."""
+
+    prompt: Prompt
+    tensors: PromptTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a medium becomes: a grid of patches; for a video, when (s) each pair of frames was taken, how far apart."""
+
+    resize: ResizeMap
+    grid: Grid
+    seconds: tuple[float, ...] = ()
+    second_per_grid: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A prompt without pixels: its ids with every placeholder expanded, and a layout per medium in reading order."""
+
+    ids: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+
+
+class Encoder:
+    """Turns a sample into what the model reads; the same sample always becomes the same bytes."""
+
+    def __init__(
+        self,
+        hf: ProcessorMixin,
+        family: Family,
+        grammar: Grammar,
+        store: MediaStore,
+        *,
+        video: Video,
+        instruct: bool,
+        max_prompt_tokens: int,
+    ) -> None:
+        self.hf, self.family, self.grammar = hf, family, grammar
+        self._store = store
+        self._instruct = instruct
+        self._max_prompt_tokens = max_prompt_tokens
+        self._clip_rule = ClipRule(video=video, patch=hf.image_processor.patch_size)
+        self._special = [str(token) for token in hf.tokenizer.added_tokens_decoder.values() if token.special]
+        self.placeholders = Placeholders(
+            image=hf.image_token_id, video=hf.video_token_id, merge=hf.image_processor.merge_size
+        )
+
+    def measure(self, sample: Sample) -> Outline:
+        """All of a prompt but its pixels; needs no more of its media than their sizes.
+
+        Raises:
+            TooLongError: the prompt is longer than `model.max_prompt_tokens`.
+            UserError: a medium cannot be used, or the text contains a special token (a placeholder, say).
+        """
+        words = " ".join(part for part in sample.parts if isinstance(part, str))
+        if forged := [token for token in self._special if token in words]:
+            raise UserError(f"its text contains the special token {forged[0]!r}; take it out")
+        layouts = tuple(self._layout(ref) for ref in sample.media)
+        ids = tuple(self.hf.tokenizer(self._expanded(sample, layouts)).input_ids)
+        if len(ids) > self._max_prompt_tokens:
+            raise TooLongError(
+                f"{len(ids)} tokens exceed model.max_prompt_tokens={self._max_prompt_tokens}; raise it, or lower "
+                "model.max_pixels or model.video"
+            )
+        return Outline(ids=ids, layouts=layouts)
+
+    def encode(self, sample: Sample) -> Feed:
+        """Open the sample's media, resize them, cut them into patches.
+
+        Raises:
+            UserError: as `measure`; or media, placeholders and patches disagree. It names the sample.
+        """
+        try:
+            return self._encode(sample)
+        except UserError as error:
+            raise UserError(f"sample {sample.id}: {error}") from error
+
+    def question(self, sample: Sample) -> str:
+        """The chat-formatted text of a sample, one placeholder per medium."""
+        content = [_content(part) for part in sample.parts]
+        if self._instruct:
+            instruction = self.grammar.instruction(sample.target.kind, self.family.frame)
+            content.append({"type": "text", "text": f" {instruction}"})
+        messages = [{"role": "user", "content": content}]
+        return str(self.hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    def _encode(self, sample: Sample) -> Feed:
+        outline = self.measure(sample)
+        grids = tuple(layout.grid for layout in outline.layouts)
+        tensors = PromptTensors(
+            images_ND=self._image_patches([ref for ref in sample.media if isinstance(ref, ImageRef)]),
+            videos_ND=self._video_patches([ref for ref in sample.media if isinstance(ref, VideoRef)]),
+            positions_3P=mrope_positions(
+                outline.ids, self._runs(sample.media, outline.layouts), merge=self.placeholders.merge
+            ),
+        )
+        prompt = Prompt(
+            sample=sample,
+            ids=outline.ids,
+            grids=grids,
+            resizes=tuple(layout.resize for layout in outline.layouts),
+            frame=self.family.frame,
+            digest=_digest(outline.ids, grids, tensors),
+        )
+        check_media(prompt, tensors, self.placeholders)
+        return Feed(prompt, tensors)
+
+    def _layout(self, ref: MediaRef) -> Layout:
+        patch = self._clip_rule.patch
+        if isinstance(ref, ImageRef):
+            size = self._store.size(ref)
+            fitted = fitted_size(size, **self._area())
+            return Layout(resize=ResizeMap(size, fitted), grid=(1, fitted.height // patch, fitted.width // patch))
+        plan = self._store.plan(ref, self._clip_rule)
+        pair = self.hf.video_processor.temporal_patch_size
+        taken = [index / plan.fps for index in plan.indices]
+        return Layout(
+            resize=ResizeMap(plan.original, plan.resized),
+            grid=(len(taken) // pair, plan.resized.height // patch, plan.resized.width // patch),
+            seconds=tuple((taken[i] + taken[i + pair - 1]) / 2 for i in range(0, len(taken), pair)),
+            second_per_grid=pair / plan.sample_fps,
+        )
+
+    def _area(self) -> dict[str, int]:
+        images = self.hf.image_processor
+        return {
+            "factor": images.patch_size * images.merge_size,
+            "min_pixels": images.size["shortest_edge"],
+            "max_pixels": images.size["longest_edge"],
+        }
+
+    def _expanded(self, sample: Sample, layouts: Sequence[Layout]) -> str:
+        """The question with each placeholder as often as its medium has tokens.
+
+        We expand, because transformers 5 leaves a second pair of vision tokens around the frames of a Qwen3-VL video.
+
+        Raises:
+            UserError: the model's chat template leaves out a medium, or shows one twice.
+        """
+        tokens = re.escape(self.hf.image_token), re.escape(self.hf.video_token)
+        texts = re.split(rf"{re.escape(_START)}(?:{'|'.join(tokens)}){re.escape(_END)}", self.question(sample))
+        if len(texts) - 1 != len(layouts):
+            raise UserError(f"the chat template of the model shows {len(texts) - 1} of {len(layouts)} media")
+        shown = [self._shown(ref, layout) for ref, layout in zip(sample.media, layouts, strict=True)]
+        return "".join(text + medium for text, medium in zip(texts, [*shown, ""], strict=True))
+
+    def _shown(self, ref: MediaRef, layout: Layout) -> str:
+        """What a medium is in the text."""
+        token: str = self.hf.image_token if isinstance(ref, ImageRef) else self.hf.video_token
+        time, height, width = layout.grid
+        frame = token * (height * width // self.placeholders.merge**2)
+        if isinstance(ref, VideoRef) and self.family.clock is Clock.STAMPS:
+            return "".join(f"<{second:.1f} seconds>{_START}{frame}{_END}" for second in layout.seconds)
+        return _START + frame * time + _END
+
+    def _runs(self, media: Sequence[MediaRef], layouts: Sequence[Layout]) -> dict[int, list[Run]]:
+        runs: dict[int, list[Run]] = {self.placeholders.image: [], self.placeholders.video: []}
+        for ref, layout in zip(media, layouts, strict=True):
+            if isinstance(ref, ImageRef):
+                runs[self.placeholders.image].append(Run(layout.grid))
+            else:
+                runs[self.placeholders.video] += self.family.video_runs(layout.grid, layout.second_per_grid)
+        return runs
+
+    def _image_patches(self, refs: Sequence[ImageRef]) -> torch.Tensor:
+        if not refs:
+            return self._nothing()
+        pictures = [fit(self._store.open(ref), **self._area()) for ref in refs]
+        cut: torch.Tensor = self.hf.image_processor(pictures, do_resize=False, return_tensors="pt")["pixel_values"]
+        return cut
+
+    def _video_patches(self, refs: Sequence[VideoRef]) -> torch.Tensor:
+        if not refs:
+            return self._nothing()
+        clips = [self._store.clip(ref, self._clip_rule).frames_TCHW for ref in refs]
+        # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
+        done = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
+        cut: torch.Tensor = self.hf.video_processor(clips, return_tensors="pt", **done)["pixel_values_videos"]
+        return cut
+
+    def _nothing(self) -> torch.Tensor:
+        images = self.hf.image_processor
+        return torch.zeros(0, 3 * images.temporal_patch_size * images.patch_size**2)
+
+
+def _content(part: Part) -> dict[str, str]:
+    match part:
+        case ImageRef():
+            return {"type": "image"}
+        case VideoRef():
+            return {"type": "video"}
+    return {"type": "text", "text": part}
+
+
+def _digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:
+    digest = hashlib.sha256(repr((ids, grids)).encode())
+    for tensor in (tensors.images_ND, tensors.videos_ND, tensors.positions_3P):
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()

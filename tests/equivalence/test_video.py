@@ -1,0 +1,122 @@
+"""A video reaches the model as qwen-vl-utils and the families' own processors would have it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ANYWHERE, VIDEO
+from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
+
+from mmrl.config.schema import Limits, Video
+from mmrl.media.store import MediaStore
+from mmrl.policy.encoder import Encoder
+from mmrl.types import Size
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+START, END, PAD = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
+
+
+@pytest.fixture
+def fetched(clip, monkeypatch):
+    """What qwen-vl-utils makes of the clip: frames resized, and how they were chosen."""
+    reader = "qwen_vl_utils.vision_process.get_video_reader_backend"
+    monkeypatch.setattr(reader, lambda: "decord")
+    monkeypatch.setitem(VIDEO_READER_BACKENDS, "torchvision", None)  # no way to fall back
+    wanted = {"video": clip.path, "fps": VIDEO.fps, "min_pixels": VIDEO.min_pixels, "max_pixels": VIDEO.max_pixels}
+    frames, metadata = fetch_video(wanted, image_patch_size=8, return_video_metadata=True)
+    return frames, metadata
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(tiny, family, fetched):
+    world = tiny(family)
+    frames, metadata = fetched
+    prompt = world.processor.ask(world.samples[3])
+    theirs = world.processor.hf(
+        text=[START + PAD + END],
+        videos=[frames],
+        videos_kwargs={"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]},
+        return_tensors="pt",
+    )
+    assert torch.equal(world.processor.tensors(prompt).videos_ND, theirs["pixel_values_videos"])
+    assert prompt.grids == (tuple(theirs["video_grid_thw"][0].tolist()),) == ((2, 4, 8),)
+    (resize,) = prompt.resizes
+    assert resize.original == resize.resized == Size(64, 32)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_video_is_one_run_of_placeholders(tiny, family):
+    text = prompt_text(tiny(family), 3)
+    assert f"user\n{START}{PAD * 16}{END}Which way" in text
+
+
+def test_qwen3_reads_the_seconds_between_frames(tiny):
+    """24 frames, 12 a second: frames 0, 8, 15, 23 are seen, the pairs' middles are 4/12 and 19/12 seconds."""
+    text = prompt_text(tiny("qwen3_vl"), 3)
+    pair = START + PAD * 8 + END
+    assert f"user\n<0.3 seconds>{pair}<1.6 seconds>{pair}Which way" in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_and_a_video_stand_where_the_question_has_them(tiny, family):
+    world = tiny(family)
+    prompt = world.processor.ask(world.samples[4])
+    text = re.sub(r"<\d\.\d seconds>", "", prompt_text(world, 4))
+    shown = re.sub(r"(<\|vision_start\|>(<\|\w+_pad\|>)+<\|vision_end\|>)+", lambda m: f"[{m[2]}]", text)
+    assert "Is[<|image_pad|>]in[<|video_pad|>]at the end?" in shown
+    assert len(prompt.grids) == len(prompt.resizes) == 2
+    assert prompt.grids[1] == (2, 4, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch):
+    world = tiny(family)
+    prompt = world.processor.ask(world.samples[3])
+    encoder = world.processor.encoder
+    monkeypatch.setattr(MediaStore, "clip", lambda *_: pytest.fail("decoded"))
+    assert encoder.measure(world.samples[3]).ids == prompt.ids
+
+
+def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
+    """Positions of Qwen2.5-VL follow seconds: a pair of frames at 4 a second lasts half as long, one position."""
+    world = tiny("qwen2_5_vl")
+    encoder = world.processor.encoder
+    store = MediaStore(ANYWHERE, Limits(), max_bytes=0)
+    finer = Encoder(
+        encoder.hf,
+        encoder.family,
+        encoder.grammar,
+        store,
+        video=Video(fps=4.0, min_pixels=1024, max_pixels=2304),
+        instruct=False,
+        max_prompt_tokens=500,
+    )
+    coarse, fine = encoder.encode(world.samples[3]), finer.encode(world.samples[3])
+    assert (coarse.prompt.grids, fine.prompt.grids) == (((2, 4, 8),), ((4, 4, 8),))
+    assert times(world, coarse) == [0, 2]
+    assert times(world, fine) == [0, 1, 2, 3]
+
+
+def times(world, feed):
+    """Positions in time at which the frames of a prompt stand, from the first on."""
+    ids = torch.tensor(feed.prompt.ids)
+    times_P = feed.tensors.positions_3P[0][ids == world.processor.placeholders.video]
+    return (times_P.unique() - times_P[0]).tolist()
+
+
+def prompt_text(world, index):
+    prompt = world.processor.ask(world.samples[index])
+    return world.processor.tokenizer.decode(list(prompt.ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_seen_changes_what_is_said(tiny, family, clip):
+    """The video reaches the logits: another part of it, other log-probabilities."""
+    world = tiny(family)
+    whole = world.samples[3]
+    part = replace(whole, id="part", parts=(replace(clip, start=1.0), whole.parts[1]))
+    answers = [world.sampler().generate([world.processor.ask(s)], 1, world.law, step=0)[0][0] for s in (whole, part)]
+    assert answers[0].segments[0].logps != answers[1].segments[0].logps
