@@ -125,6 +125,9 @@ class Encoder:
             positions_3P=mrope_positions(
                 outline.ids, self._runs(sample.media, outline.layouts), merge=self.placeholders.merge
             ),
+            seconds_V=torch.tensor(
+                [layout.second_per_grid for layout in outline.layouts if layout.seconds], dtype=torch.float64
+            ),
         )
         prompt = Prompt(
             sample=sample,
