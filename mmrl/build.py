@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from mmrl.algo.seeds import derive
-from mmrl.answer import Grammar
+from mmrl.answer import Grammar, Section
 from mmrl.config import Config
-from mmrl.config.schema import Loss, Origin, Rl, Scratch, Sft, Term
+from mmrl.config.schema import AnswerGrammar, Loss, Origin, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
@@ -63,7 +63,7 @@ class World:
         self.config, self.run_dir, self.console = config, run_dir, console
         torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
         torch.manual_seed(config.run.seed)
-        self.grammar = Grammar(think=config.answer.think)
+        self.grammar = _grammar(config.answer)
         self.judge = Judge([_bound_term(term, base) for term in config.rewards.terms])
         access = _access(config, base, run_dir)
         store = MediaStore(access, config.data.limits, max_bytes=_PICTURE_BYTES)
@@ -239,6 +239,17 @@ def _digest(samples: Iterable[Sample]) -> str:
         parts = [part.sha256 if isinstance(part, ImageRef) else part for part in sample.parts]
         digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thought)).encode())
     return digest.hexdigest()
+
+
+def _grammar(options: AnswerGrammar) -> Grammar:
+    return Grammar(
+        think=options.think,
+        style=options.style,
+        answer_tag=options.answer_tag,
+        think_tag=options.think_tag,
+        sections=tuple(Section(**section.model_dump()) for section in options.sections),
+        more_stops=options.more_stops,
+    )
 
 
 def _bound_term(term: Term, base: Path) -> BoundTerm:

@@ -1,16 +1,32 @@
-"""Writing that leaves either the old file or the new one, and JSON that any reader accepts."""
+"""Reading inside declared folders, writing that leaves the old file or the new one, JSON that any reader accepts."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mmrl.types import UserError
+
+
+def inside(path: Path, roots: Sequence[Path]) -> Path:
+    """The file that `path` means, links followed; it lies in one of the folders `roots`, which are resolved already.
+
+    Raises:
+        UserError: it leads out of them, or nowhere (a loop of links, a name no file can have).
+    """
+    try:
+        place = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
+    if not any(place.is_relative_to(root) for root in roots):
+        listed = ", ".join(map(str, roots)) or "none"
+        raise UserError(f"{path}: {place} lies outside data.roots ({listed}); add its folder there, or move it")
+    return place
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class Judge:
         for sample in samples:
             self._score(_probe("", sample, grammar), sample, evaluation=evaluation)
             try:
-                text = grammar.render(sample.target, sample.thought or "...")
+                text = grammar.specimen(sample.target)
             except UserError as error:
                 raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
             self._score(_probe(text, sample, grammar), sample, evaluation=evaluation)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeGuard, TypeVar
 
+from mmrl.answer import COORDINATES, FORMS, FRAMED, Value, checked, read
 from mmrl.types import Frame, Kind, Target, UserError
 from mmrl_datasets.formats.row import BadRowError, did_you_mean, shown
 
@@ -43,6 +44,22 @@ class AnswerForm:
                 return Target(kind=Kind.CHOICE, value=_letter(value, role, options))
             case Kind.BOX:
                 return Target(kind=Kind.BOX, value=self._box(value, role), frame=self.frame)
+            case _:
+                return Target(kind=self.kind, value=self._value(value, role), frame=self.frame)
+
+    def _value(self, cell: object, role: str) -> Value:
+        """What a cell of any other kind holds, as JSON or in the form that an answer has."""
+        if self.kind is Kind.BOXES and self.corners == "xywh":
+            entries = _parsed(cell) if isinstance(cell, str) else cell
+            cell = [_cornered(entry) for entry in entries] if isinstance(entries, list) else cell
+        try:
+            value = read(self.kind, cell.strip()) if isinstance(cell, str) else checked(self.kind, cell)
+        except ValueError as error:
+            raise BadRowError(f"{role} must be {FORMS[self.kind]}: {error}: {shown(cell)}") from error
+        numbers = [number for place in _places(self.kind, value) for number in place]
+        if numbers and (min(numbers) < 0 or max(numbers) > LARGEST.get(self.frame, sys.float_info.max)):
+            raise BadRowError(f"{role} {shown(cell)} leaves the picture in frame {self.frame}")
+        return value
 
     def _box(self, value: object, role: str) -> list[float]:
         box = _parsed(value) if isinstance(value, str) else value
@@ -62,11 +79,12 @@ def answer_form(kind: str, frame: str | None, corners: Corners = "xyxy") -> Answ
     """The form that options name.
 
     Raises:
-        UserError: an unknown word, or a frame for what is no box.
+        UserError: an unknown word, or a frame for what has no coordinates.
     """
     known = _one_of(Kind, kind, "kind")
-    if (known is Kind.BOX) != (frame is not None):
-        raise UserError(f"kind={kind!r} with frame={frame!r}: set `frame` for boxes and only for them")
+    if (known in FRAMED) != (frame is not None):
+        framed = ", ".join(sorted(FRAMED))
+        raise UserError(f"kind={kind!r} with frame={frame!r}: set `frame` for {framed} and only for them")
     return AnswerForm(kind=known, frame=None if frame is None else _one_of(Frame, frame, "frame"), corners=corners)
 
 
@@ -103,6 +121,29 @@ def _letter(value: object, role: str, options: Sequence[str]) -> str:
         wanted = f"one letter from A to {LETTERS[: len(options)][-1:] or 'Z'}" + (", or one option" if options else "")
         raise BadRowError(f"{role} must be {wanted}, is {shown(value)}")
     return letters.pop()
+
+
+def _cornered(entry: Value) -> Value:
+    """An entry of a list of boxes, x, y, width, height before and x1, y1, x2, y2 after; left as it is if it is none."""
+    match entry:
+        case [x, y, width, height] if all(map(_is_number, entry)):
+            return [x, y, x + width, y + height]
+        case {"bbox_2d": box}:
+            return {**entry, "bbox_2d": _cornered(box)}
+        case _:
+            return entry
+
+
+def _places(kind: Kind, value: Value) -> Iterable[Sequence[float]]:
+    match kind:
+        case Kind.POINT:
+            return [value]
+        case Kind.BOXES | Kind.POINTS:
+            return [region.coordinates for region in value]
+        case Kind.ACTION:
+            return [value.arguments[key] for key in COORDINATES if key in value.arguments]
+        case _:
+            return []
 
 
 def _parsed(written: str) -> object:

@@ -12,6 +12,7 @@ Count = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Word = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 Role = Literal["vision", "projector", "language"]
 
 
@@ -209,13 +210,42 @@ class Data(Strict):
         return self
 
 
+class Section(Strict):
+    """A part of a response before the answer, besides the thinking: an observation, say."""
+
+    tag: Tag
+    """Its name."""
+    required: bool = True
+    """Whether a response may leave it out."""
+    after_thinking: bool = False
+    """Whether it stands between thinking and answer, rather than before both."""
+
+
 class AnswerGrammar(Strict):
-    """How a response is written. One statement drives prompt text, parser and the format reward."""
+    """How a response is written. One statement drives prompt text, parser, demonstrations and the format reward."""
 
     think: Literal["none", "optional", "required"] = "none"
     """Whether the response opens with <think>...</think>."""
+    style: Literal["tags", "boxed", "json"] = "tags"
+    """Where the answer stands: in <answer>...</answer>; in \\boxed{...}, with free words before it; or as the last
+    field of one JSON object, whose other fields are the thinking and the sections."""
+    answer_tag: Tag = "answer"
+    """Name of the answer's tag, or of its JSON field."""
+    think_tag: Tag = "think"
+    """Name of the thinking's tag, or of its JSON field."""
+    sections: tuple[Section, ...] = ()
+    """Other parts that come before the answer, in their order."""
+    more_stops: tuple[str, ...] = ()
+    """Strings that end a response, besides the closing tag of the answer."""
     instruct: bool = True
     """Append a sentence to the question that states the format."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> AnswerGrammar:
+        names = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two parts of a response are named {twice[0]!r}")
+        return self
 
 
 class Term(Strict):

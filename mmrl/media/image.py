@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,10 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmrl.config.schema import Limits
-from mmrl.types import ImageRef, UserError
+from mmrl.media.checks import MediaError, check_digest, check_extent, locate, unreadable
+from mmrl.types import ImageRef, Size
+
+__all__ = ("FORMATS", "MediaError", "open_image")
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
@@ -22,18 +26,14 @@ PNG_DEPTH: Final = 24  # where a PNG says its bits per channel
 WHITE: Final = (255, 255, 255, 255)
 
 
-class MediaError(UserError):
-    """A picture that cannot or may not be used; the message names the file, the reason and what to do."""
-
-
-def open_image(ref: ImageRef, limits: Limits) -> Image.Image:
+def open_image(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> Image.Image:
     """The picture a reference means: RGB, 8 bits, upright (EXIF orientation applied), transparency over white.
 
     Raises:
-        MediaError: missing, unreadable, changed since it was referenced, over a limit, not a still picture of a known
-            format, deeper than 8 bits, or damaged.
+        MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a still
+            picture of a known format, deeper than 8 bits, or damaged.
     """
-    content = _read(ref, limits)
+    content = _read(ref, roots, limits)
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             _check_header(picture, content, ref.path, limits)
@@ -47,39 +47,25 @@ def open_image(ref: ImageRef, limits: Limits) -> Image.Image:
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
 
 
-def _read(ref: ImageRef, limits: Limits) -> bytes:
-    path = Path(ref.path)
+def _read(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> bytes:
+    place = locate(ref.path, roots, limits.max_bytes, "max_bytes")
     try:
-        if not path.is_file():
-            problem = "not a file" if path.exists() else "no such file"
-            raise MediaError(f"{path}: {problem}; correct the path or restore the picture")
-        size = path.stat().st_size
-        if size > limits.max_bytes:
-            raise MediaError(
-                f"{path}: {size:,} bytes exceed max_bytes={limits.max_bytes:,}; shrink it or raise the limit"
-            )
-        content = path.read_bytes()
+        content = place.read_bytes()
     except OSError as error:
-        raise MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    if not content:
-        raise MediaError(f"{path}: empty file; restore or remove it")
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != ref.sha256:
-        raise MediaError(
-            f"{path}: changed since it was referenced ({digest[:12]} is not {ref.sha256[:12]}); restore it"
-        )
+        raise unreadable(ref.path, error) from error
+    check_digest(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
     return content
 
 
 def _check_header(picture: Image.Image, content: bytes, path: str, limits: Limits) -> None:
     """Judge by the header alone; Pillow has decoded nothing yet."""
-    width, height = picture.size
-    if width * height > limits.max_pixels:
+    size = Size(*picture.size)
+    check_extent(path, size, limits)
+    if 3 * size.width * size.height > limits.max_expansion * len(content):
         raise MediaError(
-            f"{path}: {width}x{height} pixels exceed max_pixels={limits.max_pixels:,}; shrink it or raise the limit"
+            f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes exceed "
+            f"max_expansion={limits.max_expansion}, as decompression bombs do; save it again or raise the limit"
         )
-    if max(width, height) > limits.max_aspect * min(width, height):
-        raise MediaError(f"{path}: {width}x{height} is longer than max_aspect={limits.max_aspect} allows; crop it")
     if isinstance(picture, GifImageFile | PngImageFile | WebPImageFile) and picture.is_animated:
         raise MediaError(f"{path}: animated; save the frame you mean as a still picture")
     deep_png = picture.format == "PNG" and content[PNG_DEPTH] > 8  # Pillow would cut such colours to 8 bits unasked

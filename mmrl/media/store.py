@@ -7,22 +7,26 @@ from collections import OrderedDict
 from PIL import Image
 
 from mmrl.config.schema import Limits
-from mmrl.media import video
+from mmrl.media.checks import MediaError
 from mmrl.media.image import open_image
-from mmrl.media.video import Clip, ClipPlan, ClipRule
+from mmrl.media.video import Clip, ClipPlan, ClipRule, plan_clip, read_clip
 from mmrl.types import Access, ImageRef, Size, VideoRef
 
 
 class MediaStore:
-    """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first."""
+    """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first.
+
+    Of videos it remembers what was planned, not their frames.
+    """
 
     def __init__(self, access: Access, limits: Limits, *, max_bytes: int) -> None:
-        self._access = access
+        self._roots = access.roots
         self._limits = limits
         self._max_bytes = max_bytes
         self._bytes = 0
         self._pictures: OrderedDict[ImageRef, Image.Image] = OrderedDict()
         self._sizes: dict[ImageRef, Size] = {}
+        self._plans: dict[tuple[VideoRef, ClipRule], ClipPlan] = {}
 
     def size(self, ref: ImageRef) -> Size:
         """Width and height of a picture; it is opened only if it never was.
@@ -41,7 +45,7 @@ class MediaStore:
         if ref in self._pictures:
             self._pictures.move_to_end(ref)
             return self._pictures[ref]
-        picture = open_image(ref, self._limits)
+        picture = open_image(ref, self._roots, self._limits)
         self._sizes[ref] = Size(*picture.size)
         self._pictures[ref] = picture
         self._bytes += _size(picture)
@@ -51,12 +55,26 @@ class MediaStore:
         return picture
 
     def plan(self, ref: VideoRef, rule: ClipRule) -> ClipPlan:
-        """Which frames of a video are taken."""
-        return video.plan(ref, rule)
+        """Which frames of a video will be seen, and how large; the file is read only if it never was.
+
+        Raises:
+            MediaError: as `plan_clip`.
+        """
+        key = ref, rule
+        if key not in self._plans:
+            self._plans[key] = plan_clip(ref, rule, self._roots, self._limits)
+        return self._plans[key]
 
     def clip(self, ref: VideoRef, rule: ClipRule) -> Clip:
-        """The frames."""
-        return video.clip(ref, rule)
+        """The frames of a video, decoded anew each time.
+
+        Raises:
+            MediaError: as `read_clip`; it is not what was planned.
+        """
+        clip = read_clip(ref, rule, self._roots, self._limits)
+        if clip.plan != self._plans.setdefault((ref, rule), clip.plan):
+            raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
+        return clip
 
 
 def _size(picture: Image.Image) -> int:

@@ -1,30 +1,49 @@
-"""Videos: frames chosen and resized as qwen-vl-utils does."""
+"""Which frames of a video the model sees, how large, and their pixels: what `qwen_vl_utils.fetch_video` gives."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
 
-import decord
+import numpy as np
 import torch
-from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes, smart_resize
+from qwen_vl_utils.vision_process import (
+    FRAME_FACTOR,
+    SPATIAL_MERGE_SIZE,
+    VIDEO_MAX_TOKEN_NUM,
+    calculate_video_frame_range,
+    smart_nframes,
+    smart_resize,
+)
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from mmrl.config.schema import Video
+from mmrl.config.schema import Limits, Video
+from mmrl.media.checks import MediaError
+from mmrl.media.track import Track, TrackReader, open_track
 from mmrl.types import Size, VideoRef
 
+_CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class ClipRule:
-    """Which frames, and their size in multiples of 2 x `patch` pixels."""
+    """How videos are seen by a model whose patches have `patch` pixels a side."""
 
     video: Video
     patch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """Frames to take."""
+    """What will be seen of a video: `indices` of frames into the file, which has `total` at `fps` on average.
+
+    `original` and `resized` are extents of a frame, upright.
+    """
 
     indices: tuple[int, ...]
     fps: float
@@ -34,36 +53,94 @@ class ClipPlan:
 
     @property
     def sample_fps(self) -> float:
-        """Frames per second as sampled."""
-        return len(self.indices) / self.total * self.fps
+        """Frames per second as seen, over the part that is seen."""
+        return len(self.indices) / (self.indices[-1] - self.indices[0] + 1) * self.fps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
-    """Frames taken."""
+    """A plan and its pixels: float32 [T, C, H, W] from 0 to 255, RGB."""
 
     plan: ClipPlan
     frames_TCHW: torch.Tensor
 
 
-def plan(ref: VideoRef, rule: ClipRule) -> ClipPlan:
-    """Which frames."""
-    reader = decord.VideoReader(ref.path)
-    fps, v = reader.get_avg_fps(), rule.video
-    span = {k: x for k, x in (("video_start", ref.start), ("video_end", ref.end)) if x is not None}
-    start, end, total = calculate_video_frame_range(span, len(reader), fps)
-    n = smart_nframes({"fps": v.fps, "min_frames": v.min_frames, "max_frames": v.max_frames}, total, fps)
-    height, width = reader[0].shape[:2]
-    most = max(min(v.max_pixels, v.total_pixels / n * 2), int(v.min_pixels * 1.05))
-    h, w = smart_resize(height, width, factor=2 * rule.patch, min_pixels=v.min_pixels, max_pixels=int(most))
-    indices = tuple(torch.linspace(start, end, n).round().long().tolist())
-    return ClipPlan(indices=indices, fps=fps, total=total, original=Size(width, height), resized=Size(w, h))
+def plan_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limits) -> ClipPlan:
+    """What will be seen of a video, without its pixels.
+
+    Raises:
+        MediaError: as `open_track`; `start` and `end` lie outside; the rule asks for more frames than there are; frames
+            stand further from a constant rate than `max_drift_s`.
+    """
+    with open_track(ref, roots, limits) as reader:
+        return _plan(ref, rule, reader, limits)
 
 
-def clip(ref: VideoRef, rule: ClipRule) -> Clip:
-    """The frames."""
-    planned = plan(ref, rule)
-    frames = torch.tensor(decord.VideoReader(ref.path).get_batch(planned.indices).asnumpy()).permute(0, 3, 1, 2)
-    size = [planned.resized.height, planned.resized.width]
-    frames = resize(frames, size, interpolation=InterpolationMode.BICUBIC, antialias=True).float()
-    return Clip(plan=planned, frames_TCHW=frames)
+def read_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limits) -> Clip:
+    """What is seen of a video, pixels and all.
+
+    Raises:
+        MediaError: as `plan_clip`; a frame does not decode.
+    """
+    with open_track(ref, roots, limits) as reader:
+        plan = _plan(ref, rule, reader, limits)
+        return Clip(plan, _frames(reader, plan))
+
+
+def _plan(ref: VideoRef, rule: ClipRule, reader: TrackReader, limits: Limits) -> ClipPlan:
+    track = reader.track
+    indices = _indices(ref, rule.video, track)
+    for index in indices:
+        expected, actual = index / track.fps, track.seconds(index)
+        if abs(actual - expected) > limits.max_drift_s:
+            raise MediaError(
+                f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
+                f"exceeds max_drift_s={limits.max_drift_s}; convert it to a constant rate or raise the limit"
+            )
+    return ClipPlan(indices, track.fps, len(track.times), reader.size, _resized(reader.size, len(indices), rule))
+
+
+def _indices(ref: VideoRef, video: Video, track: Track) -> tuple[int, ...]:
+    """Evenly spaced frames from `start` to `end`, as qwen-vl-utils chooses them."""
+    total = len(track.times)
+    seconds = total / track.fps
+    start, end = (0.0 if ref.start is None else ref.start), (seconds if ref.end is None else ref.end)
+    if not 0.0 <= start < end <= seconds:
+        raise MediaError(f"{ref.path}: {start:g} to {end:g} s is no part of its {seconds:.3f} s; correct start and end")
+    try:
+        span = {"video_start": ref.start, "video_end": ref.end}
+        first, last, available = calculate_video_frame_range(span, total, track.fps)
+    except ValueError as error:
+        raise MediaError(f"{ref.path}: no two frames from {start:g} to {end:g} s; lengthen that part") from error
+    wanted = min(max(available / track.fps * video.fps, video.min_frames), video.max_frames)
+    if math.floor(wanted) > available:
+        raise MediaError(
+            f"{ref.path}: model.video asks for {math.floor(wanted)} frames (fps={video.fps:g}, "
+            f"min_frames={video.min_frames}) of {available}; lower them or remove it"
+        )
+    rule = video.model_dump(include={"fps", "min_frames", "max_frames"})
+    count = smart_nframes(rule, total_frames=available, video_fps=track.fps)
+    return tuple(torch.linspace(first, last, count).round().long().tolist())
+
+
+def _resized(size: Size, count: int, rule: ClipRule) -> Size:
+    """The extent `fetch_video` gives each of `count` frames: at most its 768 tokens a frame, whatever the rule says."""
+    side = rule.patch * SPATIAL_MERGE_SIZE
+    video = rule.video
+    share = min(VIDEO_MAX_TOKEN_NUM * side**2, video.total_pixels / count * FRAME_FACTOR)
+    most = min(video.max_pixels, max(share, int(video.min_pixels * 1.05)))
+    height, width = smart_resize(size.height, size.width, side, min_pixels=video.min_pixels, max_pixels=most)
+    return Size(width, height)
+
+
+def _frames(reader: TrackReader, plan: ClipPlan) -> torch.Tensor:
+    """Decoded and resized a few at a time: a long video need not fit in memory at full size."""
+    pictures = reader.pictures(plan.indices)
+    step = max(1, _CHUNK_BYTES // (3 * plan.original.width * plan.original.height))
+    size = [plan.resized.height, plan.resized.width]
+    chunks = []
+    while chunk := list(islice(pictures, step)):
+        frames_TCHW = torch.from_numpy(np.stack(chunk)).permute(0, 3, 1, 2)
+        resized = resize(frames_TCHW, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
+        chunks.append(resized.float())
+    return torch.cat(chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -42,7 +43,9 @@ class Family:
             case Clock.STEPS:
                 return (Run(grid),)
             case Clock.SECONDS:
-                return (Run(grid, time_step=self.tokens_per_second * second_per_grid),)
+                # vLLM reads the seconds from a float32 tensor; positions are rounded down, so the last bit counts.
+                seconds = torch.tensor(second_per_grid, dtype=torch.float32).item()
+                return (Run(grid, time_step=self.tokens_per_second * seconds),)
             case Clock.STAMPS:
                 time, height, width = grid
                 return (Run((1, height, width)),) * time

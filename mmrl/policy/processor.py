@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
+from mmrl.answer import checked, reframed
 from mmrl.batch import PromptTensors
 from mmrl.policy.encoder import Encoder, Feed
 from mmrl.types import Author, Finish, Prompt, Rollout, Sample, SamplingLaw, Segment, Target, UserError
@@ -57,7 +59,8 @@ class QwenProcessor:
     def demonstrate(self, prompt: Prompt, answer: Target) -> Rollout:
         """The response a teacher would give: `answer` in the model's own frame and format, ended by EOS."""
         if answer.frame is not None:
-            value = prompt.resizes[answer.medium].convert(answer.value, answer.frame, prompt.frame)
+            convert = partial(prompt.resizes[answer.medium].convert, source=answer.frame, target=prompt.frame)
+            value = reframed(answer.kind, checked(answer.kind, answer.value), convert)
             answer = Target(kind=answer.kind, value=value, frame=prompt.frame, medium=answer.medium)
         text = self.grammar.render(answer, prompt.sample.thought)
         words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids

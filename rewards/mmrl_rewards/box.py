@@ -1,65 +1,132 @@
-"""Rewards for one bounding box."""
+"""Rewards for one bounding box. Answer and target are compared in px_original."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.types import Frame, Kind, Response, Sample, Term, Unscorable
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl_rewards import geometry
 from mmrl_rewards.contract import gold, reward
 
+Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
 
-@reward(name="iou")
-def iou(
-    response: Response, sample: Sample, *, threshold: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-) -> Term:
-    """Intersection over union of the answer's box with the target's, |A & B| / |A | B|, both in px_original.
+
+@reward(name="iou", kinds=(Kind.BOX,))
+def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+    """Intersection over union of the answer's box with the target's, |A & B| / |A | B|.
 
     With `threshold`, 1 if IoU >= threshold and else 0. Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3), the
     soft form as in VLM-R1 (arXiv:2504.07615, 3.2). Departures: coordinates are continuous, so a side is x2 - x1, not
-    x2 - x1 + 1; the answer is converted from the model's frame by the resize map of the first image.
+    x2 - x1 + 1; the answer is converted from the model's frame by the resize map of the target's medium.
 
     Raises:
-        Unscorable: the target is not four finite numbers with x1 < x2, y1 < y2, or has no frame or no image.
+        Unscorable: the target is not four finite numbers with x1 < x2, y1 < y2, or has no frame or no medium.
     """
-    target = _target_box(response, sample)
-    corners = response.answer.value
-    if corners is None:
+    return _compared(response, sample, "IoU", geometry.iou, lambda value: geometry.graded(value, threshold))
+
+
+@reward(name="iou_ladder", kinds=(Kind.BOX,))
+def ladder(response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO) -> Term:
+    """The share of `thresholds` that IoU reaches, (1/n) sum_i 1[IoU >= t_i].
+
+    Source: the ten thresholds over which COCO averages (arXiv:1405.0312; cocodataset.org, detection evaluation).
+    Departures: for one box there is no precision to average, only whether it is found at each threshold.
+
+    Raises:
+        Unscorable: as `iou`.
+    """
+    return _compared(
+        response, sample, "IoU", geometry.iou, lambda value: sum(value >= t for t in thresholds) / len(thresholds)
+    )
+
+
+@reward(name="giou", kinds=(Kind.BOX,))
+def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
+    """max(0, (GIoU - floor) / (1 - floor)), GIoU = IoU - (1 - |A | B| / |C|), C the smallest box around both.
+
+    Source: generalised IoU (arXiv:1902.09630, algorithm 1); Visual-RFT's grounding reward GIoU + 1 (arXiv:2503.01785)
+    is twice this with floor -1. Departures: in [0, 1]; by default disjoint boxes earn nothing, for below 0 a box around
+    the whole picture earns more than a near miss, at floor -1 half of all there is.
+
+    Raises:
+        Unscorable: as `iou`.
+    """
+    return _compared(response, sample, "GIoU", geometry.giou, lambda value: _above(value, floor))
+
+
+@reward(name="diou", kinds=(Kind.BOX,))
+def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> Term:
+    """max(0, (DIoU - floor) / (1 - floor)), DIoU = IoU - d^2 / c^2: distance of centres over diagonal of the hull.
+
+    Source: distance IoU (arXiv:1911.08287, eq. 7). Departures: in [0, 1]; a floor below 0 pays near misses, and a box
+    around the whole picture with them, up to half at floor -1.
+
+    Raises:
+        Unscorable: as `iou`.
+    """
+    return _compared(response, sample, "DIoU", geometry.diou, lambda value: _above(value, floor))
+
+
+@reward(name="referring", kinds=(Kind.JSON,))
+def referring(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+    """IoU if the answer's box is in the right one of several images, else 0; with `threshold`, 1 if it is reached.
+
+    Answer and target are JSON, {"image": 2, "bbox_2d": [x1, y1, x2, y2]}; images and videos count from 1 in reading
+    order, and each box is converted by the map of its own. Source: IoU as in `iou`; the medium as a condition is this
+    library's rule. Departures: none.
+
+    Raises:
+        Unscorable: the target is not such an object, names a medium the sample lacks, or has no frame.
+    """
+    try:
+        target_image, target = _in_image(gold(sample, Kind.JSON))
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+    resize = geometry.resize_map(response, sample, target_image - 1)
+    expected = geometry.in_pixels(resize, target, geometry.target_frame(sample))
+    if response.answer.value is None:
         return Term(0.0, response.answer.problems[0])
-    answer = response.resizes[0].convert(corners, response.frame, Frame.PX_ORIGINAL)
-    value = _overlap(answer, target)
-    reason = f"IoU {value:.2f}: {_shown(answer)} vs {_shown(target)} px_original"
-    if threshold is None:
-        return Term(value, reason)
-    return Term(float(value >= threshold), f"{reason}, threshold {threshold:g}")
+    try:
+        image, corners = _in_image(response.answer.value)
+    except ValueError as error:
+        return Term(0.0, f"the answer {error}")
+    if image != target_image:
+        return Term(0.0, f"image {image!r:.20}, expected {target_image}")
+    answer = geometry.in_pixels(resize, corners, response.frame)
+    value = geometry.iou(answer, expected)
+    reason = f"image {image}, IoU {value:.2f}: {geometry.shown(answer)} vs {geometry.shown(expected)} px_original"
+    return Term(geometry.graded(value, threshold), reason)
 
 
-def _target_box(response: Response, sample: Sample) -> tuple[float, ...]:
-    box = gold(sample, Kind.BOX)
-    if not isinstance(box, Sequence) or len(box) != 4 or not all(_finite(corner) for corner in box):
-        raise Unscorable(f"the target {box!r} is not four finite numbers")
-    if not (box[0] < box[2] and box[1] < box[3]):
-        raise Unscorable(f"the target {list(box)} is inverted or empty: it must be x1 < x2, y1 < y2")
-    if sample.target.frame is None:
-        raise Unscorable(f"the target {list(box)} does not say what frame its coordinates are in")
-    if not response.resizes:
-        raise Unscorable(f"the target {list(box)} belongs to an image, and the sample has none")
-    return response.resizes[0].convert(box, sample.target.frame, Frame.PX_ORIGINAL)
+def _compared(
+    response: Response,
+    sample: Sample,
+    name: str,
+    measure: Callable[[Sequence[float], Sequence[float]], float],
+    grade: Callable[[float], float],
+) -> Term:
+    """The grade of what `measure` finds between the answer's box and the target's."""
+    corners = gold(sample, Kind.BOX)
+    resize = geometry.resize_map(response, sample)
+    target = geometry.in_pixels(resize, corners, geometry.target_frame(sample))
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    answer = geometry.in_pixels(resize, response.answer.value, response.frame)
+    value = measure(answer, target)
+    return Term(grade(value), f"{name} {value:.2f}: {geometry.shown(answer)} vs {geometry.shown(target)} px_original")
 
 
-def _finite(corner: object) -> bool:
-    return isinstance(corner, int | float) and not isinstance(corner, bool) and isfinite(corner)
+def _above(value: float, floor: float) -> float:
+    return max(0.0, (value - floor) / (1.0 - floor))
 
 
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
-    width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
-    height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    shared = width * height
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
-def _shown(box: Sequence[float]) -> list[int]:
-    return [round(corner) for corner in box]
+def _in_image(value: object) -> tuple[int, tuple[float, ...]]:
+    """The number of an image and a box in it, read from JSON."""
+    match value:
+        case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
+            return image, geometry.box_of(box)
+        case _:
+            raise ValueError(f'{value!r:.80} is not {{"image": 1, "bbox_2d": [x1, y1, x2, y2]}}')

@@ -1,16 +1,19 @@
 """Case tables: for each reward, responses with the score they must earn and why. Tests and documentation at once.
 
-A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, and for a box its `frame`) and the image's
-size before and after resizing; `response` is the model's text, repeated `repeat` times, its coordinates in `frame`.
-`expected` is a value or "unscorable". `source` says where the row comes from: a paper, a rule, an arithmetic.
+A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, for coordinates `frame` and `medium`) and
+the sizes of its media before and after resizing; `response` is the model's text, repeated `repeat` times, its
+coordinates in `frame`, read by `grammar`. `expected` is a value or "unscorable". `source` says where the row comes
+from: a paper, a rule, an arithmetic. `fn` may name a file beside the table: `./my_rewards.py:my_fn`.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from mmrl.answer import Grammar
 from mmrl.types import (
@@ -18,6 +21,7 @@ from mmrl.types import (
     Frame,
     ImageRef,
     Kind,
+    MediaRef,
     ResizeMap,
     Response,
     Sample,
@@ -26,22 +30,83 @@ from mmrl.types import (
     Term,
     Unscorable,
     UserError,
+    VideoRef,
 )
 from mmrl_rewards.contract import BoundReward
+
+_Read = TypeVar("_Read")
+_GRAMMAR: TypeAdapter[Grammar] = TypeAdapter(Grammar)
 
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class CaseMedium(_Row):
+    """A picture or video: (width, height) in pixels, before and after resizing; a video lasts `duration` seconds."""
+
+    type: Literal["image", "video"] = "image"
+    size: tuple[int, int]
+    resized: tuple[int, int] | None = None
+    duration: float | None = None
+
+    def ref(self) -> MediaRef:
+        """A reference to no file: rewards open nothing."""
+        if self.type == "image":
+            return ImageRef(path="case.png", sha256="")
+        return VideoRef(path="case.mp4", sha256="", start=0.0 if self.duration else None, end=self.duration)
+
+    def resize(self) -> ResizeMap:
+        """How it was resized."""
+        return ResizeMap(Size(*self.size), Size(*(self.resized or self.size)))
+
+
 class CaseSample(_Row):
-    """The sample of a case. `image` and `resized` are (width, height) in pixels; no image when `image` is None."""
+    """The sample of a case. `image` and `resized` are short for `media` of one picture; none when neither is set."""
 
     kind: Kind
     value: Any
     frame: Frame | None = None
+    medium: int = 0
     image: tuple[int, int] | None = None
     resized: tuple[int, int] | None = None
+    media: tuple[CaseMedium, ...] = ()
+    question: str = "question"
+    label: Any = None
+    thought: str | None = None
+    meta: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CaseSample:
+        if self.image and self.media:
+            raise ValueError("give `media` or `image`, not both")
+        return self
+
+    def all_media(self) -> tuple[CaseMedium, ...]:
+        """The media, however they are written."""
+        return (CaseMedium(size=self.image, resized=self.resized),) if self.image else self.media
+
+    def build(self) -> Sample:
+        """The sample that rewards are given; `label` is of the target's kind and frame."""
+        target = Target(kind=self.kind, value=self.value, frame=self.frame, medium=self.medium)
+        label = Target(kind=self.kind, value=self.label, frame=self.frame, medium=self.medium)
+        return Sample(
+            id="case",
+            task="case",
+            parts=(*(medium.ref() for medium in self.all_media()), self.question),
+            target=target,
+            label=None if self.label is None else label,
+            thought=self.thought,
+            meta=self.meta,
+        )
+
+
+class Outcome(NamedTuple):
+    """What a case earned: a value or "unscorable", or None when the reward failed; `ok` when that was expected."""
+
+    got: float | Literal["unscorable"] | None
+    reason: str
+    ok: bool
 
 
 class Case(_Row):
@@ -51,42 +116,81 @@ class Case(_Row):
     args: dict[str, Any] = {}
     sample: CaseSample
     response: str
-    repeat: int = 1
+    repeat: int = Field(default=1, ge=0)
     frame: Frame = Frame.PX_ORIGINAL
     think: Literal["none", "optional", "required"] = "optional"
+    grammar: dict[str, Any] = {}
+    finish: Finish = Finish.EOS
+    tokens: int | None = None
     expected: float | Literal["unscorable"]
     tol: float = 1e-6
     source: str
 
+    @field_validator("grammar")
+    @classmethod
+    def _grammar_is_one(cls, grammar: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(grammar.keys() - {field.name for field in fields(Grammar)}):
+            raise ValueError(f"a grammar has no {unknown[0]!r}")
+        _GRAMMAR.validate_python(grammar)
+        return grammar
+
     def build(self) -> tuple[Response, Sample]:
         """What the reward is given."""
         text = self.response * self.repeat
-        sample = self.sample
-        sizes = [sample.image] if sample.image else []
-        resizes = tuple(ResizeMap(Size(*size), Size(*(sample.resized or size))) for size in sizes)
+        grammar = _GRAMMAR.validate_python({"think": self.think, **self.grammar})
         response = Response(
             text=text,
-            answer=Grammar(think=self.think).parse(text, sample.kind),
-            finish=Finish.EOS,
-            num_tokens=len(text.split()),
-            resizes=resizes,
+            answer=grammar.parse(text, self.sample.kind),
+            finish=self.finish,
+            num_tokens=len(text.split()) if self.tokens is None else self.tokens,
+            resizes=tuple(medium.resize() for medium in self.sample.all_media()),
             frame=self.frame,
         )
-        pictures = tuple(ImageRef(path="case.png", sha256="") for _ in sizes)
-        target = Target(kind=sample.kind, value=sample.value, frame=sample.frame)
-        return response, Sample(id="case", task="case", parts=(*pictures, "question"), target=target)
+        return response, self.sample.build()
+
+    def outcome(self, reward: BoundReward) -> Outcome:
+        """Score the case. A reward that raises anything but `Unscorable` fails it, and the table goes on."""
+        response, sample = self.build()
+        with Caught() as caught:
+            result = reward(response, sample)
+        match caught.error:
+            case None:
+                value, reason = result if isinstance(result, Term) else (result, "no reason given")
+            case Unscorable() as error:
+                return Outcome("unscorable", str(error), self.expected == "unscorable")
+            case error:
+                return Outcome(None, f"raised {type(error).__name__}: {error}", False)
+        if not isinstance(value, int | float):
+            return Outcome(None, f"returned {value!r:.80}, which is no number", False)
+        if not reward.reward.low <= value <= reward.reward.high:
+            return Outcome(value, f"outside its range; {reason}", False)
+        return Outcome(value, reason, self.expected != "unscorable" and abs(value - self.expected) <= self.tol)
 
     def failure(self, reward: BoundReward) -> str:
         """Score the case; empty if the score is as expected, else what came instead."""
-        response, sample = self.build()
-        try:
-            result = reward(response, sample)
-        except Unscorable as error:
-            return "" if self.expected == "unscorable" else f"expected {self.expected}, but it is unscorable: {error}"
-        value, reason = result if isinstance(result, Term) else (result, "no reason given")
-        if self.expected == "unscorable" or abs(value - self.expected) > self.tol:
-            return f"expected {self.expected}, got {value} ({reason}); source: {self.source}"
-        return ""
+        got, reason, ok = self.outcome(reward)
+        if ok:
+            return ""
+        if got == "unscorable":
+            return f"expected {self.expected}, but it is unscorable: {reason}; source: {self.source}"
+        return f"expected {self.expected}, got {got} ({reason}); source: {self.source}"
+
+
+class Caught:
+    """Keeps the error that ends its block, of whatever kind, for a report on code that is not trusted."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Caught:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Keep the error; an interruption goes on."""
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
 
 
 def load(path: Path) -> tuple[Case, ...]:
@@ -95,10 +199,23 @@ def load(path: Path) -> tuple[Case, ...]:
     Raises:
         UserError: the file is missing, or a row has an unknown or missing key or a wrong type.
     """
+    return _read(TypeAdapter(tuple[Case, ...]), path, "case table", "row ")
+
+
+def load_sample(path: Path) -> CaseSample:
+    """Read one sample, written as in a table.
+
+    Raises:
+        UserError: the file is missing, or it has an unknown or missing key or a wrong type.
+    """
+    return _read(TypeAdapter(CaseSample), path, "sample", "")
+
+
+def _read(adapter: TypeAdapter[_Read], path: Path, what: str, where: str) -> _Read:
     try:
-        return TypeAdapter(tuple[Case, ...]).validate_json(path.read_bytes())
+        return adapter.validate_json(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot read the case table {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: row {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UserError(f"{path}: {where}{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from string import ascii_letters
-
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import Kind, Response, Sample, Term
 from mmrl_rewards.contract import gold, reward
 
 
-@reward(name="choice")
+@reward(name="choice", kinds=(Kind.CHOICE,))
 def exact(response: Response, sample: Sample) -> Term:
     """1 if the answer's letter is the target's, case aside, else 0.
 
@@ -19,9 +17,7 @@ def exact(response: Response, sample: Sample) -> Term:
         Unscorable: the target is not one letter from A to Z.
     """
     target = gold(sample, Kind.CHOICE)
-    if not isinstance(target, str) or len(target) != 1 or target not in ascii_letters:
-        raise Unscorable(f"the target {target!r} is not one letter")
     value = response.answer.value
     if value is None:
         return Term(0.0, response.answer.problems[0])
-    return Term(float(value == target.upper()), f"{value}, expected {target.upper()}")
+    return Term(float(value == target), f"{value}, expected {target}")

@@ -1,8 +1,9 @@
 """What a reward is: a pure function `(response, sample, *, options) -> float | Term`, with a name and a range.
 
-The decorator states name and range; the options are the keyword-only parameters, so the signature is their only home:
+The decorator states name, range and the kinds of answers it judges; the options are the keyword-only parameters, so the
+signature is their only home:
 
-    @reward(name="iou")
+    @reward(name="iou", kinds=(Kind.BOX,))
     def iou(response: Response, sample: Sample, *, threshold: float | None = None) -> Term: ...
 
     bind(iou, {"threshold": 0.5})(response, sample)
@@ -21,6 +22,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec
 
+from mmrl.answer import FRAMED, Value, checked
 from mmrl.options import Option, options_of, settle
 from mmrl.types import Kind, Response, Sample, Term, Unscorable, UserError
 
@@ -35,6 +37,8 @@ class Reward(Generic[Options]):
     name: str
     low: float
     high: float
+    kinds: tuple[Kind, ...]
+    attack_tolerance: Mapping[str, float] | float
     options: Mapping[str, Option]
 
     @property
@@ -66,18 +70,39 @@ class BoundReward:
 
 
 def reward(
-    *, name: str, low: float = 0.0, high: float = 1.0
+    *,
+    name: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    kinds: tuple[Kind, ...] = (),
+    attack_tolerance: Mapping[str, float] | float = 0.1,
 ) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
-    """Declare a reward: its name in metrics and the range its values stay in.
+    """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
+    is named).
+
+    `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
+    box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
+    it.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
+    shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
+    if not all(0.0 <= share <= 1.0 for share in shares):
+        raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
     def declare(fn: Callable[Concatenate[Response, Sample, Options], float | Term]) -> Reward[Options]:
-        return Reward(fn=fn, name=name, low=low, high=high, options=MappingProxyType(options_of(fn, after=2)))
+        return Reward(
+            fn=fn,
+            name=name,
+            low=low,
+            high=high,
+            kinds=kinds,
+            attack_tolerance=attack_tolerance,
+            options=MappingProxyType(options_of(fn, after=2)),
+        )
 
     return declare
 
@@ -93,15 +118,22 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
     return BoundReward(reward=fn, args=settle(f"reward {fn.name!r}", fn.options, args))
 
 
-def gold(sample: Sample, kind: Kind) -> object:
-    """The target's value, for a reward that compares answers of one kind.
+def gold(sample: Sample, kind: Kind) -> Value:
+    """The target's value, for a reward that compares answers of one kind: checked, and in the form that `Kind` states.
 
     Raises:
-        Unscorable: the target is of another kind.
+        Unscorable: the target is of another kind, its value is none of this kind, or its coordinates have no frame.
     """
-    if sample.target.kind is not kind:
-        raise Unscorable(f"the target is a {sample.target.kind}, this reward compares a {kind}")
-    return sample.target.value
+    target = sample.target
+    if target.kind is not kind:
+        raise Unscorable(f"the target is a {target.kind}, this reward compares a {kind}")
+    try:
+        value = checked(kind, target.value)
+    except ValueError as error:
+        raise Unscorable(f"the target {target.value!r:.200} is {error}") from error
+    if kind in FRAMED and target.frame is None:
+        raise Unscorable(f"the target {target.value!r:.200} does not say what frame its coordinates are in")
+    return value
 
 
 def _import(module: str, qualname: str) -> object:

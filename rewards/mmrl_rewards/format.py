@@ -5,8 +5,10 @@ from __future__ import annotations
 from mmrl.types import Response, Sample, Term
 from mmrl_rewards.contract import reward
 
+_CONTENT = ("question echo", "all options", "number dump", "box dump", "whole picture", "repetition", "judge injection")
 
-@reward(name="format")
+
+@reward(name="format", attack_tolerance=dict.fromkeys((*_CONTENT, "1 MB of text"), 1.0))
 def tags(response: Response, sample: Sample) -> Term:
     """1 if the response meets the answer grammar exactly, else 0 with the first problem as the reason.
 

@@ -10,7 +10,7 @@ from mmrl_rewards.contract import gold, reward
 _EXCERPT = 40
 
 
-@reward(name="text")
+@reward(name="text", kinds=(Kind.TEXT,))
 def exact(response: Response, sample: Sample) -> Term:
     """1 if answer and target are equal after NFKC, case folding, stripping and collapsing white space, else 0.
 
@@ -27,7 +27,7 @@ def exact(response: Response, sample: Sample) -> Term:
     return Term(float(_normal(text).casefold() == target.casefold()), f"{_shown(text)}, expected {_shown(target)}")
 
 
-@reward(name="similarity")
+@reward(name="similarity", kinds=(Kind.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
 def similarity(response: Response, sample: Sample) -> Term:
     """max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points; case counts.
 
@@ -49,8 +49,8 @@ def similarity(response: Response, sample: Sample) -> Term:
 
 def _target_text(sample: Sample) -> str:
     target = gold(sample, Kind.TEXT)
-    if not isinstance(target, str) or not _normal(target):
-        raise Unscorable(f"the target {target!r} is not text, or is empty")
+    if not _normal(target):
+        raise Unscorable(f"the target {target!r} is empty once normalised")
     return _normal(target)
 
 

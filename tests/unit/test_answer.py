@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mmrl.answer import Grammar
+from mmrl.answer import FRAMED, Grammar
 from mmrl.types import Frame, Kind, Target, UserError
 
 NONE, OPTIONAL, REQUIRED = (Grammar(think=think) for think in ("none", "optional", "required"))
@@ -185,7 +185,7 @@ def test_the_instruction_states_what_the_parser_reads(grammar, kind):
     sentence = grammar.instruction(kind, Frame.NORM_1000)
     assert "<answer>" in sentence
     assert ("<think>" in sentence) == (grammar.think != "none")
-    assert ("from 0 to 1000" in sentence) == (kind is Kind.BOX)
+    assert ("from 0 to 1000" in sentence) == (kind in FRAMED)
     assert all(stop in sentence for stop in grammar.stop)
 
 
@@ -215,6 +215,6 @@ def test_parsing_is_total_and_linear():
     start = time.perf_counter()
     for piece in pieces:
         for kind in Kind:
-            OPTIONAL.parse(piece * (1_000_000 // len(piece)), kind)
-            OPTIONAL.parse(f"<answer>{piece * (1_000_000 // len(piece))}</answer>", kind)
-    assert time.perf_counter() - start < 20
+            OPTIONAL.parse(piece * (200_000 // len(piece)), kind)
+            OPTIONAL.parse(f"<answer>{piece * (200_000 // len(piece))}</answer>", kind)
+    assert time.perf_counter() - start < 10

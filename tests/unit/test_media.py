@@ -2,17 +2,26 @@
 
 import hashlib
 import io
+import os
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mmrl.config.schema import Limits
-from mmrl.media.image import MediaError, open_image
+from mmrl.media.image import MediaError
+from mmrl.media.image import open_image as open_under
 from mmrl.media.store import MediaStore
-from mmrl.types import ImageRef, UserError
+from mmrl.types import Access, ImageRef, UserError
+
+ANYWHERE = Access(roots=(Path("/"),))
+
+
+def open_image(ref, limits):
+    return open_under(ref, ANYWHERE.roots, limits)
 
 
 @pytest.fixture
@@ -147,6 +156,24 @@ def test_a_size_over_the_limits_is_refused_before_decoding(keep, width, height, 
         open_image(keep(huge_png(width, height)), Limits())
 
 
+def blank_ref(keep, side):
+    """A one-colour PNG: about a thousand bytes of pixels for each of its own."""
+    ref = keep(Image.new("RGB", (side, side)), optimize=True)
+    return ref, 3 * side * side / Path(ref.path).stat().st_size
+
+
+def test_an_expansion_over_the_limit_is_refused_before_decoding(keep):
+    ref, expansion = blank_ref(keep, 800)
+    assert open_image(ref, Limits(max_expansion=int(expansion) + 1)).size == (800, 800)
+    with pytest.raises(MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_expansion=\d+, as decompression"):
+        open_image(ref, Limits(max_expansion=int(expansion)))
+
+
+def test_a_huge_size_in_a_tiny_file_is_refused_by_its_expansion(keep):
+    with pytest.raises(MediaError, match=r"8000x8000 pixels in \d+ bytes exceed max_expansion=2000"):
+        open_image(keep(huge_png(8000, 8000)), Limits())
+
+
 def test_a_file_over_the_limit_is_refused(keep):
     with pytest.raises(MediaError, match=r"bytes exceed max_bytes=100; shrink it or raise the limit"):
         open_image(keep(Image.fromarray(noise(20, 20))), Limits(max_bytes=100))
@@ -159,6 +186,59 @@ def test_a_file_that_changed_is_refused(keep):
         open_image(ref, Limits())
 
 
+def test_the_first_picture_of_a_camera_file_with_several_is_the_picture(keep):
+    """Phones put a depth or brightness map behind the photo (MPO); every viewer shows the photo."""
+    photo = Image.new("RGB", (16, 16), (200, 30, 30))
+    ref = keep(photo, name="phone.jpg", format="MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
+    with Image.open(ref.path) as picture:
+        assert (picture.format, picture.n_frames) == ("MPO", 2)
+    assert np.abs(np.asarray(open_image(ref, Limits())).astype(int) - (200, 30, 30)).max() < 12
+
+
+def test_a_strip_within_the_limit_opens(keep):
+    assert open_image(keep(Image.fromarray(noise(1, 200))), Limits()).size == (1, 200)
+
+
+def test_a_vector_graphic_is_refused(keep):
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+    with pytest.raises(MediaError, match=r"drawing\.png: not a PNG"):
+        open_image(keep(svg, name="drawing.png"), Limits())
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(MediaError, match=r"pipe\.png: not a file"):
+        open_image(ImageRef(path=str(tmp_path / "pipe.png"), sha256=""), Limits())
+
+
+def test_a_file_outside_the_roots_is_refused_however_it_is_named(keep, tmp_path):
+    outside = keep(Image.new("RGB", (4, 4)), name="outside.png")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link.png").symlink_to(outside.path)
+    (tmp_path / "alias").symlink_to(inner)
+    roots = (inner.resolve(),)
+    for path in (outside.path, inner / "link.png", inner / ".." / "outside.png", "/proc/self/environ"):
+        with pytest.raises(MediaError, match=rf"lies outside data\.roots \({roots[0]}\)"):
+            open_under(ImageRef(path=str(path), sha256=outside.sha256), roots, Limits())
+    (inner / "own.png").write_bytes(Path(outside.path).read_bytes())
+    for path in (inner / "own.png", tmp_path / "alias" / "own.png"):
+        assert open_under(ImageRef(path=str(path), sha256=outside.sha256), roots, Limits()).size == (4, 4)
+
+
+def test_links_in_a_circle_and_impossible_names_are_refused(tmp_path):
+    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    for path in (str(tmp_path / "a.png"), "a\0.png"):
+        with pytest.raises(MediaError, match="leads nowhere|cannot be read"):
+            open_image(ImageRef(path=path, sha256=""), Limits())
+
+
+def test_no_roots_permit_nothing(keep):
+    with pytest.raises(MediaError, match=r"outside data\.roots \(none\)"):
+        open_under(keep(Image.new("RGB", (4, 4))), (), Limits())
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     for path, problem in [(tmp_path / "none.png", "no such file"), (tmp_path, "not a file")]:
         with pytest.raises(UserError, match=f"{path}: {problem}"):
@@ -167,7 +247,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_the_store_decodes_a_picture_once_while_it_fits(keep, tmp_path):
     refs = [keep(Image.fromarray(noise(10, 10) // shade), name=f"{shade}.png") for shade in (1, 2, 3)]
-    store = MediaStore(Limits(), max_bytes=600)  # two of them
+    store = MediaStore(ANYWHERE, Limits(), max_bytes=600)  # two of them
     first, second = store.open(refs[0]), store.open(refs[1])
     assert store.open(refs[0]) is first
     store.open(refs[2])  # the second leaves: it was used longest ago
@@ -178,6 +258,6 @@ def test_the_store_decodes_a_picture_once_while_it_fits(keep, tmp_path):
 
 
 def test_a_picture_larger_than_the_store_is_still_opened(keep):
-    store = MediaStore(Limits(), max_bytes=10)
+    store = MediaStore(ANYWHERE, Limits(), max_bytes=10)
     ref = keep(Image.fromarray(noise(10, 10)))
     assert store.open(ref).size == store.open(ref).size == (10, 10)

@@ -1,5 +1,7 @@
 """M-RoPE position ids: transformers' own, for every family, and the refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,6 +75,12 @@ def test_text_after_a_video_goes_on_after_its_last_moment():
 def test_how_the_families_tell_time(family, second_per_grid, times):
     runs = FAMILIES[family].video_runs((3, 2, 4), second_per_grid)
     assert positions([*[VIDEO] * 6, TEXT], videos=runs)[0].tolist() == times
+
+
+def test_seconds_are_those_of_a_float32_tensor_as_in_vllm():
+    """0.7 is 0.69999999 there, so ten steps of two positions a second are 13 positions, not 14."""
+    family = replace(FAMILIES["qwen2_5_vl"], tokens_per_second=2)
+    assert positions([VIDEO] * 11, videos=family.video_runs((11, 2, 2), 0.7))[0, 10] == 13
 
 
 def test_qwen3_reads_each_pair_of_frames_as_a_picture_after_its_stamp():

@@ -159,7 +159,7 @@ def test_check_passes_sound_samples():
     ("target", "complaint"),
     [
         (Target(kind=Kind.BOX, value=(10, 0, 0, 10), frame=Frame.PX_ORIGINAL), "sample 'x' .*inverted or empty"),
-        (Target(kind=Kind.BOX, value=(float("nan"), 0, 0, 1), frame=Frame.PX_ORIGINAL), "four finite numbers"),
+        (Target(kind=Kind.BOX, value=(float("nan"), 0, 0, 1), frame=Frame.PX_ORIGINAL), "is not a box"),
         (Target(kind=Kind.BOX, value=(0, 0, 10, 10)), "what frame"),
         (Target(kind=Kind.NUMBER, value=3), "the target is a number, this reward compares a box"),
     ],

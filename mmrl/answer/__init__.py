@@ -1,0 +1,33 @@
+r"""The answer grammar: one statement drives prompt text, stop strings, demonstrations, parser and format reward.
+
+A response is some parts in a fixed order, the answer last: by default `<think>...</think><answer>...</answer>`, the
+first part never, possibly or always there, with nothing but white space around the parts. What stands in the answer
+depends on its kind:
+
+    NUMBER       3, -2.5, 1,234 (groups of exactly three), 6e23     ASCII digits only; no unit, no second number
+    CHOICE       B, (B), B., B)                                     one letter, read as upper case
+    BOX          [x1, y1, x2, y2], (..) or {"bbox_2d": [..]}        x1 < x2, y1 < y2, ASCII digits only
+    POINT        [x, y], (x, y) or {"point_2d": [x, y]}
+    SPAN         [start, end] or (start, end)                       seconds, 0 <= start < end
+    TEXT         anything but the tags themselves                   stripped; not empty
+    LATEX        one formula, with or without $..$, \boxed{..}       braces balanced
+    SVG          one <svg> element                                  no doctype, script or reference to the outside
+    BOXES        [{"bbox_2d": [..], "label": ".."}, ..]             JSON; or plain [[..], ..]; [] is none
+    POINTS       [{"point_2d": [..], "label": ".."}, ..]            JSON; or plain [[..], ..]; [] is none
+    SPANS        [[start, end], ..]                                 JSON
+    PERMUTATION  [3, 1, 2]                                          JSON, each of 1..n once
+    LIST         ["a", "b"]                                         JSON, texts or whole numbers
+    ACTION       {"action": "click", "coordinate": [x, y]}          JSON, what else it has are arguments
+    TOOL_CALL    {"name": "zoom", "arguments": {..}}                JSON, <tool_call>..</tool_call> around it or not
+    JSON         anything but null                                  no key twice, no NaN
+
+JSON may stand in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
+there is one way to write an answer, and a policy that drifts from it should be told so. Parsing takes time linear in
+the text.
+"""
+
+from mmrl.answer.grammar import Grammar, Section
+from mmrl.answer.text import FORMS, read
+from mmrl.answer.values import COORDINATES, FRAMED, Value, checked, reframed
+
+__all__ = ["COORDINATES", "FORMS", "FRAMED", "Grammar", "Section", "Value", "checked", "read", "reframed"]

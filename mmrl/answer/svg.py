@@ -1,0 +1,85 @@
+"""SVG that is safe to hand to a renderer: one element, well-formed, nothing that runs, loads or expands."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+from xml.parsers import expat
+
+_LONGEST = 500_000
+_DEEPEST = 200
+_ACTIVE = frozenset({"script", "foreignobject", "iframe", "embed", "object", "audio", "video", "handler"})
+_LOADS = re.compile(r"@import|url\(\s*['\"]?\s*(?!#)[^)]", re.IGNORECASE)
+
+
+def check_svg(value: object) -> str:
+    """The text of one <svg> element, stripped.
+
+    Refused by name: doctypes (hence entities), processing instructions, scripts and event handlers, references to
+    anything but parts of the same drawing, and beyond half a million characters or 200 levels.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("not an SVG")
+    text = value.strip()
+    if len(text) > _LONGEST:
+        raise ValueError(f"an SVG of {len(text)} characters, at most {_LONGEST} are read")
+    parser = expat.ParserCreate(encoding="utf-8")
+    guard = _Guard()
+    parser.StartElementHandler = guard.start
+    parser.EndElementHandler = guard.end
+    parser.CharacterDataHandler = guard.characters
+    parser.StartDoctypeDeclHandler = lambda *_: _refuse("a doctype")
+    parser.ProcessingInstructionHandler = lambda *_: _refuse("a processing instruction")
+    try:
+        parser.Parse(text.encode(), True)
+    except expat.ExpatError as error:
+        raise ValueError(f"not well-formed ({expat.ErrorString(error.code)})") from None
+    except UnicodeEncodeError:
+        raise ValueError("text that is not Unicode") from None
+    return text
+
+
+class _Guard:
+    """Watches elements, attributes and style sheets go by."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._style: list[str] | None = None
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        local = name.rpartition(":")[2].lower()
+        self._depth += 1
+        if self._depth == 1 and local != "svg":
+            _refuse(f"a <{name}> where <svg> belongs")
+        if self._depth > _DEEPEST:
+            _refuse(f"more than {_DEEPEST} levels")
+        if local in _ACTIVE:
+            _refuse(f"a <{name}>")
+        if local == "style":
+            self._style = []
+        for key, value in attributes.items():
+            plain = key.rpartition(":")[2].lower()
+            if plain.startswith("on"):
+                _refuse(f"the event handler {key!r}")
+            if plain in ("href", "src") and not value.strip().startswith("#"):
+                _refuse("a reference that leads out of the drawing")
+            if _LOADS.search(value):
+                _refuse("a reference that leads out of the drawing")
+
+    def characters(self, text: str) -> None:
+        if self._style is not None:
+            self._style.append(text)
+
+    def end(self, name: str) -> None:
+        self._depth -= 1
+        if self._style is not None and name.rpartition(":")[2].lower() == "style":
+            if _LOADS.search("".join(self._style)):
+                _refuse("a style sheet that loads another file")
+            self._style = None
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(f"an SVG with {what}")

@@ -1,0 +1,95 @@
+"""Finding rewards and their case tables by name: those that come with mmrl, and those in a file of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import mmrl_rewards
+from mmrl.plugins import resolve
+from mmrl.types import UserError
+from mmrl_rewards.cases import Case, load
+from mmrl_rewards.contract import BoundReward, Reward, bind
+
+AnyReward = Reward[...]
+
+
+def rewards() -> dict[str, AnyReward]:
+    """Every reward of `mmrl_rewards`, by `module:function`."""
+    found = {}
+    for info in pkgutil.iter_modules(mmrl_rewards.__path__, "mmrl_rewards."):
+        module = importlib.import_module(info.name)
+        for name, member in vars(module).items():
+            if isinstance(member, Reward) and member.fn.__module__ == info.name:
+                found[f"{info.name}:{name}"] = member
+    return dict(sorted(found.items()))
+
+
+def full_name(name: str) -> str:
+    """`box:iou` is short for `mmrl_rewards.box:iou`; names in files stay as they are.
+
+    Raises:
+        UserError: there is no such reward.
+    """
+    where = name.rpartition(":")[0]
+    if where.endswith(".py") or "." in where:
+        return name
+    known = rewards()
+    if f"mmrl_rewards.{name}" in known:
+        return f"mmrl_rewards.{name}"
+    short = [known_name.removeprefix("mmrl_rewards.") for known_name in known]
+    close = get_close_matches(name, short, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`mmrl reward list` shows all"
+    raise UserError(f"there is no reward {name!r}; {hint}")
+
+
+def get(name: str, base: Path) -> AnyReward:
+    """The reward of a name; files start from `base`. Raises UserError when the name is none, or not a reward's."""
+    found = resolve(full_name(name), base)
+    if not isinstance(found, Reward):
+        raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
+    return found
+
+
+def find(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
+    """The reward of a name with its options. Raises UserError as `get` and `bind` do."""
+    return bind(get(name, base), args)
+
+
+def tables() -> tuple[Path, ...]:
+    """The case tables that come with mmrl, in its source tree.
+
+    Raises:
+        UserError: mmrl was installed without them.
+    """
+    folder = Path(mmrl_rewards.__path__[0]).parent / "cases"
+    if not folder.is_dir():
+        raise UserError(
+            f"there are no case tables in {folder}: they come with the source tree; name a table of your own"
+        )
+    return tuple(sorted(folder.glob("*.json")))
+
+
+def cases_of(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
+    """The rows about one reward and the folder their files start from: of the table beside a reward's own file, or of
+    those that come with mmrl.
+
+    Raises:
+        UserError: there is no table, or no row about it.
+    """
+    full = full_name(name)
+    where, _, function = full.rpartition(":")
+    places: tuple[Path, ...]
+    if where.endswith(".py"):
+        beside = (base / where).with_suffix(".json")
+        places, folder, full = (beside,), beside.parent, f"./{Path(where).name}:{function}"
+    else:
+        places, folder = tables(), base
+    found = tuple(case for table in places for case in load(table) if case.fn == full)
+    if not found:
+        raise UserError(f"no case table has a row about {full!r}; looked in {', '.join(map(str, places))}")
+    return found, folder

@@ -1,0 +1,113 @@
+"""`mmrl reward`: what rewards there are, and a bench to test them like units."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmrl.cli.common import Commands, add_command
+
+DETAILS = """\
+examples:
+  mmrl reward list                                  # every reward: kinds of answers, range, formula
+  mmrl reward show box:iou                          # its docstring, options and where it is
+  mmrl reward new close                             # close.py and close.json, to fill in
+  mmrl reward test                                  # every case table; or those named, or of one reward
+  mmrl reward test my_rewards.json
+  mmrl reward lint ./my_rewards.py:close            # is it fit to train with?
+  mmrl reward score --fn box:iou --sample s.json --response '<answer>[1, 2, 3, 4]</answer>'
+
+A reward is named `module:function`, `./file.py:function`, or, of those that come with mmrl, `box:iou` for short.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command and its sub-commands."""
+    parser = add_command(commands, "reward", "list, show, make, test, lint and try rewards", DETAILS)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    add_command(verbs, "list", "print every reward in a table", "").set_defaults(run=_list)
+
+    show = add_command(verbs, "show", "print what a reward does, its options, and where it is", "")
+    show.add_argument("name", metavar="NAME")
+    show.set_defaults(run=_show)
+
+    new = add_command(verbs, "new", "write a reward and its case table, to fill in", "")
+    new.add_argument("name", metavar="NAME", help="a Python name: NAME.py and NAME.json are written")
+    new.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where; the current folder by default")
+    new.set_defaults(run=_new)
+
+    test = add_command(verbs, "test", "run case tables; exit code 1 when a row fails", "")
+    test.add_argument(
+        "what", metavar="NAME|FILE", nargs="*", help="a reward or a table; all that come with mmrl if none"
+    )
+    test.add_argument("--verbose", action="store_true", help="print rows that pass, too")
+    test.set_defaults(run=_test)
+
+    lint = add_command(verbs, "lint", "try to break a reward; exit code 1 when that works", "")
+    lint.add_argument("names", metavar="NAME", nargs="*", help="rewards; all that come with mmrl if none")
+    lint.add_argument(
+        "--args", type=_mapping, default={}, metavar="JSON", help="options, such as '{\"threshold\": 0.5}'"
+    )
+    lint.add_argument("--cases", type=Path, metavar="FILE", help="a case table whose samples to use")
+    lint.set_defaults(run=_lint)
+
+    score = add_command(verbs, "score", "score one response; prints JSON", "")
+    score.add_argument("--fn", required=True, metavar="NAME", help="the reward")
+    score.add_argument(
+        "--sample", required=True, type=Path, metavar="FILE", help="a sample, written as in a case table"
+    )
+    score.add_argument("--response", required=True, metavar="TEXT|@FILE", help="what the model wrote")
+    score.add_argument("--args", type=_mapping, default={}, metavar="JSON", help="options of the reward")
+    score.add_argument(
+        "--case", type=_mapping, default={}, metavar="JSON", help='other keys of a row: \'{"frame": "norm_1"}\''
+    )
+    score.set_defaults(run=_score)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import list_rewards
+
+    return list_rewards()
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import show
+
+    return show(arguments.name)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_new import new
+
+    return new(arguments.name, arguments.out)
+
+
+def _test(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import run_tables
+
+    return run_tables(arguments.what, verbose=arguments.verbose)
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import run_lint
+
+    return run_lint(arguments.names, arguments.args, arguments.cases)
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import score
+
+    row = {"fn": arguments.fn, "args": arguments.args, **arguments.case}
+    return score(row, arguments.sample, arguments.response)
+
+
+def _mapping(text: str) -> dict[str, object]:
+    import json
+
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return found

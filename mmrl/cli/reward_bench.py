@@ -1,0 +1,130 @@
+"""What the sub-commands of `mmrl reward` do; imports the rewards."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mmrl.catalogue import cases_of, find, full_name, get, rewards, tables
+from mmrl.lint import Report, lint, subjects
+from mmrl.types import Kind, Sample, UserError
+from mmrl_rewards.cases import Case, load
+from mmrl_rewards.contract import BoundReward, bind
+
+
+def list_rewards() -> int:
+    """Print every reward."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("reward", "kinds", "range", "what it pays"):
+        table.add_column(heading, no_wrap=heading == "reward")
+    for name, reward in rewards().items():
+        kinds = ", ".join(reward.kinds) or "any"
+        formula = " ".join(reward.doc.partition("\n\n")[0].split())
+        table.add_row(name.removeprefix("mmrl_rewards."), kinds, f"{reward.low:g} to {reward.high:g}", Text(formula))
+    Console().print(table)
+    return 0
+
+
+def show(name: str) -> int:
+    """Print a reward's docstring, options and place."""
+    reward = get(name, Path())
+    kinds = ", ".join(reward.kinds) or "any kind of answer"
+    print(f"{full_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {kinds})\n\n{reward.doc}\n")
+    for option, parameter in inspect.signature(reward.fn).parameters.items():
+        if option in reward.options:
+            print(f"option {parameter}")
+    print(f"source {inspect.getsourcefile(reward.fn)}:{inspect.getsourcelines(reward.fn)[1]}")
+    return 0
+
+
+def run_tables(what: Sequence[str], *, verbose: bool) -> int:
+    """Run case tables, or the rows about single rewards; 1 when one fails."""
+    failures = 0
+    for title, base, cases in _chosen(what):
+        failed = 0
+        for index, case in enumerate(cases):
+            outcome = case.outcome(find(case.fn, base, case.args))
+            failed += not outcome.ok
+            if verbose or not outcome.ok:
+                verdict = "pass" if outcome.ok else "FAIL"
+                print(f"{verdict} {title} row {index} {case.fn}: expected {case.expected}, got {outcome.got}")
+                print(
+                    f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}"
+                )
+        print(f"{title}: {len(cases) - failed} of {len(cases)} rows pass")
+        failures += failed
+    return int(failures > 0)
+
+
+def run_lint(names: Sequence[str], args: Mapping[str, Any], table: Path | None) -> int:
+    """Lint rewards, all that come with mmrl if none is named; 1 when one is not fit."""
+    unfit = 0
+    for name in names or rewards():
+        reward, samples = _subjects(name, args, table)
+        report = lint(reward, samples)
+        _print_report(name, report)
+        unfit += not report.ok
+    return int(unfit > 0)
+
+
+def score(row: Mapping[str, Any], sample: Path, response: str) -> int:
+    """Score one response and print value and reason as JSON; the value may be "unscorable"."""
+    try:
+        written = Path(response[1:]).read_text(encoding="utf-8") if response.startswith("@") else response
+        fields = {
+            "expected": 0,
+            "source": "",
+            "sample": json.loads(sample.read_text(encoding="utf-8")),
+            "response": written,
+        }
+        case = Case.model_validate({**fields, **row})
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {sample if str(sample) in str(error) else response[1:]}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{sample} is no JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{sample}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    outcome = case.outcome(find(case.fn, Path(), case.args))
+    print(json.dumps({"value": outcome.got, "reason": outcome.reason}, ensure_ascii=False))
+    return int(outcome.got is None)
+
+
+def _chosen(what: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:
+    """What to run: a title, where relative files start from, and the rows."""
+    chosen = []
+    for word in what or map(str, tables()):
+        path = Path(word)
+        if path.suffix == ".json":
+            chosen.append((path.name, path.parent, load(path)))
+        else:
+            cases, base = cases_of(word, Path())
+            chosen.append((word, base, cases))
+    return chosen
+
+
+def _subjects(name: str, args: Mapping[str, Any], table: Path | None) -> tuple[BoundReward, tuple[Sample, ...]]:
+    """A reward with its options, and what to try it on: one sample per kind, or the samples of its case table."""
+    if table is None:
+        reward = get(name, Path())
+        return bind(reward, args), subjects(reward.kinds or tuple(Kind))
+    cases = [case for case in load(table) if case.expected != "unscorable"]
+    return find(name, Path(), args or cases[0].args), tuple(case.sample.build() for case in cases)
+
+
+def _print_report(name: str, report: Report) -> None:
+    print(f"{name}: {'fit' if report.ok else 'NOT FIT'}")
+    for finding in report.findings:
+        print(f"  {'pass' if finding.ok else 'FAIL'}  {finding.check}: {finding.detail}")
+    for earned in report.earned:
+        verdict, allowed = ("pass", "") if earned.ok else ("FAIL", f", at most {earned.allowed:.3g} is tolerated")
+        print(f"  {verdict}  {earned.attack} earns {earned.value:.3g}{allowed} ({earned.kind}: {earned.reason:.80})")

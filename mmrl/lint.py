@@ -1,0 +1,341 @@
+"""Is a reward fit to train with? In range, repeatable, picklable, pure, fast, and mean to those who know nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from types import BuiltinFunctionType, FrameType
+from typing import Any, NamedTuple, TypeVar
+
+from mmrl.answer import FRAMED
+from mmrl.attacks import GRAMMAR, attacks
+from mmrl.types import (
+    Finish,
+    Frame,
+    ImageRef,
+    Kind,
+    ResizeMap,
+    Response,
+    Sample,
+    Size,
+    Target,
+    Term,
+    Unscorable,
+    UserError,
+)
+from mmrl_rewards.cases import Caught
+from mmrl_rewards.contract import BoundReward
+
+_DEADLINE_S = 10.0
+_SLOWEST_S = 0.05
+_HUGE = 10_000_000
+_NOMINAL = Size(1000, 1000)
+_FORBIDDEN = (
+    "open",
+    "os.",
+    "socket.",
+    "subprocess.",
+    "urllib.",
+    "ftplib.",
+    "http.",
+    "shutil.",
+    "sqlite3.",
+    "tempfile.",
+)
+_CLOCKS = frozenset({"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"})
+_SHARED_DICE: object = random.random.__self__  # type: ignore[attr-defined]
+_TODAY = frozenset({"now", "utcnow", "today"})
+_Result = TypeVar("_Result")
+
+
+class Finding(NamedTuple):
+    """What one check found."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+class Earned(NamedTuple):
+    """What an attack earns at most, over the kinds of targets, and what it may earn."""
+
+    attack: str
+    kind: Kind
+    value: float
+    allowed: float
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the reward keeps to its tolerance."""
+        return self.value <= self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What lint found."""
+
+    findings: tuple[Finding, ...]
+    earned: tuple[Earned, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the reward is fit."""
+        return all(finding.ok for finding in self.findings) and all(earned.ok for earned in self.earned)
+
+
+def subjects(kinds: Sequence[Kind]) -> tuple[Sample, ...]:
+    """One plain sample of each kind, on a picture of 1000 x 1000 pixels."""
+    box, point = [620.0, 130.0, 840.0, 310.0], [730.0, 220.0]
+    values: Mapping[Kind, Any] = {
+        Kind.TEXT: "Goods received in Zürich",
+        Kind.CHOICE: "B",
+        Kind.NUMBER: 347,
+        Kind.BOX: box,
+        Kind.BOXES: [{"bbox_2d": box, "label": "cup"}, {"bbox_2d": [20, 640, 210, 905], "label": "dog"}],
+        Kind.POINT: point,
+        Kind.POINTS: [{"point_2d": point, "label": "cup"}, {"point_2d": [115, 772], "label": "dog"}],
+        Kind.SPAN: [12.5, 20.0],
+        Kind.SPANS: [[12.5, 20.0], [301, 317.5]],
+        Kind.PERMUTATION: [3, 1, 4, 2],
+        Kind.ACTION: {"action": "click", "coordinate": point},
+        Kind.LIST: ["otter", "heron"],
+        Kind.JSON: {"invoice": "A-17", "total": 93.5},
+        Kind.LATEX: r"\frac{x+1}{2}",
+        Kind.SVG: '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>',
+        Kind.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
+    }
+    return tuple(_subject(kind, values[kind]) for kind in kinds)
+
+
+def lint(reward: BoundReward, samples: Sequence[Sample]) -> Report:
+    """Try a reward on the samples it can judge, each call in a process of its own that ends at a deadline.
+
+    Raises:
+        UserError: it can judge none of the samples.
+    """
+    usable = [sample for sample in samples if not isinstance(_tried(reward, sample, "<answer></answer>"), Unscorable)]
+    if not usable:
+        raise UserError(
+            f"reward {reward.reward.name!r} can judge none of lint's samples: give it a case table of its own (--cases)"
+        )
+    attempts = [
+        (name, sample, _tried(reward, sample, text)) for sample in usable for name, text in attacks(sample).items()
+    ]
+    attempts += [("right", sample, _tried(reward, sample, GRAMMAR.render(sample.target))) for sample in usable]
+    return Report(
+        findings=(
+            _range(reward, attempts),
+            _picklable(reward),
+            _repeatable(reward, usable),
+            _pure(reward, usable),
+            _speed(reward, usable),
+            _huge(reward, usable),
+        ),
+        earned=tuple(_earned(reward, attempts)),
+    )
+
+
+def _subject(kind: Kind, value: object) -> Sample:
+    options = "\nA. red\nB. blue\nC. green\nD. white" if kind is Kind.CHOICE else ""
+    frame = Frame.PX_ORIGINAL if kind in FRAMED else None
+    return Sample(
+        id=f"lint-{kind}",
+        task="lint",
+        parts=(ImageRef(path="lint.png", sha256=""), f"What do you see in the picture?{options}"),
+        target=Target(kind=kind, value=value, frame=frame),
+    )
+
+
+def _response(sample: Sample, text: str) -> Response:
+    return Response(
+        text=text,
+        answer=GRAMMAR.parse(text, sample.target.kind),
+        finish=Finish.EOS,
+        num_tokens=len(text.split()),
+        resizes=tuple(ResizeMap(_NOMINAL, _NOMINAL) for _ in sample.media),
+        frame=sample.target.frame or Frame.PX_ORIGINAL,
+    )
+
+
+def _tried(reward: BoundReward, sample: Sample, text: str) -> Term | Exception:
+    response = _response(sample, text)
+    return _guarded(partial(_called, reward, response, sample))
+
+
+def _called(reward: BoundReward, response: Response, sample: Sample) -> Term:
+    result = reward(response, sample)
+    value, reason = result if isinstance(result, Term) else (result, "")
+    low, high = reward.reward.low, reward.reward.high
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
+    return Term(float(value), reason)
+
+
+def _called_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> list[Term]:
+    return [_called(reward, *pair) for pair in pairs]
+
+
+def _range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, Term | Exception]]) -> Finding:
+    bad = [
+        f"{name} ({sample.target.kind}): {_said(got)}" for name, sample, got in attempts if isinstance(got, Exception)
+    ]
+    low, high = reward.reward.low, reward.reward.high
+    return Finding("range", not bad, bad[0] if bad else f"{len(attempts)} values from {low:g} to {high:g}")
+
+
+def _picklable(reward: BoundReward) -> Finding:
+    with Caught() as caught:
+        same = pickle.loads(pickle.dumps(reward)) == reward
+    if caught.error:
+        return Finding("picklable", False, _said(caught.error))
+    return Finding("picklable", same, "by reference" if same else "what comes back differs")
+
+
+def _repeatable(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    """The same value again, after other calls, and in another process."""
+    pairs = [
+        (_response(sample, text), sample)
+        for sample in samples
+        for text in (GRAMMAR.render(sample.target), "<answer>1</answer>", "")
+    ]
+    back_and_forth = _guarded(partial(_called_all, reward, pairs + pairs[::-1]))
+    elsewhere = _guarded(partial(_called_all, reward, pairs))
+    if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
+        return Finding("repeatable", False, _said(back_and_forth))
+    same = back_and_forth == elsewhere + elsewhere[::-1]
+    return Finding(
+        "repeatable", same, f"{len(pairs)} calls, three times" if same else "the same call gave another value"
+    )
+
+
+def _pure(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    pairs = [(_response(sample, GRAMMAR.render(sample.target)), sample) for sample in samples]
+    found = _guarded(partial(_watched, partial(_called_all, reward, pairs)))
+    if isinstance(found, Exception):
+        return Finding("pure", False, _said(found))
+    return Finding("pure", not found, f"uses {', '.join(found)}" if found else "no files, network, clock or dice")
+
+
+def _watched(task: Callable[[], object]) -> list[str]:
+    """What a pure function would leave alone. The hooks stay for good: call it in a process that ends."""
+    found: dict[str, None] = {}
+
+    def audit(event: str, _: object) -> None:
+        if event.startswith(_FORBIDDEN) and not _importing(sys._getframe(1)):
+            found[event] = None
+
+    def profile(_: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and isinstance(called, BuiltinFunctionType) and _is_chance_or_time(called):
+            found[f"{called.__module__ or 'random'}.{called.__name__}"] = None
+
+    sys.addaudithook(audit)
+    sys.setprofile(profile)
+    task()
+    sys.setprofile(None)
+    return list(found)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether Python reads a module just now: a library may be loaded when it is first needed."""
+    while frame is not None:
+        if "importlib._bootstrap" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_chance_or_time(called: BuiltinFunctionType) -> bool:
+    owner, name = called.__self__, called.__name__
+    if owner is _SHARED_DICE:  # the generator that all share; one's own, seeded, is fine
+        return True
+    if isinstance(owner, type):
+        return name in _TODAY
+    return (called.__module__ == "time" and name in _CLOCKS) or (called.__module__ == "posix" and name == "urandom")
+
+
+def _speed(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    pairs = [(_response(sample, GRAMMAR.render(sample.target)), sample) for sample in samples]
+    seconds = _guarded(lambda: max(_seconds(reward, *pair) for pair in pairs))
+    if isinstance(seconds, Exception):
+        return Finding("speed", False, _said(seconds))
+    limit = "" if seconds <= _SLOWEST_S else f", at most {_SLOWEST_S * 1000:g} ms"
+    return Finding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
+
+
+def _seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
+    """Time of one call, the first one aside: libraries load then."""
+    calls = 20
+    _called(reward, response, sample)
+    start = time.perf_counter()
+    for _ in range(calls):
+        _called(reward, response, sample)
+    return (time.perf_counter() - start) / calls
+
+
+def _huge(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    for sample in samples:
+        for text in ("<answer>" + "ab " * (_HUGE // 3) + "</answer>", "9" * _HUGE):
+            got = _tried(reward, sample, text)
+            if isinstance(got, Exception):
+                return Finding("10 MB response", False, f"{sample.target.kind}: {_said(got)}")
+    return Finding("10 MB response", True, f"within {_DEADLINE_S:g} s")
+
+
+def _earned(reward: BoundReward, attempts: Sequence[tuple[str, Sample, Term | Exception]]) -> Iterator[Earned]:
+    """The highest value of each attack. Raises UserError when a tolerance is declared for an attack that is none."""
+    low, high, tolerance = reward.reward.low, reward.reward.high, reward.reward.attack_tolerance
+    names = list(dict.fromkeys(name for name, _, _ in attempts if name != "right"))
+    shares = dict(tolerance) if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
+    if unknown := sorted(shares.keys() - set(names)):
+        raise UserError(
+            f"reward {reward.reward.name!r}: there is no attack {unknown[0]!r}; there are {', '.join(names)}"
+        )
+    for name in names:
+        got = [
+            (sample.target.kind, term) for attack, sample, term in attempts if attack == name if isinstance(term, Term)
+        ]
+        if got:
+            kind, term = max(got, key=lambda pair: pair[1].value)
+            yield Earned(name, kind, term.value, low + (high - low) * shares.get(name, 0.0), term.reason)
+
+
+def _guarded(task: Callable[[], _Result]) -> _Result | Exception:
+    """What `task` returns or raises, run in a process of its own that is killed at the deadline."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(task, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        result: _Result | Exception = (
+            here.recv() if here.poll(_DEADLINE_S) else TimeoutError(f"hung for {_DEADLINE_S:g} s")
+        )
+    except EOFError:
+        result = RuntimeError("its process died")
+    process.kill()
+    process.join()
+    return result
+
+
+def _report(task: Callable[[], object], pipe: Connection) -> None:
+    with Caught() as caught:
+        result = task()
+    # A foreign error may not survive pickling; its words do.
+    error = caught.error
+    pipe.send(result if error is None else error if isinstance(error, Unscorable) else RuntimeError(_said(error)))
+
+
+def _said(error: object) -> str:
+    return (
+        str(error)
+        if isinstance(error, RuntimeError | TimeoutError | ValueError)
+        else f"{type(error).__name__}: {error}"
+    )

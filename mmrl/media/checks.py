@@ -1,0 +1,61 @@
+"""What every medium must pass before anything looks inside: its place, its kind, its size on disk, its extent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmrl.config.schema import Limits
+from mmrl.files import inside
+from mmrl.types import Size, UserError
+
+
+class MediaError(UserError):
+    """A medium that cannot or may not be used; the message names the file, the reason and what to do."""
+
+
+def locate(path: str, roots: Sequence[Path], max_bytes: int, limit: str) -> Path:
+    """The resolved path of a regular file that is not empty and not larger than the limit of that name.
+
+    Raises:
+        MediaError: outside the roots, missing, not a regular file (a folder, a pipe), empty or too large.
+    """
+    try:
+        place = inside(Path(path), roots)
+        if not place.is_file():
+            problem = "not a file" if place.exists() else "no such file"
+            raise MediaError(f"{path}: {problem}; correct the path or restore it")
+        size = place.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MediaError:
+        raise
+    except UserError as error:
+        raise MediaError(str(error)) from error
+    if size > max_bytes:
+        raise MediaError(f"{path}: {size:,} bytes exceed {limit}={max_bytes:,}; shrink it or raise the limit")
+    if not size:
+        raise MediaError(f"{path}: empty file; restore or remove it")
+    return place
+
+
+def unreadable(path: str, error: OSError) -> MediaError:
+    """What to raise when the system refuses to read a file."""
+    return MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions")
+
+
+def check_digest(path: str, digest: str, expected: str) -> None:
+    """Refuse a file whose sha256 is not the one it was referenced by."""
+    if digest != expected:
+        raise MediaError(f"{path}: changed since it was referenced ({digest[:12]} is not {expected[:12]}); restore it")
+
+
+def check_extent(path: str, size: Size, limits: Limits) -> None:
+    """Refuse a picture or frame that has too many pixels or is too long for its width."""
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise MediaError(
+            f"{path}: {width}x{height} pixels exceed max_pixels={limits.max_pixels:,}; shrink it or raise the limit"
+        )
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise MediaError(f"{path}: {width}x{height} is longer than max_aspect={limits.max_aspect} allows; crop it")

@@ -1,0 +1,129 @@
+"""Coordinates as rewards compare them: checked, and brought to px_original by the resize map of their very medium.
+
+A box is (x1, y1, x2, y2) with x1 < x2 and y1 < y2. Coordinates are continuous: a side is x2 - x1, never x2 - x1 + 1,
+so boxes in fractions of the picture measure like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from mmrl.answer import checked
+from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
+
+Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
+"""An overlap that is enough."""
+Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
+COCO: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+"""The thresholds over which the COCO benchmark averages."""
+
+
+def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
+    """The map of one medium, by default the target's.
+
+    Raises:
+        Unscorable: the sample has no such medium.
+    """
+    number = sample.target.medium if medium is None else medium
+    if not 0 <= number < len(response.resizes):
+        raise Unscorable(f"the target belongs to medium {number}, and the sample has {len(response.resizes)}")
+    return response.resizes[number]
+
+
+def target_frame(sample: Sample) -> Frame:
+    """What the target's coordinates are measured in.
+
+    Raises:
+        Unscorable: the target does not say.
+    """
+    if sample.target.frame is None:
+        raise Unscorable(f"the target {sample.target.value!r:.80} does not say what frame its coordinates are in")
+    return sample.target.frame
+
+
+def box_of(values: object) -> tuple[float, ...]:
+    """A box that stands in JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        box: tuple[float, ...] = checked(Kind.BOX, values)
+    except ValueError as error:
+        raise ValueError(f"{values!r:.80} is {error}") from error
+    return box
+
+
+def in_pixels(resize: ResizeMap, values: Sequence[float], frame: Frame) -> tuple[float, ...]:
+    """Coordinates brought from `frame` to px_original."""
+    return resize.convert(values, frame, Frame.PX_ORIGINAL)
+
+
+def all_in_pixels(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
+    """The coordinates of every region, brought from `frame` to px_original."""
+    if not regions:
+        return ()
+    flat = in_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], frame)
+    arity = len(regions[0].coordinates)
+    return tuple(flat[start : start + arity] for start in range(0, len(flat), arity))
+
+
+def area(box: Sequence[float]) -> float:
+    """Width times height."""
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def intersection(a: Sequence[float], b: Sequence[float]) -> float:
+    """The area two boxes share."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0.0 and height > 0.0 else 0.0
+
+
+def hull(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
+    """The smallest box around two."""
+    return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
+
+
+def iou(a: Sequence[float], b: Sequence[float]) -> float:
+    """|A & B| / |A | B|, in [0, 1]."""
+    shared = intersection(a, b)
+    return shared / (area(a) + area(b) - shared)
+
+
+def giou(a: Sequence[float], b: Sequence[float]) -> float:
+    """IoU - (1 - |A | B| / |C|) with C the hull of A and B, in (-1, 1]."""
+    shared = intersection(a, b)
+    union, around = area(a) + area(b) - shared, area(hull(a, b))
+    return shared / union - (1.0 - union / around)
+
+
+def diou(a: Sequence[float], b: Sequence[float]) -> float:
+    """IoU - d^2 / c^2 with d the distance of the centres and c the diagonal of the hull, in (-1, 1]."""
+    x1, y1, x2, y2 = hull(a, b)
+    dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
+    return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
+
+
+def inside(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
+    """Whether a ray to the right of the point crosses the polygon's outline an odd number of times."""
+    x, y = point
+    crossings = False
+    for (x1, y1), (x2, y2) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
+        if (y1 > y) != (y2 > y) and x < x1 + (y - y1) / (y2 - y1) * (x2 - x1):
+            crossings = not crossings
+    return crossings
+
+
+def graded(overlap: float, threshold: float | None) -> float:
+    """The overlap itself, or whether it reaches the threshold."""
+    return overlap if threshold is None else float(overlap >= threshold)
+
+
+def shown(values: Sequence[float]) -> str:
+    """Coordinates for a reason, in whole pixels."""
+    return f"[{', '.join(str(round(value)) for value in values)}]"

@@ -1,0 +1,67 @@
+"""One-to-one matching of what an answer lists with what the target lists, and what a matching is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+Matrix = NDArray[np.float64]
+
+
+class Matching(NamedTuple):
+    """`gains` of the matched pairs; `rows` are the answers in them. Pairs that gain nothing are left out."""
+
+    rows: NDArray[np.intp]
+    gains: NDArray[np.float64]
+    answers: int
+    targets: int
+
+    @property
+    def f1(self) -> float:
+        """2 sum(gain) / (answers + targets); 1 when there are none of either."""
+        both = self.answers + self.targets
+        return 2.0 * float(self.gains.sum()) / both if both else 1.0
+
+    @property
+    def mean(self) -> float:
+        """sum(gain) / max(answers, targets); 1 when there are none of either."""
+        most = max(self.answers, self.targets)
+        return float(self.gains.sum()) / most if most else 1.0
+
+    @property
+    def summary(self) -> str:
+        """What a reason says of it."""
+        return f"{len(self.gains)} matched of {self.answers} answers and {self.targets} targets"
+
+
+def best(gains: Matrix) -> Matching:
+    """The one-to-one matching of answers (rows) and targets (columns) with the largest sum of gains, each >= 0."""
+    rows, columns = linear_sum_assignment(gains, maximize=True)
+    matched = gains[rows, columns]
+    useful = matched > 0.0
+    return Matching(rows[useful], matched[useful], *gains.shape)
+
+
+def box_ious(answers: Matrix, targets: Matrix) -> Matrix:
+    """IoU of every answer's box with every target's, (N, 4) with (M, 4) to (N, M)."""
+    a, b = answers[:, None], targets[None, :]
+    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    shared = np.maximum(sides, 0.0).prod(axis=-1)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(axis=-1) for boxes in (a, b)]
+    ious: Matrix = shared / (areas[0] + areas[1] - shared)
+    return ious
+
+
+def same_label(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+    """Which answer may stand for which target: case and outer white space aside, the labels agree.
+
+    A target without a label takes any answer; an answer without one fits only such a target.
+    """
+    wanted = [target.strip().casefold() for target in targets]
+    given = [answer.strip().casefold() for answer in answers]
+    fits = [[target in ("", answer) for target in wanted] for answer in given]
+    return np.array(fits, dtype=np.bool_).reshape(len(given), len(wanted))

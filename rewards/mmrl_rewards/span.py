@@ -1,0 +1,100 @@
+"""Rewards for spans of time, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl_rewards import geometry, matching
+from mmrl_rewards.contract import gold, reward
+
+Span = tuple[float, float]
+
+
+@reward(name="span_iou", kinds=(Kind.SPAN,))
+def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+    """Temporal intersection over union, |A & B| / |A | B|; with `threshold`, 1 if it is reached and else 0.
+
+    Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1
+    (arXiv:2503.13377). Departures: none.
+
+    Raises:
+        Unscorable: the target is not two finite numbers, 0 <= start < end.
+    """
+    target = gold(sample, Kind.SPAN)
+    answer = response.answer.value
+    if answer is None:
+        return Term(0.0, response.answer.problems[0])
+    value = _overlap(answer, target)
+    return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {_shown(answer)} vs {_shown(target)}")
+
+
+@reward(name="spans_iou", kinds=(Kind.SPANS,))
+def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+    """|A & B| / |A | B| in seconds, A the time that any span of the answer covers and B any span of the target.
+
+    With `threshold`, 1 if it is reached and else 0. Source: the Jaccard index of two sets of moments. Departures: none;
+    how the time is cut into spans does not matter here: see `f1`.
+
+    Raises:
+        Unscorable: the target is not a list of at least one span.
+    """
+    targets = _target_spans(sample)
+    answers = response.answer.value
+    if answers is None:
+        return Term(0.0, response.answer.problems[0])
+    value = _common(answers, targets)
+    return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}")
+
+
+@reward(name="spans_f1", kinds=(Kind.SPANS,))
+def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+    """2 sum(tIoU of matched spans) / (answers + targets), over the best one-to-one matching.
+
+    With `threshold`, the usual F1: a pair counts 1 if tIoU >= threshold and else 0. Source: F1 is 2 P R / (P + R) with
+    precision and recall summed over soft matches; assignment by scipy. Departures: none.
+
+    Raises:
+        Unscorable: the target is not a list of at least one span.
+    """
+    targets = _target_spans(sample)
+    answers = response.answer.value
+    if answers is None:
+        return Term(0.0, response.answer.problems[0])
+    overlaps = np.array([[_overlap(answer, target) for target in targets] for answer in answers], dtype=np.float64)
+    overlaps = overlaps.reshape(len(answers), len(targets))
+    found = matching.best(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
+    return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+
+
+def _target_spans(sample: Sample) -> Sequence[Span]:
+    spans: Sequence[Span] = gold(sample, Kind.SPANS)
+    if not spans:
+        raise Unscorable("the target has no spans")
+    return spans
+
+
+def _common(a: Sequence[Span], b: Sequence[Span]) -> float:
+    """Jaccard index of the time two lists of spans cover: |A & B| = |A| + |B| - |A | B|."""
+    union = _covered([*a, *b])
+    return min(1.0, max(0.0, (_covered(a) + _covered(b) - union) / union))
+
+
+def _covered(spans: Sequence[Span]) -> float:
+    """Seconds that at least one of the spans covers."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _overlap(a: Span, b: Span) -> float:
+    shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
+    return shared / (a[1] - a[0] + b[1] - b[0] - shared)
+
+
+def _shown(span: Span) -> str:
+    return f"[{span[0]:g}, {span[1]:g}] s"

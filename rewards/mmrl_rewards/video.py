@@ -1,0 +1,107 @@
+"""Rewards for finding things in a video: where and when, and in which frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import floor
+from typing import Annotated, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl_rewards import geometry, matching
+from mmrl_rewards.contract import gold, reward
+
+_LONGEST: Final = 1e6  # seconds
+_NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
+Boxes = dict[int, tuple[float, ...]]
+
+
+@reward(name="tube", kinds=(Kind.JSON,))
+def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> Term:
+    """The vIoU of boxes over time, sum over S_i of IoU / |S_u|: S_i the instants in both tubes, S_u those in either.
+
+    Answer and target are JSON, [{"time": seconds, "bbox_2d": [x1, y1, x2, y2]}, ...], a box every `step` seconds; a
+    time stands for the nearest multiple of it. Source: VidSTG (arXiv:2001.06891). Departures: instants instead of
+    all frames, since a policy writes its boxes down; boxes are compared in px_original.
+
+    Raises:
+        Unscorable: the target is not such a list, has two boxes at one instant or none at all, no frame or no medium.
+    """
+    try:
+        expected = _tube(gold(sample, Kind.JSON), step)
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+    if not expected:
+        raise Unscorable("the target has no boxes")
+    resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    try:
+        given = _tube(response.answer.value, step)
+    except ValueError as error:
+        return Term(0.0, f"the answer {error}")
+    both = given.keys() & expected.keys()
+    overlaps = [
+        geometry.iou(
+            geometry.in_pixels(resize, given[instant], response.frame),
+            geometry.in_pixels(resize, expected[instant], frame),
+        )
+        for instant in sorted(both)
+    ]
+    value = sum(overlaps) / len(given.keys() | expected.keys())
+    return Term(value, f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}")
+
+
+@reward(name="frames", kinds=(Kind.LIST,))
+def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> Term:
+    """F1 of the chosen frames (or seconds): 2 matched / (answers + targets), matched one to one within `tolerance`.
+
+    Answer and target are lists of whole numbers, or of text that holds decimals. Source: F1 over a set. Departures:
+    naming a frame twice counts as two.
+
+    Raises:
+        Unscorable: the target is not a list of at least one number.
+    """
+    try:
+        expected = _numbers(gold(sample, Kind.LIST))
+    except ValueError as error:
+        raise Unscorable(f"the target {error}") from error
+    if not len(expected):
+        raise Unscorable("the target names no frames")
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    try:
+        given = _numbers(response.answer.value)
+    except ValueError as error:
+        return Term(0.0, f"the answer {error}")
+    near = np.abs(given[:, None] - expected[None, :]) <= tolerance
+    found = matching.best(near.astype(np.float64))
+    return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+
+
+def _tube(value: object, step: float) -> Boxes:
+    """Boxes by instant, read from JSON."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f'{value!r:.80} is not [{{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}, ...]')
+    boxes: Boxes = {}
+    for item in value:
+        match item:
+            case {"time": int() | float() as time, "bbox_2d": box} if 0 <= time <= _LONGEST:
+                instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
+            case _:
+                raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
+        if instant in boxes:
+            raise ValueError(f"has two boxes at {instant * step:g} s")
+        boxes[instant] = geometry.box_of(box)
+    return boxes
+
+
+def _numbers(items: Sequence[str]) -> NDArray[np.float64]:
+    for item in items:
+        if not _NUMERAL.fullmatch(item):
+            raise ValueError(f"{item!r:.80} is not the number of a frame")
+    return np.array(items, dtype=np.float64)

@@ -1,0 +1,288 @@
+"""Videos: the frames qwen-vl-utils would choose and the pixels it would make, or a refusal that names the reason."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from qwen_vl_utils import vision_process
+from videos import picture, video_ref, write_sound, write_video
+
+from mmrl.config.schema import Limits, Video
+from mmrl.media.image import MediaError
+from mmrl.media.store import MediaStore
+from mmrl.media.track import open_track
+from mmrl.media.video import ClipRule
+from mmrl.types import Access, Size, VideoRef
+
+SMALL = ClipRule(Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), 14)
+ROOTS = (Path("/"),)
+
+
+def store(roots=ROOTS, **limits):
+    return MediaStore(Access(roots=roots), Limits(**limits), max_bytes=0)
+
+
+def all_frames(ref):
+    """Every frame of a video, in order, at full size."""
+    with open_track(ref, ROOTS, Limits()) as reader:
+        return np.stack(list(reader.pictures(range(len(reader.track.times)))))
+
+
+def nearest(frames, size):
+    """Which of the moving test pictures each frame shows."""
+    pictures = np.stack([picture(index, *size) for index in range(48)]).astype(int)
+    return [int(np.abs(pictures - frame).mean((1, 2, 3)).argmin()) for frame in frames.astype(int)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "patch"),
+    [
+        (Video(), 14),
+        (Video(), 16),
+        (Video(), 8),  # 768 tokens a frame are less than max_pixels
+        (Video(fps=4.0, max_frames=6, min_pixels=784, max_pixels=6272), 14),
+        (Video(fps=0.5, min_frames=5, min_pixels=784, max_pixels=78400, total_pixels=40000), 14),
+    ],
+)
+@pytest.mark.parametrize("span", [{}, {"start": 0.5, "end": 3.1}], ids=["whole", "part"])
+def test_a_clip_is_what_fetch_video_gives(tmp_path, monkeypatch, rule, patch, span):
+    pytest.importorskip("decord")
+    write_video(tmp_path / "v.mp4")
+    monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
+    request = rule.model_dump() | {f"video_{name}": second for name, second in span.items()}
+    theirs, metadata = vision_process.fetch_video(
+        {"video": str(tmp_path / "v.mp4"), **request}, image_patch_size=patch, return_video_metadata=True
+    )
+    opener, ref = store(), video_ref(tmp_path / "v.mp4", **span)
+    plan, clip = opener.plan(ref, ClipRule(rule, patch)), opener.clip(ref, ClipRule(rule, patch))
+    assert torch.equal(clip.frames_TCHW, theirs)
+    assert clip.plan == plan
+    assert list(plan.indices) == metadata["frames_indices"]
+    assert (plan.fps, plan.total) == (metadata["fps"], 48)
+    assert (plan.original, plan.resized) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.mp4", {"codec": "mpeg4"}),
+        ("a.webm", {"codec": "libvpx"}),
+        ("a.webm", {"codec": "libvpx-vp9"}),
+        ("a.mkv", {"size": (98, 66)}),
+        ("a.mkv", {"pixels": "yuv444p"}),
+        ("a.mp4", {"options": {"g": "8", "bf": "3"}}),
+        ("a.mp4", {"options": {"colorspace": "bt709", "color_range": "pc"}}),
+        ("a.mp4", {"turn": 90}),
+        ("a.mp4", {"turn": 180}),
+        ("a.mp4", {"turn": -90}),
+    ],
+    ids=str,
+)
+def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
+    decord = pytest.importorskip("decord")
+    ref = write_video(tmp_path / name, range(24), **options)
+    reader = decord.VideoReader(ref.path)
+    theirs = reader.get_batch(range(24)).asnumpy()
+    assert np.array_equal(all_frames(ref), theirs)
+    with open_track(ref, ROOTS, Limits()) as ours:
+        assert ours.track.fps == reader.get_avg_fps()
+        assert ours.size == Size(theirs.shape[2], theirs.shape[1])
+
+
+@pytest.mark.parametrize("groups", ["closed", "open"])
+def test_a_frame_is_the_same_however_one_comes_to_it(tmp_path, groups):
+    """Behind an open key frame decord gives a frame three further on."""
+    parameters = {"g": "8", "bf": "3", "x264-params": f"open-gop={int(groups == 'open')}:keyint=8:min-keyint=8"}
+    ref = write_video(tmp_path / "v.mp4", options=parameters)
+    whole = all_frames(ref)
+    assert nearest(whole, (128, 96)) == list(range(48))
+    for indices in ([0, 47], [23], range(3, 48, 5), range(24, 30)):
+        with open_track(ref, ROOTS, Limits()) as reader:
+            assert np.array_equal(np.stack(list(reader.pictures(indices))), whole[list(indices)])
+
+
+def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
+    """A cut without re-encoding leaves them in the file; decord counts them and repeats a neighbour for each."""
+    content = bytearray(Path(write_video(tmp_path / "v.mp4").path).read_bytes())
+    entry = content.index(b"elst") + 12
+    duration, begin = struct.unpack_from(">Ii", content, entry)
+    struct.pack_into(">Ii", content, entry, duration // 2, begin + 19200)  # ticks of 1/19200 s: a second later
+    (tmp_path / "cut.mp4").write_bytes(content)
+    seen = nearest(all_frames(video_ref(tmp_path / "cut.mp4")), (128, 96))
+    assert seen == list(range(12, 12 + len(seen)))
+    assert 24 <= len(seen) <= 28
+
+
+def test_a_long_clip_is_resized_in_pieces_to_the_same_pixels(tmp_path, monkeypatch):
+    ref = write_video(tmp_path / "v.mp4")
+    at_once = store().clip(ref, SMALL).frames_TCHW
+    monkeypatch.setattr("mmrl.media.video._CHUNK_BYTES", 3 * 128 * 96 * 3)
+    assert torch.equal(store().clip(ref, SMALL).frames_TCHW, at_once)
+
+
+def test_a_turned_video_is_shown_upright(tmp_path):
+    ref = write_video(tmp_path / "v.mp4", size=(160, 96), turn=90)
+    plan = store().plan(ref, SMALL)
+    assert plan.original == Size(96, 160)
+    assert plan.resized.height > plan.resized.width
+    upright = np.rot90(picture(0, 160, 96), 1).astype(int)
+    assert np.abs(all_frames(ref)[0].astype(int) - upright).mean() < 20
+
+
+def test_a_mirrored_video_is_refused(tmp_path):
+    unit = 2**16
+    ref = write_video(tmp_path / "v.mp4", matrix=(-unit, 0, 0, 0, unit, 0, 0, 0, 2**30))
+    with pytest.raises(MediaError, match="is shown mirrored or slanted"):
+        store().plan(ref, SMALL)
+
+
+def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
+    steady = [*range(24), *(24 + 1.2 * step for step in range(24))]
+    ref = write_video(tmp_path / "v.mp4", steady)
+    plan = store().plan(ref, SMALL)
+    assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
+    with pytest.raises(
+        MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which exceeds"
+    ):
+        store(max_drift_s=0.05).plan(ref, SMALL)
+    slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
+    for look in (store().plan, store().clip):
+        with pytest.raises(MediaError, match=r"frame 7 stands at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
+            look(slides, SMALL)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_fewer_frames_than_asked_for_are_refused(tmp_path, count):
+    with pytest.raises(MediaError, match=rf"asks for 4 frames \(fps=2, min_frames=4\) of {count}; lower them"):
+        store().plan(write_video(tmp_path / "v.mp4", range(count)), SMALL)
+
+
+def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
+    ref = write_video(tmp_path / "v.mp4")
+    quick = ClipRule(SMALL.video.model_copy(update={"fps": 24.0}), 14)
+    with pytest.raises(MediaError, match=r"asks for 96 frames \(fps=24, min_frames=4\) of 48"):
+        store().plan(ref, quick)
+    own_rate = ClipRule(SMALL.video.model_copy(update={"fps": 12.0}), 14)
+    assert store().plan(ref, own_rate).indices == tuple(range(48))
+
+
+@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
+def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
+    write_video(tmp_path / "v.mp4")
+    with pytest.raises(MediaError, match=r"s is no part of its 4\.000 s; correct start and end"):
+        store().plan(video_ref(tmp_path / "v.mp4", **span), SMALL)
+
+
+def test_a_part_between_two_frames_is_refused(tmp_path):
+    write_video(tmp_path / "v.mp4")
+    with pytest.raises(MediaError, match=r"no two frames from 1\.01 to 1\.05 s"):
+        store().plan(video_ref(tmp_path / "v.mp4", start=1.01, end=1.05), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_video_bytes": 1000}, r"bytes exceed max_video_bytes=1,000"),
+        ({"max_frames": 47}, "48 frames exceed max_frames=47"),
+        ({"max_seconds": 3.5}, r"4\.0 s exceed max_seconds=3\.5"),
+        ({"max_pixels": 12000}, "128x96 pixels exceed max_pixels=12,000"),
+        ({"max_aspect": 1}, "128x96 is longer than max_aspect=1"),
+    ],
+)
+def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
+    for name in ("v.mp4", "v.mkv"):  # an MKV does not say how many frames it has
+        with pytest.raises(MediaError, match=message):
+            store(**limits).plan(write_video(tmp_path / name), SMALL)
+
+
+def test_sound_alone_is_refused(tmp_path):
+    with pytest.raises(MediaError, match="has no moving pictures"):
+        store().plan(write_sound(tmp_path / "v.mp4"), SMALL)
+
+
+def test_deep_colours_are_refused(tmp_path):
+    ref = write_video(tmp_path / "v.mkv", range(4), codec="ffv1", pixels="yuv420p10le")
+    with pytest.raises(MediaError, match=r"more than 8 bits per channel \(yuv420p10le\)"):
+        store().plan(ref, SMALL)
+
+
+def test_no_frames_are_refused(tmp_path):
+    """Real headers of pictures, and not one picture behind them."""
+    write_video(tmp_path / "v.mp4", (), container={"movflags": "empty_moov+frag_keyframe"})
+    with pytest.raises(MediaError, match=r"v\.mp4: (contains no frames|damaged|has no)"):
+        store().plan(video_ref(tmp_path / "v.mp4"), SMALL)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("name", "flags"), [("v.mp4", {}), ("v.mp4", {"movflags": "faststart"}), ("v.mkv", {})])
+def test_a_truncated_file_is_refused(tmp_path, share, name, flags):
+    """Even where frames are left: an MP4 with its index in front, an MKV."""
+    whole = Path(write_video(tmp_path / name, container=flags).path).read_bytes()
+    (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(MediaError, match=r"(empty file|no MP4|damaged|is cut off)"):
+        store().plan(video_ref(tmp_path / name), SMALL)
+
+
+@pytest.mark.parametrize(
+    "content", [b"This is a text.\n", b"#EXTM3U\n#EXTINF:1,\nv.mp4\n", b"ffconcat version 1.0\nfile v.mp4\n"]
+)
+def test_texts_and_play_lists_are_refused(tmp_path, content):
+    """ffmpeg would follow a play list to any file or address."""
+    write_video(tmp_path / "v.mp4")
+    (tmp_path / "list.mp4").write_bytes(content)
+    with pytest.raises(MediaError, match=r"list\.mp4: no MP4, MOV, MKV, WEBM or AVI video"):
+        store().plan(video_ref(tmp_path / "list.mp4"), SMALL)
+
+
+def test_a_file_that_changed_is_refused(tmp_path):
+    ref = write_video(tmp_path / "v.mp4")
+    opener = store()
+    opener.plan(ref, SMALL)
+    write_video(tmp_path / "v.mp4", range(40))
+    with pytest.raises(MediaError, match="changed since it was referenced"):
+        opener.clip(ref, SMALL)
+
+
+def test_a_pipe_a_folder_and_a_file_outside_the_roots_are_refused(tmp_path):
+    ref = write_video(tmp_path / "v.mp4")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "link.mp4").symlink_to(ref.path)
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for path, problem in [(tmp_path, "not a file"), (tmp_path / "pipe.mp4", "not a file"), (tmp_path / "n", "no such")]:
+        with pytest.raises(MediaError, match=problem):
+            store().plan(VideoRef(path=str(path), sha256=""), SMALL)
+    with pytest.raises(MediaError, match=r"lies outside data\.roots"):
+        store(((tmp_path / "inner").resolve(),)).plan(video_ref(tmp_path / "inner" / "link.mp4"), SMALL)
+
+
+def test_a_plan_is_made_once(tmp_path):
+    ref, opener = write_video(tmp_path / "v.mp4"), store()
+    plan = opener.plan(ref, SMALL)
+    shutil.move(ref.path, tmp_path / "elsewhere.mp4")
+    assert opener.plan(ref, SMALL) is plan
+
+
+def test_nothing_is_printed(tmp_path):
+    """Not by ffmpeg about a damaged file, nor by qwen-vl-utils about its choices."""
+    ref = write_video(tmp_path / "v.mp4")
+    damaged = bytearray(Path(ref.path).read_bytes())
+    damaged[900:1100] = bytes(200)
+    (tmp_path / "damaged.mp4").write_bytes(damaged)
+    code = (
+        "import sys, mmrl.media; from test_media_video import *\n"
+        "store().clip(video_ref(Path(sys.argv[1])), SMALL)\n"
+        "with pytest.raises(MediaError): store().clip(video_ref(Path(sys.argv[2])), SMALL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, ref.path, str(tmp_path / "damaged.mp4")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

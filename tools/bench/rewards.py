@@ -1,0 +1,74 @@
+"""How many times a second a reward scores a response, on one core, against the floor it must keep.
+
+    python tools/bench/rewards.py [--seconds 1.0]
+
+Each is timed on the rows of its own case table that earn something and are not made long on purpose. A response is
+parsed once for all of its rewards, so parsing is not timed here. Exits 1 if a reward is below its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mmrl.plugins import resolve
+from mmrl_rewards.cases import Case, load
+from mmrl_rewards.contract import BoundReward, bind
+
+CASES = Path(__file__).parents[2] / "rewards" / "cases"
+FLOORS = {
+    "mmrl_rewards.box:iou": 20_000,
+    "mmrl_rewards.box:giou": 20_000,
+    "mmrl_rewards.box:diou": 20_000,
+    "mmrl_rewards.number:exact": 20_000,
+    "mmrl_rewards.choice:exact": 20_000,
+    "mmrl_rewards.format:tags": 20_000,
+    "mmrl_rewards.detect:iou": 0,
+    "mmrl_rewards.detect:f1": 0,
+    "mmrl_rewards.detect:average_precision": 0,
+    "mmrl_rewards.point:in_box": 0,
+    "mmrl_rewards.point:f1": 0,
+    "mmrl_rewards.span:iou": 0,
+    "mmrl_rewards.video:tube": 0,
+}
+"""Calls a second that a reward must reach; 0 for what is only shown."""
+
+
+def rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
+    """Calls a second of processor time, all of them in turn until the time is over."""
+    done, start = 0, time.process_time()
+    while (elapsed := time.process_time() - start) < seconds:
+        for call in calls:
+            call()
+        done += len(calls)
+    return done / elapsed
+
+
+def scoring(case: Case, reward: BoundReward) -> Callable[[], object]:
+    response, sample = case.build()
+    return lambda: reward(response, sample)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
+    seconds = parser.parse_args().seconds
+    rows = [case for table in sorted(CASES.glob("*.json")) for case in load(table)]
+    slow = []
+    print("| reward | a second | floor | times the floor |\n|---|---|---|---|")
+    for fn, floor in FLOORS.items():
+        cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
+        calls = [scoring(case, bind(resolve(fn, CASES), case.args)) for case in cases]
+        reached = rate(calls, seconds)
+        print(f"| `{fn}` | {reached:,.0f} | {floor:,} | {f'{reached / floor:.1f}' if floor else ''} |")
+        if reached < floor:
+            slow.append(fn)
+    sys.exit(f"below the floor: {', '.join(slow)}" if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
