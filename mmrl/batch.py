@@ -46,7 +46,7 @@ class PromptTensors:
     images_ND: torch.Tensor
     videos_ND: torch.Tensor
     positions_3P: torch.Tensor
-    seconds_V: torch.Tensor  # float64, from one pair of frames to the next; an engine works out positions by itself
+    seconds_V: torch.Tensor  # from one pair of frames to the next; an engine works out positions by itself
 
     @property
     def nbytes(self) -> int:

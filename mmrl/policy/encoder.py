@@ -126,7 +126,7 @@ class Encoder:
                 outline.ids, self._runs(sample.media, outline.layouts), merge=self.placeholders.merge
             ),
             seconds_V=torch.tensor(
-                [layout.second_per_grid for layout in outline.layouts if layout.seconds], dtype=torch.float64
+                [layout.second_per_grid for layout in outline.layouts if layout.seconds], dtype=torch.float32
             ),
         )
         prompt = Prompt(

@@ -58,7 +58,7 @@ class Meeting:
 @pytest.fixture(scope="module")
 def meetings(tiny, tmp_path_factory) -> dict[str, Meeting]:
     """All three families; an engine wants a process of its own, and starting takes longest, so side by side."""
-    clip = write_clip(tmp_path_factory.mktemp("long") / "clip.mp4", frames=96)
+    clip = write_clip(tmp_path_factory.mktemp("long") / "clip.mp4", frames=91)
     worlds = {family: world_for_vllm(tiny(family), family, clip) for family in FAMILIES}
     folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
     engines = {family: start(worlds[family], folders[family]) for family in FAMILIES}
