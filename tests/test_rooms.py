@@ -17,15 +17,18 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("build", "run", "catalogue"),
+    4: ("intake", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
-    1: ("ports", "answer", "config", "files", "options", "plugins", "compat", "mmrl_rewards", "mmrl_datasets"),
-    0: ("types", "mmrl"),
+    1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
+    0: ("types", "compat", "mmrl"),
 }
 # Neighbours that may be imported all the same.
 SIDEWAYS = {
     ("__main__", "cli"),
+    ("build", "intake"),
+    ("doctor", "intake"),
+    ("doctor", "build"),
     ("run", "build"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
@@ -33,6 +36,7 @@ SIDEWAYS = {
     ("learner", "policy"),
     ("checkpoint", "policy"),
     ("mmrl_rewards", "options"),
+    ("mmrl_datasets", "files"),  # which folders media may lie in is checked in one place
     ("mmrl_rewards", "answer"),  # case tables hold text, which the grammar parses
     ("mmrl_datasets", "answer"),  # right answers are checked as given ones are
 }
@@ -43,7 +47,6 @@ ONLY_IN = {
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/batch.py",
-        "mmrl/compat.py",
         "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
@@ -62,10 +65,12 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/",),
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "decord": (),  # tests compare with it
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": ("mmrl/build.py", "mmrl/catalogue.py"),  # names become functions in these places
+    "mmrl.plugins": (  # where names become functions
+        *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
+    ),
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (
@@ -73,7 +78,7 @@ LIGHT = (
     *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
     *("mmrl_rewards.span", "mmrl_rewards.video"),
-    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit"),
+    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from mmrl.types import ImageRef, Part, Place, Reject, Sample
-from mmrl_datasets.formats.row import BadRowError, Cells, cell, shown
-from mmrl_datasets.mapping import (
-    MARKER,
-    Fields,
-    Source,
-    checked_roles,
-    identity,
-    interleaved,
-    optional,
-    others,
-    picture_files,
-)
-from mmrl_datasets.picture_files import PictureFiles
-from mmrl_datasets.targets import Corners, answer_form, text
+from mmrl.types import Part, Place, Reject, Sample
+from mmrl_datasets.columns import Column, columns_of, needed, optional
+from mmrl_datasets.formats.row import BadRowError, Cells, shown
+from mmrl_datasets.mapping import Fields, Forms, Mark, Source, forms, identity, interleaved, marked, others
+from mmrl_datasets.media_files import MediaFiles, clip, media_files
+from mmrl_datasets.targets import Corners, text
 
-ROLES: Final = ("turns", "id", "images", "answer", "label", "thought")
+ROLES: Final = ("turns", "id", "images", "videos", "start", "end", "answer", "label", "thought", "medium")
 SPEAKERS: Final[Mapping[object, str]] = {
     "system": "system",
     "human": "user",
@@ -37,22 +28,22 @@ def rows(
     *,
     split: str = "train",
     path: str,
-    columns: Mapping[str, str],
+    columns: Mapping[str, str | tuple[str, ...]],
     kind: str,
     frame: str | None = None,
     corners: Corners = "xyxy",
     exchange: Literal["only", "first"] = "only",
     task: str | None = None,
-    image_root: str = ".",
-    allow_data_urls: bool = False,
+    media_root: str = ".",
     limit: int | None = None,
 ) -> Iterator[Sample | Reject]:
     """Samples of conversations: what the user asks, and what the assistant answers. The rest as in `table.rows`.
 
     Options:
-        columns: turns is the conversation. Pictures stand in it (`image_url` and `image` parts), or in the column
-            images, which a row may lack; then each `<image>`, and each `image` part without a value, takes the next.
-            The answer is the assistant's first turn, unless a column is named for it. Also id, label and thought.
+        columns: turns is the conversation. Media stand in it (`image_url`, `image`, `video_url` and `video` parts), or
+            in the columns images and videos, which a row may lack; then each `<image>` or `<video>`, and each part of
+            that type without a value, takes the next. The answer is the assistant's first turn, unless a column is
+            named for it. Also id, start, end, label, thought and medium.
         exchange: what is read of a conversation: `only` rejects those with a second question, `first` cuts them there.
 
     A system turn tells how to answer, which is the config's business: it goes into `meta`.
@@ -60,26 +51,36 @@ def rows(
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
-    roles = checked_roles(columns, ROLES, ("turns",))
-    pictures = picture_files(place, image_root, allow_data_urls=allow_data_urls)
-    source = Source(path=path, split=split, task=task, form=answer_form(kind, frame, corners), limit=limit)
-    return source.samples(place, roles.values(), lambda cells: _fields(cells, roles, pictures, exchange))
+    roles = columns_of(columns, ROLES, ("turns",))
+    files = media_files(place, media_root)
+    answers = forms(kind, frame, corners)
+    source = Source(path=path, split=split, task=task, limit=limit)
+    return source.samples(
+        source.rows(place),
+        needed(roles.values()) | answers.needs,
+        lambda cells: _fields(cells, roles, answers, files, exchange),
+    )
 
 
-def _fields(cells: Cells, roles: Mapping[str, str], pictures: PictureFiles, exchange: str) -> Fields:
-    system, question, reply = _exchange(_turns(cell(cells, roles["turns"])), exchange)
+def _fields(cells: Cells, roles: Mapping[str, Column], answers: Forms, files: MediaFiles, exchange: str) -> Fields:
+    system, question, reply = _exchange(_turns(roles["turns"].of(cells)), exchange)
     if "answer" in roles:
-        answer = cell(cells, roles["answer"])
+        answer = roles["answer"].of(cells)
     elif reply is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
         answer = _said(reply)
+    given = {role: optional(cells, roles.get(role)) for role in ROLES}
+    images = files.images(given["images"])
+    videos = files.videos(given["videos"], clip(given["start"], given["end"]))
     return Fields(
-        parts=_parts(question, pictures.refs(optional(cells, roles.get("images"))), pictures),
+        parts=interleaved(_pieces(question, files), images, videos),
+        form=answers.of(cells),
         answer=answer,
-        name=identity(cell(cells, roles["id"])) if "id" in roles else None,
-        label=optional(cells, roles.get("label")),
-        thought=optional(cells, roles.get("thought")),
+        name=identity(roles["id"].of(cells)) if "id" in roles else None,
+        label=given["label"],
+        thought=given["thought"],
+        medium=given["medium"],
         meta=others(cells, roles.values()) | ({} if system is None else {"system": _said(system)}),
     )
 
@@ -121,40 +122,28 @@ def _said(content: object) -> object:
     return content
 
 
-def _parts(content: object, images: list[ImageRef], pictures: PictureFiles) -> tuple[Part, ...]:
+def _pieces(content: object, files: MediaFiles) -> list[Part | Mark]:
+    """What a turn says, with a mark where a medium of a column belongs."""
     if not isinstance(content, list):
-        return interleaved(text(content, "question"), images)
-    waiting = iter(images)
-    parts: list[Part] = []
-    for entry in content:
-        parts += _part(entry, waiting, pictures)
-    left = len(list(waiting))
-    if left == len(images):  # none is named by a part: they come first, as in a question without markers
-        parts = [*images, *parts]
-    elif left:
-        raise BadRowError(f"the question has no place for {left} of {len(images)} pictures")
-    if not any(isinstance(part, str) and part.strip() for part in parts):
-        raise BadRowError("the question must say something besides pictures")
-    return tuple(parts)
+        return [*marked(text(content, "question"))]
+    pieces = [piece for entry in content for piece in _piece(entry, files)]
+    if not any(isinstance(piece, str) and piece.strip() for piece in pieces):
+        raise BadRowError("the question must say something besides pictures and videos")
+    return pieces
 
 
-def _part(entry: object, waiting: Iterator[ImageRef], pictures: PictureFiles) -> list[Part]:
+def _piece(entry: object, files: MediaFiles) -> Sequence[Part | Mark]:
     match entry:
-        case {"type": "text", "text": str(said)}:
-            pieces = said.split(MARKER)
-            placed = [_next(waiting) for _ in pieces[1:]]
-            return list(interleaved(said, placed)) if placed else [text(said, "question")]
+        case {"type": "text", "text": said}:
+            return marked(text(said, "question"))
         case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url", "image_url": str(url)}:
-            return [pictures.ref(url)]
+            return [files.image(url)]
+        case {"type": "video_url", "video_url": {"url": url}} | {"type": "video_url", "video_url": str(url)}:
+            return [files.video(url)]
         case {"type": "image", "image": picture} if picture is not None:
-            return [pictures.ref(picture)]
-        case {"type": "image"}:
-            return [_next(waiting)]
-    raise BadRowError(f"a part must be of type text, image_url or image, is {shown(entry)}")
-
-
-def _next(waiting: Iterator[ImageRef]) -> ImageRef:
-    image = next(waiting, None)
-    if image is None:
-        raise BadRowError("the question has places for more pictures than there are")
-    return image
+            return [files.image(picture)]
+        case {"type": "video", "video": video} if video is not None:
+            return [files.video(entry)]
+        case {"type": "image" | "video" as kind}:
+            return [Mark(kind)]
+    raise BadRowError(f"a part must be of type text, image_url, image, video_url or video; is {shown(entry)}")

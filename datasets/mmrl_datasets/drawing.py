@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -16,6 +16,7 @@ from mmrl_datasets.pictures import Split, cutout
 from mmrl_datasets.store import write_once
 
 Box = tuple[int, int, int, int]
+_Fact = TypeVar("_Fact", bound=tuple[Any, ...] | str)  # sorts, and its repr is the same in every process
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "red": (226, 32, 38),
@@ -43,22 +44,22 @@ def stream(seed: int, *names: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
 
-def split_of(things: Sequence[Thing]) -> Split:
+def split_of(facts: Sequence[_Fact]) -> Split:
     """The one split a composition may occur in, by a hash of what stands where: 80 % train, 10 % each of the others."""
-    tenth = hashlib.sha256(repr(sorted(things)).encode()).digest()[0] % 10
+    tenth = hashlib.sha256(repr(sorted(facts)).encode()).digest()[0] % 10
     return "test" if tenth == 0 else "validation" if tenth == 1 else "train"
 
 
-def compose(split: Split, draw: Callable[[], Sequence[Thing] | None]) -> Sequence[Thing]:
-    """Draw layouts until one exists (is not None) and belongs to the split.
+def compose(split: Split, draw: Callable[[], Sequence[_Fact] | None]) -> Sequence[_Fact]:
+    """Draw compositions (things, or other facts that make them up) until one exists (is not None) and belongs here.
 
     Raises:
         UserError: things of this number and size find no room.
     """
     for _ in range(MAX_DRAWS):
-        things = draw()
-        if things is not None and split_of(things) == split:
-            return things
+        facts = draw()
+        if facts is not None and split_of(facts) == split:
+            return facts
     raise UserError("the things find no room in the picture; use fewer of them or a larger `image_px`")
 
 

@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from mmrl.types import ImageRef, Kind, Part, Place, Reject, Sample, Target, UserError
+from mmrl.answer import FRAMED
+from mmrl.types import ImageRef, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl_datasets.columns import Column, Filled, column
 from mmrl_datasets.formats.files import open_rows
-from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, cell, did_you_mean, has, shown
-from mmrl_datasets.picture_files import PictureFiles
-from mmrl_datasets.targets import LETTERS, AnswerForm, text
+from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has, shown
+from mmrl_datasets.targets import LETTERS, AnswerForm, Corners, answer_form, text
 
-MARKER: Final = "<image>"
+MARKER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
+
+
+class Mark(NamedTuple):
+    """A place for a medium: the next of a kind, or picture number `number`, from 1."""
+
+    kind: str
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What a layout finds in a row, unchecked. `options` are those of a multiple choice question, A first."""
+    """What a layout finds in a row, unchecked. `options` are those of a multiple choice question, A first; they are in
+    `parts` already. `medium` is the number of the medium that coordinates belong to.
+    """
 
     parts: tuple[Part, ...]
+    form: AnswerForm
     answer: object
     options: tuple[str, ...] = ()
     name: str | None = None
     label: object = None
     thought: object = None
+    medium: object = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from and what their samples are called and checked against."""
+    """Where rows come from and what their samples are called."""
 
     path: str
     split: str
     task: str | None
-    form: AnswerForm
     limit: int | None = None
 
+    def rows(self, place: Place) -> Iterator[Row]:
+        """The rows of a file, a folder or the hub, by the name's ending; raises as `open_rows`."""
+        return open_rows(place.base, self.path, self.split)
+
     def samples(
-        self, place: Place, columns: Collection[str], read: Callable[[Cells], Fields]
+        self, rows: Iterable[Row], columns: Collection[str], read: Callable[[Cells], Fields]
     ) -> Iterator[Sample | Reject]:
         """A sample for every row that `read` understands, a `Reject` for every other.
 
@@ -48,12 +65,11 @@ class Source:
         setting is.
 
         Raises:
-            UserError: now, the source cannot be opened; later, it breaks off, or no row has one of the columns.
+            UserError: now, an impossible limit; later, the source breaks off or is empty, or no row has a column.
         """
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit} must be at least 1, or null for all rows")
         task = self.task or self.path.rstrip("/").rpartition("/")[2].partition(".")[0]
-        rows = open_rows(place.base, self.path, self.split)
         return self._converted(rows, f"{task}/{self.split}", task, columns, read)
 
     def _converted(
@@ -61,6 +77,7 @@ class Source:
     ) -> Iterator[Sample | Reject]:
         seen: dict[str, str] = {}
         census = _Census(columns)
+        row = None
         for row in islice(rows, self.limit):
             try:
                 if isinstance(row.cells, BadRowError):
@@ -71,30 +88,44 @@ class Source:
                 if name in seen:
                     raise BadRowError(f"the id {name!r} is that of {seen[name]} too")
                 seen[name] = row.name
-                yield self._sample(name, task, fields)
+                yield _sample(name, task, fields)
             except RecursionError:
                 yield Reject(f"{prefix}/{row.name}", f"{row.where}: nested too deeply")
             except BadRowError as problem:
                 census.note(problem, row.where)
                 yield Reject(f"{prefix}/{row.name}", f"{row.where}: {problem}")
+        if row is None:
+            raise UserError(f"{self.path}: holds no row")
         census.close(self.path, whole=self.limit is None)
 
-    def _sample(self, name: str, task: str, fields: Fields) -> Sample:
-        if self.form.kind is Kind.BOX and not any(isinstance(part, ImageRef) for part in fields.parts):
-            raise BadRowError("a box needs a picture to lie in, and there is none")
-        listed = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, fields.options, strict=False))
-        return Sample(
-            id=name,
-            task=task,
-            parts=_joined((*fields.parts, listed)),
-            target=self._target(fields.answer, "answer", fields),
-            label=None if fields.label is None else self._target(fields.label, "label", fields),
-            thought=None if fields.thought is None else text(fields.thought, "thought"),
-            meta={column: _plain(value) for column, value in fields.meta.items()},
-        )
 
-    def _target(self, value: object, role: str, fields: Fields) -> Target:
-        return self.form.target(value, role, fields.options)
+def _sample(name: str, task: str, fields: Fields) -> Sample:
+    parts = _joined(fields.parts)
+    target = _target(fields.answer, "answer", fields, parts)
+    return Sample(
+        id=name,
+        task=task,
+        parts=parts,
+        target=target,
+        label=None if fields.label is None else _target(fields.label, "label", fields, parts),
+        thought=None if fields.thought is None else text(fields.thought, "thought"),
+        meta={column: _plain(value) for column, value in fields.meta.items()},
+    )
+
+
+def _target(value: object, role: str, fields: Fields, parts: Sequence[Part]) -> Target:
+    target = fields.form.target(value, role, fields.options)
+    count = sum(not isinstance(part, str) for part in parts)
+    if target.frame is not None and not count:
+        raise BadRowError(f"a {target.kind} needs a picture or video to lie in, and there is none")
+    if fields.medium is None:
+        return target
+    medium = fields.medium
+    if isinstance(medium, str) and medium.strip().isdecimal():
+        medium = int(medium)
+    if isinstance(medium, bool) or not isinstance(medium, int) or not 0 <= medium < count:
+        raise BadRowError(f"medium must be the number of one of {count} media, from 0; is {shown(fields.medium)}")
+    return replace(target, medium=medium)
 
 
 class _Census:
@@ -127,27 +158,38 @@ class _Census:
             raise UserError(f"{path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
-def checked_roles(columns: Mapping[str, str], roles: Collection[str], required: Iterable[str]) -> Mapping[str, str]:
-    """The mapping from roles to columns, when it can be one.
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What the answers of a source are: all of one form, or each of the kind that a template says."""
 
-    Raises:
-        UserError: a role that does not exist or is missing, or a column that is no name.
-    """
-    for role, column in columns.items():
-        if role not in roles:
-            raise UserError(f"columns: unknown role {role!r}{did_you_mean(role, roles)}; there are {', '.join(roles)}")
-        if not isinstance(column, str):
-            raise UserError(f"columns: {role} must name a column, is {shown(column)}")
-    missing = [role for role in required if role not in columns]
-    if missing:
-        raise UserError(f"columns: say which column is the {' and which the '.join(missing)}")
-    return columns
+    kind: AnswerForm | Filled
+    frame: str | None
+    corners: Corners
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns that the template needs."""
+        return self.kind.needs if isinstance(self.kind, Filled) else frozenset()
+
+    def of(self, cells: Cells) -> AnswerForm:
+        """The form of a row's answer.
+
+        Raises:
+            BadRowError: the template says no kind.
+        """
+        if isinstance(self.kind, AnswerForm):
+            return self.kind
+        kind = text(self.kind.of(cells), "kind").strip()
+        try:
+            return answer_form(kind, self.frame if kind in FRAMED else None, self.corners)
+        except UserError as error:
+            raise BadRowError(str(error)) from error
 
 
-def picture_files(place: Place, image_root: str, *, allow_data_urls: bool = False) -> PictureFiles:
-    """Pictures below `image_root`, which is relative to `place.base`; unpacked ones go to `place.work`/media."""
-    root = (place.base / image_root).resolve()
-    return PictureFiles(root=root, media=place.work / "media", allow_data_urls=allow_data_urls)
+def forms(kind: str, frame: str | None, corners: Corners) -> Forms:
+    """The forms that options name; raises as `answer_form`."""
+    written = column(kind, "kind")
+    return Forms(written if isinstance(written, Filled) else answer_form(kind, frame, corners), frame, corners)
 
 
 def identity(value: object) -> str:
@@ -161,31 +203,93 @@ def identity(value: object) -> str:
     return text(str(value), "id")
 
 
-def optional(cells: Cells, column: str | None) -> object:
-    """The value of a column, None when the column has no name or this row lacks it."""
-    return cell(cells, column) if column is not None and has(cells, column) else None
+def listed(options: Iterable[str]) -> str:
+    """Options as they stand below a question."""
+    return "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
 
 
-def interleaved(question: str, images: Sequence[ImageRef]) -> tuple[Part, ...]:
-    """Text with a picture wherever it says `<image>`; when it never does, the pictures come first.
+def choices(value: object) -> tuple[str, ...]:
+    """The options of a cell: a list, or text that writes one as Python or JSON do; none for null and empty ones.
 
     Raises:
-        BadRowError: another number of pictures than of markers.
+        BadRowError: it is neither, or one option is none.
     """
-    texts = question.split(MARKER)
-    if len(texts) == 1:
-        return (*images, question)
-    if len(texts) - 1 != len(images):
-        raise BadRowError(f"the question says {MARKER} {len(texts) - 1} times, and there are {len(images)} pictures")
-    parts: list[Part] = [texts[0]]
-    for image, following in zip(images, texts[1:], strict=True):
-        parts += [image, following]
-    return tuple(part for part in parts if part != "")
+    options = literal(value, "choices") if isinstance(value, str) else value
+    if options is None or options == []:
+        return ()
+    if not isinstance(options, list) or len(options) < 2:
+        raise BadRowError(f"choices must be a list of two or more, is {shown(value)}")
+    return tuple(text(option, "choice") for option in options)
 
 
-def others(cells: Cells, columns: Iterable[str]) -> dict[str, Any]:
-    """The cells that no role has taken; `a.b` takes all of `a`."""
-    taken = {name for column in columns for name in (column, column.partition(".")[0])}
+def literal(written: str, role: str) -> object:
+    """What text says in the way of Python or JSON.
+
+    Raises:
+        BadRowError: it says nothing.
+    """
+    try:
+        return ast.literal_eval(written.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BadRowError(f"{role} must be a list, is {shown(written)}") from error
+
+
+def marked(written: str) -> list[str | Mark]:
+    """Text, cut where it has a place for a medium."""
+    pieces: list[str | Mark] = []
+    end = 0
+    for match in MARKER.finditer(written):
+        number = match["number"]
+        pieces += [written[end : match.start()], Mark("image", int(number)) if number else Mark(match["kind"])]
+        end = match.end()
+    return [piece for piece in (*pieces, written[end:]) if piece != ""]
+
+
+def interleaved(
+    pieces: Sequence[Part | Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef] = ()
+) -> tuple[Part, ...]:
+    """The pieces with a medium in every place for one; when there is no place, the media come first.
+
+    Where there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. Numbered places name a picture,
+    which may stand in several.
+
+    Raises:
+        BadRowError: another number of media than of places, or a picture that no number names.
+    """
+    marks = [piece for piece in pieces if isinstance(piece, Mark)]
+    media = _numbered(marks, images, videos) if any(mark.number for mark in marks) else _in_turn(marks, images, videos)
+    if not marks:
+        return (*media, *(piece for piece in pieces if not isinstance(piece, Mark)))
+    waiting = iter(media)
+    return tuple(next(waiting) if isinstance(piece, Mark) else piece for piece in pieces)
+
+
+def _numbered(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef]) -> list[MediaRef]:
+    named = {mark.number for mark in marks}
+    if None in named or videos:
+        raise BadRowError("numbered places for pictures stand beside others: number all, or none")
+    wrong = named ^ set(range(1, len(images) + 1))
+    if wrong:
+        raise BadRowError(f"the question names the pictures {sorted(filter(None, named))}, and there are {len(images)}")
+    return [images[mark.number - 1] for mark in marks if mark.number]
+
+
+def _in_turn(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef]) -> list[MediaRef]:
+    if not marks:
+        return [*images, *videos]
+    kinds = ["video" if videos and not images else mark.kind for mark in marks]
+    for kind, media in (("image", images), ("video", videos)):
+        count = kinds.count(kind)
+        if count != len(media):
+            raise BadRowError(f"the question says <{kind}> {count} times, and there are {len(media)} {kind}s")
+    waiting: dict[str, Iterator[MediaRef]] = {"image": iter(images), "video": iter(videos)}
+    return [next(waiting[kind]) for kind in kinds]
+
+
+def others(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
+    """The cells that no role has taken whole; `a.b` takes all of `a`."""
+    used = (name for column in columns for name in column.uses_up)
+    taken = {name for column in used for name in (column, column.partition(".")[0])}
     return {column: value for column, value in cells.items() if column not in taken}
 
 

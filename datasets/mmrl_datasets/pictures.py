@@ -58,6 +58,16 @@ def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
     return {name: region(photograph, split, patch_px) for name, photograph in photographs.items()}
 
 
+def photographs(split: Split, patch_px: int) -> list[Image.Image]:
+    """Scenes whose parts look different: each photograph's own columns of the split, RGB, scaled likewise."""
+    china, flower = load_sample_images().images
+    scenes = (
+        *(skimage.data.astronaut(), skimage.data.chelsea(), skimage.data.coffee(), skimage.data.coins()),
+        *(skimage.data.rocket(), china, flower),
+    )
+    return [region(scene, split, patch_px) for scene in scenes]
+
+
 def handwriting(split: Split) -> tuple[list[Image.Image], list[int]]:
     """Handwritten digits as 8 x 8 ink (0 none, 255 full), and their values; runs by one writer stay together."""
     bunch = load_digits()

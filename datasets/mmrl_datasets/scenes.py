@@ -6,7 +6,7 @@ does not depend on how it is labelled.
 
 Options all three share:
     split: train, validation or test.
-    size: number of samples.
+    size: number of samples; null never ends.
     image_px: side of the square picture.
     background: how strongly a real texture shows behind, 0 to 1.
     seed: fixes the samples whatever the run's seed, which is taken when None.
@@ -14,8 +14,7 @@ Options all three share:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -31,11 +30,19 @@ from mmrl_datasets.drawing import (
     compose,
     paint_shape,
     paste_print,
-    save_png,
     scatter,
-    stream,
 )
-from mmrl_datasets.pictures import Split, as_split, cutout, handwriting, materials, textures
+from mmrl_datasets.generation import (
+    Dice,
+    Draft,
+    check_among,
+    check_fractions,
+    check_least,
+    either,
+    samples,
+    things_meta,
+)
+from mmrl_datasets.pictures import as_split, cutout, handwriting, materials, textures
 
 GREY: Final = 128
 PAPER: Final = 224
@@ -44,29 +51,11 @@ UNCLEAR: Final = "unclear"
 DRAWN: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dice:
-    """One sample's independent random streams."""
-
-    layout: np.random.Generator
-    pixels: np.random.Generator
-    label: np.random.Generator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
-    picture: Image.Image
-    question: str
-    target: Target
-    label: Target
-    things: Sequence[Thing]
-
-
 def counting(
     place: Place,
     *,
     split: str,
-    size: int,
+    size: int | None,
     image_px: int = 48,
     max_count: int = 4,
     colours: Sequence[str] = ("red", "green", "blue", "yellow"),
@@ -85,13 +74,13 @@ def counting(
         UserError: an option is out of range.
     """
     part = as_split(split)
-    _check_fractions(background=background, label_miss=label_miss)
-    _check_least(1, size=size, max_count=max_count)
-    _check_least(24, image_px=image_px)
+    check_fractions(background=background, label_miss=label_miss)
+    check_least(1, size=size, max_count=max_count)
+    check_least(24, image_px=image_px)
     _check_colours(colours)
     scenery = textures(part, image_px)
 
-    def draw(dice: _Dice) -> _Scene:
+    def draw(dice: Dice) -> Draft:
         colour = colours[int(dice.layout.integers(len(colours)))]
         count = int(dice.layout.integers(max_count + 1))
         others = [other for other in colours if other != colour]
@@ -100,22 +89,21 @@ def counting(
         for thing in things:
             paint_shape(canvas, thing)
         noticed = max(count - int(dice.label.random() < label_miss), 0)
-        return _Scene(
-            picture=canvas,
-            question=_either(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes."),
+        return Draft(
+            parts=(canvas, either(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes.")),
             target=Target(kind=Kind.NUMBER, value=count),
             label=Target(kind=Kind.NUMBER, value=noticed),
-            things=things,
+            meta={"things": things_meta(things)},
         )
 
-    return _samples(place, "count", part, draw, size=size, seed=seed)
+    return samples(place, "count", part, draw, size=size, seed=seed)
 
 
 def grounding(
     place: Place,
     *,
     split: str,
-    size: int,
+    size: int | None,
     image_px: int = 48,
     max_things: int = 2,
     grid_px: int = 4,
@@ -136,17 +124,18 @@ def grounding(
         UserError: an option is out of range.
     """
     part = as_split(split)
-    _check_fractions(background=background)
-    _check_least(1, size=size, max_things=max_things, grid_px=grid_px)
-    _check_least(0, label_pad_px=label_pad_px)
+    check_fractions(background=background)
+    check_least(1, size=size, max_things=max_things, grid_px=grid_px)
+    check_least(0, label_pad_px=label_pad_px)
     sides = _sides(image_px, grid_px)
-    photos = materials(part, sides[-1]) if _is_photos(things) else {}
+    check_among(("photos", "shapes"), things=things)
+    photos = materials(part, sides[-1]) if things == "photos" else {}
     names = tuple(photos) or DRAWN
     if max_things > len(names):
         raise UserError(f"max_things={max_things} exceeds the {len(names)} things there are: {', '.join(names)}")
     scenery = textures(part, image_px)
 
-    def draw(dice: _Dice) -> _Scene:
+    def draw(dice: Dice) -> Draft:
         count = 1 + int(dice.layout.integers(max_things))
         placed = compose(
             part, lambda: _named(dice.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
@@ -155,22 +144,21 @@ def grounding(
         for thing in placed:
             _put(canvas, thing, photos, dice.pixels)
         asked = placed[0]
-        return _Scene(
-            picture=canvas,
-            question=_either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}."),
+        return Draft(
+            parts=(canvas, either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}.")),
             target=_box_target(asked.box),
             label=_box_target(_padded(dice.label, asked.box, label_pad_px, image_px)),
-            things=placed,
+            meta={"things": things_meta(placed)},
         )
 
-    return _samples(place, "ground", part, draw, size=size, seed=seed)
+    return samples(place, "ground", part, draw, size=size, seed=seed)
 
 
 def digits(
     place: Place,
     *,
     split: str,
-    size: int,
+    size: int | None,
     image_px: int = 48,
     length: int = 2,
     min_length: int | None = None,
@@ -190,14 +178,14 @@ def digits(
     """
     part = as_split(split)
     fewest = length if min_length is None else min_length
-    _check_fractions(background=background, label_giveup=label_giveup)
-    _check_least(1, size=size, min_length=fewest)
-    _check_least(fewest, length=length)
-    _check_least(12 * length, image_px=image_px)
+    check_fractions(background=background, label_giveup=label_giveup)
+    check_least(1, size=size, min_length=fewest)
+    check_least(fewest, length=length)
+    check_least(12 * length, image_px=image_px)
     scenery = textures(part, image_px)
     inks, values = handwriting(part)
 
-    def draw(dice: _Dice) -> _Scene:
+    def draw(dice: Dice) -> Draft:
         count = int(dice.layout.integers(fewest, length + 1))
         picks = [int(pick) for pick in dice.layout.integers(len(inks), size=count)]
         boxes = _line(dice.layout, count, image_px // length, image_px)
@@ -206,34 +194,14 @@ def digits(
             canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
         number = "".join(str(values[pick]) for pick in picks)
         written = UNCLEAR if dice.label.random() < label_giveup else number
-        return _Scene(
-            picture=canvas,
-            question=_either(dice.layout, "Read the number.", "Which number is this?"),
+        return Draft(
+            parts=(canvas, either(dice.layout, "Read the number.", "Which number is this?")),
             target=Target(kind=Kind.TEXT, value=number),
             label=Target(kind=Kind.TEXT, value=written),
-            things=[Thing(digit, box) for digit, box in zip(number, boxes, strict=True)],
+            meta={"things": things_meta([Thing(digit, box) for digit, box in zip(number, boxes, strict=True)])},
         )
 
-    return _samples(place, "read", part, draw, size=size, seed=seed)
-
-
-def _samples(
-    place: Place, task: str, split: Split, draw: Callable[[_Dice], _Scene], *, size: int, seed: int | None
-) -> Iterator[Sample]:
-    root = place.seed if seed is None else seed
-    folder = place.work / f"{task}-{split}"
-    for index in range(size):
-        name = f"{task}/{split}/{index:06d}"
-        layout, pixels, label = (stream(root, name, use) for use in ("layout", "pixels", "label"))
-        scene = draw(_Dice(layout=layout, pixels=pixels, label=label))
-        yield Sample(
-            id=name,
-            task=task,
-            parts=(save_png(scene.picture, folder, f"{index:06d}"), scene.question),
-            target=scene.target,
-            label=scene.label,
-            meta={"things": [[thing.name, list(thing.box)] for thing in scene.things]},
-        )
+    return samples(place, "read", part, draw, size=size, seed=seed)
 
 
 def _shapes(
@@ -254,12 +222,6 @@ def _sides(image_px: int, grid_px: int) -> list[int]:
     if image_px % grid_px or image_px < 4 * grid_px or image_px < 32:
         raise UserError(f"image_px={image_px} must be at least 32, and 4 or more times grid_px={grid_px} without rest")
     return [side for side in range(grid_px, image_px // 2 + 1, grid_px) if side >= image_px // 4]
-
-
-def _is_photos(things: str) -> bool:
-    if things not in ("photos", "shapes"):
-        raise UserError(f"things={things!r} is unknown; use 'photos' or 'shapes'")
-    return things == "photos"
 
 
 def _named(
@@ -293,10 +255,6 @@ def _line(rng: np.random.Generator, count: int, slot: int, image_px: int) -> lis
     return boxes
 
 
-def _either(rng: np.random.Generator, first: str, second: str) -> str:
-    return first if rng.random() < 0.5 else second
-
-
 def _box_target(box: Box) -> Target:
     return Target(kind=Kind.BOX, value=list(box), frame=Frame.PX_ORIGINAL)
 
@@ -305,18 +263,6 @@ def _padded(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> B
     left, top, right, bottom = (pad_px * int(pushed) for pushed in rng.random(4) < 0.75)
     x1, y1, x2, y2 = box
     return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)
-
-
-def _check_fractions(**options: float) -> None:
-    for name, value in options.items():
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"{name}={value} must lie between 0 and 1")
-
-
-def _check_least(least: int, **options: int) -> None:
-    for name, value in options.items():
-        if value < least:
-            raise UserError(f"{name}={value} must be at least {least}")
 
 
 def _check_colours(colours: Sequence[str]) -> None:

@@ -30,3 +30,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set one value by dotted path, written as YAML; stages by name or index: stages.rl.steps=50",
     )
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up, as an argument's type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)

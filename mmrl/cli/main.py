@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import mmrl
-from mmrl.cli import config, explain, reward, train
+from mmrl.cli import config, data, explain, reward, train
 from mmrl.types import UserError
 
 EPILOG = """\
@@ -17,6 +17,7 @@ examples:
   mmrl train configs/quickstart.yaml run.seed=1 stages.rl.optimizer.lr=2e-4
   mmrl explain configs/quickstart.yaml
   mmrl reward list
+  mmrl data check configs/quickstart.yaml
 
 `mmrl COMMAND --help` says more about a command.
 """
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mmrl {mmrl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in (train, explain, reward, config):
+    for command in (train, data, reward, explain, config):
         command.add_parser(commands)
     return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments
+from mmrl.cli.common import Commands, add_command, add_config_arguments, positive
 
 DETAILS = """\
 examples:
@@ -22,7 +22,7 @@ def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = add_command(commands, "train", "train a model as a config says, or resume where it stopped", DETAILS)
     add_config_arguments(parser)
-    parser.add_argument("--steps", type=_positive, metavar="N", help="at most N optimizer steps in every stage")
+    parser.add_argument("--steps", type=positive, metavar="N", help="at most N optimizer steps in every stage")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write the run here instead of `run.dir`")
     parser.set_defaults(run=run)
 
@@ -35,9 +35,3 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.run import train  # torch comes with it: after the config is known to be right
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
-    return int(text)

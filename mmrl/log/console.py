@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as Screen
@@ -26,6 +26,8 @@ NUMBERS = (  # label, metric, format
 PIPE_WIDTH = 160
 QUIET_SECONDS = 60.0  # a piped run never stays silent for longer, if a step ends
 FORESIGHT_STEPS = 5  # the first steps are slower and would promise too much
+
+Item = TypeVar("Item")
 
 
 class _Bar(Progress):
@@ -70,6 +72,15 @@ class Console:
     def warn(self, text: str) -> None:
         """Print a message that must not be missed."""
         self._screen.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+
+    def track(self, what: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
+        """The same items; on a terminal a bar shows how many of `total` have come."""
+        if not self._screen.is_terminal:
+            yield from items
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._screen, transient=True) as bar:
+            yield from bar.track(items, total=total, description=what)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; every column but the first is aligned to the right."""

@@ -1,4 +1,4 @@
-"""The only room that opens pictures and videos. It has an effect at import (see `mmrl.compat`)."""
+"""The only room that opens pictures and videos. It has an effect at import (see `compat`)."""
 
 from mmrl.compat import tolerate_cuda_builds
 

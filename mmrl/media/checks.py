@@ -22,16 +22,15 @@ def locate(path: str, roots: Sequence[Path], max_bytes: int, limit: str) -> Path
     """
     try:
         place = inside(Path(path), roots)
+    except UserError as error:
+        raise MediaError(str(error)) from error
+    try:
         if not place.is_file():
             problem = "not a file" if place.exists() else "no such file"
             raise MediaError(f"{path}: {problem}; correct the path or restore it")
         size = place.stat().st_size
     except OSError as error:
         raise unreadable(path, error) from error
-    except MediaError:
-        raise
-    except UserError as error:
-        raise MediaError(str(error)) from error
     if size > max_bytes:
         raise MediaError(f"{path}: {size:,} bytes exceed {limit}={max_bytes:,}; shrink it or raise the limit")
     if not size:

@@ -8,7 +8,7 @@ from qwen_vl_utils.vision_process import smart_resize
 from mmrl.types import Size
 
 
-def fitted_size(size: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
+def fitted_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float) -> Size:
     """The size a picture is resized to: sides multiples of `factor`, area within limits, shape nearly kept."""
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)

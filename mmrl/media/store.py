@@ -36,6 +36,14 @@ class MediaStore:
         """
         return self._sizes[ref] if ref in self._sizes else Size(*self.open(ref).size)
 
+    def remember(self, ref: ImageRef, size: Size) -> None:
+        """Take the size of a picture that another process opened."""
+        self._sizes[ref] = size
+
+    def remember_plan(self, ref: VideoRef, rule: ClipRule, plan: ClipPlan) -> None:
+        """Take the plan that another process made of a video."""
+        self._plans[ref, rule] = plan
+
     def open(self, ref: ImageRef) -> Image.Image:
         """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
 

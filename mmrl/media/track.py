@@ -114,11 +114,12 @@ class TrackReader:
         for packet in self._container.demux():
             if packet.size == 0:  # the end of the file
                 continue
-            if packet.pts is None or packet.is_corrupt:
-                raise MediaError(f"{self._path}: frame {len(times)} is damaged or has no time; convert it to mp4")
-            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+            if packet.pts is not None:
+                end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
             if packet.stream_index != self._stream.index:
                 continue
+            if packet.pts is None or packet.is_corrupt:
+                raise MediaError(f"{self._path}: frame {len(times)} is damaged or has no time; convert it to mp4")
             if packet.is_keyframe:
                 keys.append(packet.pts)
             if not packet.is_discard:  # an edit list hides it, though others may be decoded from it

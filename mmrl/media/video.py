@@ -17,20 +17,20 @@ from qwen_vl_utils.vision_process import (
     VIDEO_MAX_TOKEN_NUM,
     calculate_video_frame_range,
     smart_nframes,
-    smart_resize,
 )
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.checks import MediaError
+from mmrl.media.resize import fitted_size
 from mmrl.media.track import Track, TrackReader, open_track
 from mmrl.types import Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClipRule:
     """How videos are seen by a model whose patches have `patch` pixels a side."""
 
@@ -38,7 +38,7 @@ class ClipRule:
     patch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClipPlan:
     """What will be seen of a video: `indices` of frames into the file, which has `total` at `fps` on average.
 
@@ -53,11 +53,11 @@ class ClipPlan:
 
     @property
     def sample_fps(self) -> float:
-        """Frames per second as seen, over the part that is seen."""
+        """Frames per second as seen."""
         return len(self.indices) / (self.indices[-1] - self.indices[0] + 1) * self.fps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
     """A plan and its pixels: float32 [T, C, H, W] from 0 to 255, RGB."""
 
@@ -84,7 +84,7 @@ def read_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limi
     """
     with open_track(ref, roots, limits) as reader:
         plan = _plan(ref, rule, reader, limits)
-        return Clip(plan, _frames(reader, plan))
+        return Clip(plan=plan, frames_TCHW=_frames(reader, plan))
 
 
 def _plan(ref: VideoRef, rule: ClipRule, reader: TrackReader, limits: Limits) -> ClipPlan:
@@ -97,7 +97,13 @@ def _plan(ref: VideoRef, rule: ClipRule, reader: TrackReader, limits: Limits) ->
                 f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
                 f"exceeds max_drift_s={limits.max_drift_s}; convert it to a constant rate or raise the limit"
             )
-    return ClipPlan(indices, track.fps, len(track.times), reader.size, _resized(reader.size, len(indices), rule))
+    return ClipPlan(
+        indices=indices,
+        fps=track.fps,
+        total=len(track.times),
+        original=reader.size,
+        resized=_resized(reader.size, len(indices), rule),
+    )
 
 
 def _indices(ref: VideoRef, video: Video, track: Track) -> tuple[int, ...]:
@@ -129,8 +135,7 @@ def _resized(size: Size, count: int, rule: ClipRule) -> Size:
     video = rule.video
     share = min(VIDEO_MAX_TOKEN_NUM * side**2, video.total_pixels / count * FRAME_FACTOR)
     most = min(video.max_pixels, max(share, int(video.min_pixels * 1.05)))
-    height, width = smart_resize(size.height, size.width, side, min_pixels=video.min_pixels, max_pixels=most)
-    return Size(width, height)
+    return fitted_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=most)
 
 
 def _frames(reader: TrackReader, plan: ClipPlan) -> torch.Tensor:

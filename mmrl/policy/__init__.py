@@ -1,4 +1,4 @@
-"""The policy room: Qwen-VL models and their processors. It has an effect at import (see `mmrl.compat`)."""
+"""The policy room: Qwen-VL models and their processors. It has an effect at import (see `compat`)."""
 
 from mmrl.compat import tolerate_cuda_builds
 

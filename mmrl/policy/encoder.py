@@ -18,13 +18,9 @@ from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.policy.families import Clock, Family
 from mmrl.policy.positions import Grid, Run, mrope_positions
-from mmrl.types import ImageRef, MediaRef, Part, Prompt, ResizeMap, Sample, UserError, VideoRef
+from mmrl.types import ImageRef, MediaRef, Part, Prompt, ResizeMap, Sample, TooLongError, UserError, VideoRef
 
 _START, _END = "<|vision_start|>", "<|vision_end|>"
-
-
-class TooLongError(UserError):
-    """A prompt of more tokens than `model.max_prompt_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class Encoder:
         self._store = store
         self._instruct = instruct
         self._max_prompt_tokens = max_prompt_tokens
-        self._clip_rule = ClipRule(video=video, patch=hf.image_processor.patch_size)
+        self.clip_rule = ClipRule(video=video, patch=hf.image_processor.patch_size)
         self._special = [str(token) for token in hf.tokenizer.added_tokens_decoder.values() if token.special]
         self.placeholders = Placeholders(
             image=hf.image_token_id, video=hf.video_token_id, merge=hf.image_processor.merge_size
@@ -141,12 +137,12 @@ class Encoder:
         return Feed(prompt, tensors)
 
     def _layout(self, ref: MediaRef) -> Layout:
-        patch = self._clip_rule.patch
+        patch = self.clip_rule.patch
         if isinstance(ref, ImageRef):
             size = self._store.size(ref)
             fitted = fitted_size(size, **self._area())
             return Layout(resize=ResizeMap(size, fitted), grid=(1, fitted.height // patch, fitted.width // patch))
-        plan = self._store.plan(ref, self._clip_rule)
+        plan = self._store.plan(ref, self.clip_rule)
         pair = self.hf.video_processor.temporal_patch_size
         taken = [index / plan.fps for index in plan.indices]
         return Layout(
@@ -207,7 +203,7 @@ class Encoder:
     def _video_patches(self, refs: Sequence[VideoRef]) -> torch.Tensor:
         if not refs:
             return self._nothing()
-        clips = [self._store.clip(ref, self._clip_rule).frames_TCHW for ref in refs]
+        clips = [self._store.clip(ref, self.clip_rule).frames_TCHW for ref in refs]
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
         done = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
         cut: torch.Tensor = self.hf.video_processor(clips, return_tensors="pt", **done)["pixel_values_videos"]

@@ -120,7 +120,7 @@ def _compared(
 
 
 def _above(value: float, floor: float) -> float:
-    return max(0.0, (value - floor) / (1.0 - floor))
+    return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))
 
 
 def _in_image(value: object) -> tuple[int, tuple[float, ...]]:

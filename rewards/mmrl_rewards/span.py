@@ -93,7 +93,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 def _overlap(a: Span, b: Span) -> float:
     shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
-    return shared / (a[1] - a[0] + b[1] - b[0] - shared)
+    return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)  # in this order it cannot round to more than 1
 
 
 def _shown(span: Span) -> str:

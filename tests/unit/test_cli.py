@@ -33,7 +33,13 @@ def mmrl_command(*words, **options):
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], []])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--help"], ["train", "--help"], ["explain", "--help"], ["config", "--help"], []),
+        *(["data", "--help"], ["data", "check", "--help"], ["data", "show", "--help"], ["data", "make", "--help"]),
+    ],
+)
 def test_help_imports_nothing_heavy(words):
     code = (
         "import sys\nfrom mmrl.cli import main\n"
@@ -62,7 +68,16 @@ def test_without_a_command_help_goes_to_stderr():
 
 
 @pytest.mark.parametrize(
-    "words", [["trian", "x"], ["explain"], ["config", "yaml"], ["config", "schema", "a=b"], ["--verison"]]
+    "words",
+    [
+        ["trian", "x"],
+        ["explain"],
+        ["data"],
+        ["data", "check"],
+        ["config", "yaml"],
+        ["config", "schema", "a=b"],
+        ["--verison"],
+    ],
 )
 def test_a_wrong_command_line_exits_2(words, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -79,9 +94,9 @@ def test_steps_must_be_a_positive_number(config, steps, capsys):
     assert "--steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "explain"])
+@pytest.mark.parametrize("command", [["train"], ["explain"], ["data", "check"], ["data", "show"]])
 def test_a_user_error_exits_2_with_every_line_and_no_traceback(command, config):
-    done = mmrl_command(command, config, "run.sed=1", "stages.rl.steps=x")
+    done = mmrl_command(*command, config, "run.sed=1", "stages.rl.steps=x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         "mmrl: error: command line: run.sed: unknown key; did you mean `seed`?",

@@ -31,7 +31,7 @@ def pixels(sample):
 
 
 def things(sample):
-    return [(name, tuple(box)) for name, box in sample.meta["things"]]
+    return [(thing["name"], tuple(thing["box"])) for thing in sample.meta["things"]]
 
 
 def test_the_datasets_folder_is_no_package():

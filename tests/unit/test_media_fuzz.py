@@ -18,7 +18,7 @@ from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, ImageRef
 
-SOME, ALL = (ClipRule(Video(fps=fps, min_pixels=784, max_pixels=3136), 14) for fps in (6.0, 12.0))
+SOME, ALL = (ClipRule(video=Video(fps=fps, min_pixels=784, max_pixels=3136), patch=14) for fps in (6.0, 12.0))
 VIDEOS = {
     "h264.mp4": {},
     "front.mp4": {"container": {"movflags": "faststart"}},  # the index comes first: truncation spares it

@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from mmrl.media.track import open_track
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, Size, VideoRef
 
-SMALL = ClipRule(Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), 14)
+SMALL = ClipRule(video=Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch=14)
 ROOTS = (Path("/"),)
 
 
@@ -56,15 +57,21 @@ def test_a_clip_is_what_fetch_video_gives(tmp_path, monkeypatch, rule, patch, sp
     write_video(tmp_path / "v.mp4")
     monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
     request = rule.model_dump() | {f"video_{name}": second for name, second in span.items()}
-    theirs, metadata = vision_process.fetch_video(
-        {"video": str(tmp_path / "v.mp4"), **request}, image_patch_size=patch, return_video_metadata=True
+    (theirs, metadata), sample_fps = vision_process.fetch_video(
+        {"video": str(tmp_path / "v.mp4"), **request},
+        image_patch_size=patch,
+        return_video_metadata=True,
+        return_video_sample_fps=True,
     )
     opener, ref = store(), video_ref(tmp_path / "v.mp4", **span)
-    plan, clip = opener.plan(ref, ClipRule(rule, patch)), opener.clip(ref, ClipRule(rule, patch))
+    plan, clip = (
+        opener.plan(ref, ClipRule(video=rule, patch=patch)),
+        opener.clip(ref, ClipRule(video=rule, patch=patch)),
+    )
     assert torch.equal(clip.frames_TCHW, theirs)
     assert clip.plan == plan
     assert list(plan.indices) == metadata["frames_indices"]
-    assert (plan.fps, plan.total) == (metadata["fps"], 48)
+    assert (plan.fps, plan.total, plan.sample_fps) == (metadata["fps"], 48, sample_fps)
     assert (plan.original, plan.resized) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
 
 
@@ -165,10 +172,10 @@ def test_fewer_frames_than_asked_for_are_refused(tmp_path, count):
 
 def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
     ref = write_video(tmp_path / "v.mp4")
-    quick = ClipRule(SMALL.video.model_copy(update={"fps": 24.0}), 14)
+    quick = ClipRule(video=SMALL.video.model_copy(update={"fps": 24.0}), patch=14)
     with pytest.raises(MediaError, match=r"asks for 96 frames \(fps=24, min_frames=4\) of 48"):
         store().plan(ref, quick)
-    own_rate = ClipRule(SMALL.video.model_copy(update={"fps": 12.0}), 14)
+    own_rate = ClipRule(video=SMALL.video.model_copy(update={"fps": 12.0}), patch=14)
     assert store().plan(ref, own_rate).indices == tuple(range(48))
 
 
@@ -266,6 +273,13 @@ def test_a_plan_is_made_once(tmp_path):
     plan = opener.plan(ref, SMALL)
     shutil.move(ref.path, tmp_path / "elsewhere.mp4")
     assert opener.plan(ref, SMALL) is plan
+
+
+def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
+    ref, opener = write_video(tmp_path / "v.mp4"), store()
+    opener._plans[ref, SMALL] = replace(opener.plan(ref, SMALL), total=47)
+    with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
+        opener.clip(ref, SMALL)
 
 
 def test_nothing_is_printed(tmp_path):

@@ -12,9 +12,9 @@ import mmrl.policy.processor as processor_module
 from mmrl.answer import Grammar
 from mmrl.config.schema import Limits
 from mmrl.media.store import MediaStore
-from mmrl.policy.encoder import Encoder, TooLongError
+from mmrl.policy.encoder import Encoder
 from mmrl.policy.processor import QwenProcessor
-from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, UserError
+from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
 

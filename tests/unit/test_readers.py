@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Image, Value
 from pyarrow import parquet
 
-from mmrl.types import Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
+from mmrl.types import Access, Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
 from mmrl_datasets import chat, mapping, table, vlmevalkit
 from mmrl_datasets.formats import json_list, jsonl, separated
 
@@ -20,7 +20,9 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    base = tmp_path / "home"
+    base.mkdir()
+    return Place(work=base / "work", base=base, seed=0, access=Access(roots=(base,)))
 
 
 def stored(place, content, ending=".png"):
@@ -54,14 +56,14 @@ def read(place):
     (place.base / "pics").mkdir()
     for name in ("a", "b"):
         (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
-    (place.base / "secret.png").write_bytes(b"outside")
-    (place.base / "pics" / "link.png").symlink_to(place.base / "secret.png")
+    (place.base.parent / "secret.png").write_bytes(b"outside")
+    (place.base / "pics" / "link.png").symlink_to(place.base.parent / "secret.png")
     (place.base / "pics" / "loop.png").symlink_to("loop.png")
 
     def read(*lines, **options):
         text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
         (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
-        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "image_root": "pics"}
+        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "media_root": "pics"}
         return list(table.rows(place, **(settings | options)))
 
     return read
@@ -132,18 +134,21 @@ def test_the_limit_counts_rows(read):
         (GOOD | {"q": 5}, "question must be text"),
         (GOOD | {"q": "  "}, "question must be text that is not empty"),
         (GOOD | {"key": 1.5}, "id must be text or a whole number"),
-        (GOOD | {"pics": "c.png"}, "picture 'c.png' is not under image_root"),
+        (GOOD | {"pics": "c.png"}, "picture 'c.png' cannot be read: it is not there"),
         (GOOD | {"pics": "."}, "picture '.' cannot be read"),
-        (GOOD | {"pics": "a\0.png"}, "cannot be read"),
-        (GOOD | {"pics": "loop.png"}, "picture 'loop.png' cannot be read"),
-        (GOOD | {"pics": "https://example.org/a.png"}, "https URLs are refused"),
-        (GOOD | {"pics": "file:///etc/hostname"}, "file URLs are refused"),
-        (GOOD | {"pics": "data:image/png;base64,iVBO"}, "data URLs are refused unless `allow_data_urls: true`"),
-        (GOOD | {"pics": "../secret.png"}, "lies outside image_root"),
-        (GOOD | {"pics": "link.png"}, "lies outside image_root"),
-        (GOOD | {"pics": "/etc/hostname"}, "lies outside image_root"),
+        (GOOD | {"pics": "a\0.png"}, "leads nowhere"),
+        (GOOD | {"pics": "loop.png"}, "leads nowhere"),
+        (GOOD | {"pics": "https://example.org/a.png"}, "https URLs are refused unless data.urls has http"),
+        (GOOD | {"pics": "file:///etc/hostname"}, "file URLs are refused unless data.urls has file"),
+        (GOOD | {"pics": "s3://bucket/a.png"}, "s3 URLs are refused always"),
+        (GOOD | {"pics": "data:image/png;base64,iVBO"}, "data URLs are refused unless data.urls has data"),
+        (GOOD | {"pics": "../../secret.png"}, "lies outside data.roots"),
+        (GOOD | {"pics": "link.png"}, "lies outside data.roots"),
+        (GOOD | {"pics": "/etc/hostname"}, "lies outside data.roots"),
         (GOOD | {"pics": [3]}, "picture must be text"),
-        (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 pictures"),
+        (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 images"),
+        (GOOD | {"q": "<image 2>?"}, "names the pictures [2], and there are 1"),
+        (GOOD | {"q": "<image 1> or <image>?"}, "number all, or none"),
     ],
 )
 def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reason):
@@ -196,9 +201,11 @@ def test_a_missing_column_is_named_with_what_there_is(read):
         ({"path": "pics/a.png"}, r"the format is known by the name's ending; there are \.jsonl"),
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"prompt": "Where?"}, r"prompt takes the place of columns\.question"),
-        ({"kind": "bx"}, r"kind='bx' is unknown \(did you mean 'box'\?\)"),
+        ({"kind": "boxs"}, r"kind='boxs' is unknown \(did you mean 'boxes'\?\)"),
         ({"kind": "box"}, "set `frame` for action, box"),
         ({"frame": "norm_1"}, "set `frame` for action, box"),
+        ({"prompt": "{{ q", "columns": {"answer": "a"}}, r"prompt: '\{\{ q' is no template"),
+        ({"columns": COLUMNS | {"question": "{% q"}}, r"columns\.question: .* is no template"),
         ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
         ({"columns": {"question": "q"}}, "which column is the answer"),
         ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
@@ -228,28 +235,83 @@ def test_corner_and_size_become_corners(read):
     assert "empty or inverted" in flat.reason
 
 
+BARE = {"id": "key", "images": "pics", "answer": "a"}
+
+
 def test_a_prompt_puts_in_columns(read):
-    columns = {"id": "key", "images": "pics", "answer": "a"}
-    prompt = "<image>{{Find}} {q} of {m.size} x{n}."
-    (sample,) = read(GOOD | {"q": "{key}", "m": {"size": "L"}, "n": 2}, columns=columns, prompt=prompt)
-    assert sample.parts[1] == "{Find} {key} of L x2."
+    prompt = "<image>{Find} {{ q }} of {{ m.size }} x{{ n }}{% if n > 1 %}, all{% endif %}."
+    (sample,) = read(GOOD | {"q": "{{ key }}", "m": {"size": "L"}, "n": 2}, columns=BARE, prompt=prompt)
+    assert sample.parts[1] == "{Find} {{ key }} of L x2, all."
+    assert sample.meta == {"q": "{{ key }}", "m": {"size": "L"}, "n": 2}
     row = GOOD | {"m": {"size": 1}, "n": 1}
-    null, flat, good = read(row | {"q": None}, row | {"m": 1}, row, columns=columns, prompt=prompt)
-    assert "prompt: column 'q' must be text or a number, is None" in null.reason
-    assert "there is no column 'm.size'" in flat.reason
+    null, flat, lacking, good = read(
+        row | {"q": None}, row | {"m": 1}, {k: v for k, v in row.items() if k != "n"}, row, columns=BARE, prompt=prompt
+    )
+    assert "only text and numbers can be put into a template, not None" in null.reason
+    assert "template '<image>{Find} " in null.reason
+    assert "has no attribute 'size'" in flat.reason
+    assert "there is no column 'n'" in lacking.reason
     assert isinstance(good, Sample)
 
 
-@pytest.mark.parametrize("prompt", ["{q!r}", "{q:>9}", "{}", "{q", "q}", "{q:{a}}"])
-def test_a_prompt_does_nothing_but_put_in(read, prompt):
-    with pytest.raises(UserError, match="prompt"):
-        read(GOOD, columns={"answer": "a"}, prompt=prompt)
+def test_a_prompt_names_a_column_that_no_row_has(read):
+    with pytest.raises(UserError, match=r"there is no column 'qq' \(did you mean 'q'\?\); there are key, pics, q, a"):
+        read(GOOD, columns=BARE, prompt="{{ qq }}")
 
 
-@pytest.mark.parametrize("prompt", ["{q.__class__}", "{q[0]}"])
-def test_a_prompt_reaches_no_attribute(read, prompt):
-    with pytest.raises(UserError, match="there is no column"):
-        read(GOOD, columns={"answer": "a"}, prompt=prompt)
+@pytest.mark.parametrize(
+    "prompt", ["{{ q.__class__.__mro__ }}", "{{ q.format.__globals__ }}", "{{ q ** q }}", "{{ q[9] }}", "{{ m }}"]
+)
+def test_a_prompt_runs_in_a_sandbox(read, prompt):
+    (bad,) = read(GOOD | {"m": [1]}, columns=BARE, prompt=prompt)
+    assert f"template {prompt!r}: " in bad.reason
+
+
+def test_a_role_may_be_a_template(read, place):
+    columns = {"question": "q", "answer": "{{ a | striptags }}", "images": "{{ stem }}.png", "id": "{{ stem }}-{{ n }}"}
+    (sample,) = read({"q": "?", "a": "<answer> 3 </answer>", "stem": "b", "n": 5}, columns=columns)
+    assert (sample.id, sample.images, sample.target.value) == ("rows/train/b-5", (ref(place, "b"),), 3)
+
+
+def test_each_row_may_have_a_kind_of_its_own(read):
+    kind = "{{ 'number' if type == 'count' else 'box' if type == 'find' else type }}"
+    number, box, letter, bad = read(
+        GOOD | {"type": "count"},
+        GOOD | {"key": 2, "type": "find", "a": [1, 2, 3, 4]},
+        GOOD | {"key": 3, "type": "choice", "a": "c"},
+        GOOD | {"key": 4, "type": "chioce", "a": "c"},
+        kind=kind,
+        frame="px_original",
+    )
+    assert number.target == Target(kind=Kind.NUMBER, value=3)
+    assert (box.target.kind, box.target.frame) == (Kind.BOX, Frame.PX_ORIGINAL)
+    assert letter.target == Target(kind=Kind.CHOICE, value="C")
+    assert "kind='chioce' is unknown (did you mean 'choice'?)" in bad.reason
+
+
+def test_coordinates_belong_to_a_medium(read):
+    columns = COLUMNS | {"medium": "m"}
+    options = {"columns": columns, "kind": "box", "frame": "px_original"}
+    row = GOOD | {"pics": ["a.png", "b.png"], "a": [1, 2, 3, 4]}
+    second, written, *bad = read(
+        row | {"m": 1},
+        row | {"key": 2, "m": "0"},
+        row | {"key": 3, "m": 2},
+        row | {"key": 4, "m": True},
+        row | {"key": 5, "m": 0, "pics": None},
+        **options,
+    )
+    assert (second.target.medium, written.target.medium) == (1, 0)
+    assert ["one of 2 media, from 0; is 2" in bad[0].reason, "is True" in bad[1].reason] == [True, True]
+    assert "a box needs a picture or video to lie in" in bad[2].reason
+
+
+def test_numbered_places_name_their_picture(read, place):
+    columns = {"question": "q", "answer": "a", "images": ["one", "two", "three"], "choices": "c"}
+    row = {"q": "<image 2> shows?", "a": "B", "one": "a.png", "two": "b.png", "three": None}
+    (sample,) = read(row | {"c": "['<image_1>', \"isn't <image2>\"]"}, columns=columns, kind="choice")
+    a, b = ref(place, "a"), ref(place, "b")
+    assert sample.parts == (b, " shows?\nA. ", a, "\nB. isn't ", b)
 
 
 @pytest.mark.parametrize(("answer", "letter"), [("b", "B"), ("B", "B"), ("a dog", "B"), ("C", None), ("dog", None)])
@@ -337,7 +399,7 @@ def test_rec_rows_of_vlm_r1(place):
            "normalized_solution": [0.1, 0.2, 0.3, 0.4], "height": 100, "width": 100}  # fmt: skip
     nan = row | {"solution": [10, float("nan"), 30, 40]}
     (place.base / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
-    settings = {"path": "rec.json", "image_root": "coco", "kind": "box", "prompt": "Where is {problem}?"}
+    settings = {"path": "rec.json", "media_root": "coco", "kind": "box", "prompt": "Where is {{ problem }}?"}
     good, *bad = table.rows(place, **settings, columns={"images": "image", "answer": "solution"}, frame="px_original")
     assert good.parts == (ref, "Where is the left cup?")
     assert good.target == Target(kind=Kind.BOX, value=[10, 20, 30, 40], frame=Frame.PX_ORIGINAL)
@@ -368,7 +430,7 @@ def check_easy(place, results):
     assert one.parts == (stored(place, PNG), "How long is AB?")
     assert one.target == Target(kind=Kind.NUMBER, value=3.5)
     assert "answer must be a finite number" in word.reason
-    assert "picture of 0 bytes" in empty.reason
+    assert "embedded picture has 0 bytes, must have 1 to 50,000,000; see data.limits.max_bytes" in empty.reason
     assert plain.parts == ("1+1?",)
     assert len([file for file in (place.work / "media").rglob("*") if file.is_file()]) == 1, "stored once"
 
@@ -506,11 +568,11 @@ def test_a_benchmark_with_paths_and_open_answers(place):
     write_tsv(place, [
         {"index": "0", "image_path": "a.png", "question": "Count.", "answer": "3"},
         {"index": "1", "image_path": "['a.png', 'a.png']", "question": "Count.", "answer": "3"},
-        {"index": "2", "image_path": "../bench.tsv", "question": "Count.", "answer": "3"},
+        {"index": "2", "image_path": "../../bench.tsv", "question": "Count.", "answer": "3"},
     ])  # fmt: skip
-    one, two, bad = vlmevalkit.rows(place, path="bench.tsv", kind="number", image_root="images")
+    one, two, bad = vlmevalkit.rows(place, path="bench.tsv", kind="number", media_root="images")
     assert (one.parts, one.target.value, two.images) == ((ref, "Count."), 3, (ref, ref))
-    assert "lies outside image_root" in bad.reason
+    assert "lies outside data.roots" in bad.reason
     write_tsv(place, [{"index": "0", "question": "Count.", "answer": "3"}])
     with pytest.raises(UserError, match="there is no column 'image'"):
         list(vlmevalkit.rows(place, path="bench.tsv", kind="number"))
@@ -601,21 +663,6 @@ def test_rows_of_verl(talk, place):
     assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k"})
 
 
-def test_data_urls_only_when_allowed(talk, place):
-    def row(url):
-        content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
-        return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "It."}]}
-
-    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
-    (refused,) = talk(row(url), columns={"turns": "messages"})
-    assert "data URLs are refused unless `allow_data_urls: true`" in refused.reason
-    rows = [row(url), row("data:text/html;base64,aGk="), row(url + "%"), row("http://x/a.png"), row("FILE:///a.png")]
-    good, *bad = talk(*rows, columns={"turns": "messages"}, allow_data_urls=True)
-    assert good.parts == ("What?", stored(place, PNG))
-    wanted = ["must be `data:image/", "is not base64", "http URLs are refused", "file URLs are refused"]
-    assert all(part in result.reason for part, result in zip(wanted, bad, strict=True))
-
-
 LONG = [ASKED, TOLD, {"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."}]
 
 
@@ -641,12 +688,18 @@ def said(*content):
         ([{"from": "robot", "value": "?"}], "unknown speaker 'robot'"),
         ([{"from": "human", "text": "?"}], "a turn must have from and value"),
         ([3], "a turn must have from and value"),
-        ([{"from": "human", "value": "<image><image>?"}, TOLD], "<image> 2 times, and there are 1 pictures"),
+        ([{"from": "human", "value": "<image><image>?"}, TOLD], "<image> 2 times, and there are 1 images"),
         ([ASKED, {"from": "gpt", "value": " "}], "answer must be text"),
-        (said({"type": "video", "video": "a.mp4"}), "a part must be of type text, image_url or image"),
+        (
+            said({"type": "audio", "audio": "a.wav"}),
+            "a part must be of type text, image_url, image, video_url or video",
+        ),
         (said({"type": "image"}), "must say something besides pictures"),
-        (said({"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}), "more pictures than there are"),
-        (said({"type": "image", "image": "c.png"}, {"type": "text", "text": "?"}), "is not under image_root"),
+        (
+            said({"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}),
+            "says <image> 2 times, and there are 1 images",
+        ),
+        (said({"type": "image", "image": "c.png"}, {"type": "text", "text": "?"}), "picture 'c.png' cannot be read"),
     ],
 )
 def test_bad_conversations(talk, turns, reason):

@@ -120,14 +120,29 @@ def test_whatever_the_grammar_lets_through_stays_finite():
     assert value(point.distance, Kind.POINT, [5, 5], huge[2:], options={"falloff": "linear"}) == 0
     assert value(span.iou, Kind.SPAN, [1, 2], (0, 1e9)) < 0.01
     assert value(span.union_iou, Kind.SPANS, [[1, 2]], ((0, 1e9), (3, 1e9))) < 0.01
-    for time in (10**400, 1.7e308, -1, "0", True):
-        answer = [{"time": time, "bbox_2d": [0, 0, 1, 1e308]}]
-        assert value(video.tube, Kind.JSON, [{"time": 0, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
+    for entry in ((10**400, 1), (1.7e308, 1), (-1, 1), ("1", 1), (True, 1), (1, 1e308)):
+        answer = [{"time": entry[0], "bbox_2d": [0, 0, 1, entry[1]]}]
+        assert value(video.tube, Kind.JSON, [{"time": 1, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
     term = box.referring(
         *pair(Kind.JSON, {"image": 1, "bbox_2d": [0, 0, 1, 1]}, {"image": 10**4000, "bbox_2d": [0, 0, 1, 1]})
     )
     assert term.value == 0
     assert len(term.reason) < 250
+
+
+def test_rounding_lifts_nothing_above_one():
+    rng = random.Random(10)
+    for _ in range(300):
+        x, y, width, height = (rng.uniform(0.01, 99) for _ in range(4))
+        same = (x, y, x + width, y + height)
+        near = (math.nextafter(x, 0), y, math.nextafter(x + width, 999), y + height)
+        for other in (same, near):
+            for reward in (box.iou, box.giou, box.diou):
+                assert 0.999 < value(reward, Kind.BOX, list(same), other) <= 1
+            for reward in (detect.iou, detect.f1, detect.average_precision):
+                assert 0.999 < value(reward, Kind.BOXES, [same, (0, 0, 9, 9)], regions([other, (0, 0, 9, 9)])) <= 1
+        for reward, kind, target in ((span.iou, Kind.SPAN, same[::2]), (span.f1, Kind.SPANS, (same[::2],))):
+            assert value(reward, kind, target, target) == 1
 
 
 def test_coordinates_belong_to_their_medium():

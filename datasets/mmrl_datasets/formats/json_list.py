@@ -14,18 +14,30 @@ from mmrl_datasets.formats.row import Row, shown
 MAX_BYTES: Final = 512 << 20
 
 
+def load(file: Path) -> object:
+    """The content of a JSON file.
+
+    Raises:
+        UserError: there is no such file, or it is too large, or not JSON.
+    """
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    if file.stat().st_size > MAX_BYTES:
+        raise UserError(f"{file}: is larger than {MAX_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts")
+    try:
+        content: object = json.loads(file.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error
+    return content
+
+
 def read(file: Path) -> Iterator[Row]:
     """Each item of the list.
 
     Raises:
-        UserError: the file is too large, not JSON, or not such a list.
+        UserError: as `load`, or it is not such a list.
     """
-    if file.stat().st_size > MAX_BYTES:
-        raise UserError(f"{file}: is larger than {MAX_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts")
-    try:
-        content = json.loads(file.read_bytes().decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is not JSON in UTF-8 ({error})") from error
+    content = load(file)
     items = content.get("data") if isinstance(content, dict) else content
     if not isinstance(items, list):
         raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {shown(content)}")

@@ -44,6 +44,22 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
             yield Row(f"row-{number}", f"{file}: row {inside}", cells)
 
 
+def write(file: Path, rows: Sequence[Cells]) -> None:
+    """Write rows; one that lacks a column of another has null there.
+
+    Raises:
+        UserError: a column holds values of several types.
+    """
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    try:
+        write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), file)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{file}: Parquet cannot hold the rows ({error}); write JSON Lines instead") from error
+
+
 def _cells(file: Path) -> Iterator[Cells]:
     import pyarrow
     from pyarrow.parquet import ParquetFile

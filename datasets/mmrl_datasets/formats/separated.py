@@ -17,7 +17,7 @@ def read(file: Path) -> Iterator[Row]:
     """Each record, all cells text; a record that is not blank is named by the line it ends on.
 
     Raises:
-        UserError: there is no header, or one that names a column twice.
+        UserError: there is no header, or one that names a column twice or is not UTF-8.
     """
     csv.field_size_limit(MAX_CELL_CHARS)  # of the whole process; pictures in base64 exceed what Python sets
     # Bytes that are no UTF-8 become lone surrogates, which spoil their own record instead of the whole file.
@@ -43,6 +43,8 @@ def _header(file: Path, records: Iterator[list[str]]) -> list[str]:
         header = next(records, [])
     except csv.Error as error:
         raise UserError(f"{file}: the header cannot be read ({error})") from error
+    if not all(_is_utf8(name) for name in header):
+        raise UserError(f"{file}: the header is not UTF-8; save the file as UTF-8")
     if not any(header) or len(set(header)) < len(header):
         raise UserError(f"{file}: the first line must name the columns, each once; it is {header}")
     return header

@@ -1,0 +1,161 @@
+"""Samples as a table and files beside it, which `table.rows` reads back to equal samples.
+
+    DIR/samples.jsonl     a row per sample: id, images, videos, question, answer, label, thought, then the keys of meta
+    DIR/media/            pictures and videos; the table names them relative to DIR
+
+A column that no sample needs is left out. In the question `<image>` and `<video>` stand where the media do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from mmrl.files import json_line
+from mmrl.types import Access, Frame, ImageRef, Kind, MediaRef, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl_datasets import table
+from mmrl_datasets.formats import parquet
+
+Format = Literal["jsonl", "parquet"]
+MEDIA: Final = "media"
+READER: Final = "mmrl_datasets.table:rows"
+ROLES: Final = ("id", "images", "videos", "question", "answer", "label", "thought", "medium")
+
+
+@contextmanager
+def fresh_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that takes its place when all went well, and leaves nothing behind otherwise.
+
+    Raises:
+        UserError: `out` holds something already, or cannot be written.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} is not an empty folder; choose another place, or remove it first")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            yield folder
+            folder.chmod(0o755)  # a temporary folder is the owner's alone
+            folder.replace(out)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+
+
+def write_table(samples: Iterable[Sample | Reject], folder: Path, form: Format) -> dict[str, Any]:
+    """Write samples below a folder; returns the options with which `table.rows` reads them, relative to the folder.
+
+    Media that do not lie in `folder`/media yet are copied there.
+
+    Raises:
+        UserError: there is no sample, or a rejected one; they are not of one task, split and kind; one of them does not
+            read back as it was.
+    """
+    kept = [_accepted(sample) for sample in samples]
+    if not kept:
+        raise UserError("there is not one sample to write")
+    options = _common(kept)
+    own = [_own_columns(sample, f"{options['task']}/{options['split']}/", folder) for sample in kept]
+    used = [role for role in ROLES if any(row[role] not in (None, []) for row in own)]
+    rows = [{role: row[role] for role in used} | dict(sample.meta) for sample, row in zip(kept, own, strict=True)]
+    options |= {"path": f"samples.{form}", "image_root": ".", "columns": {role: role for role in used}}
+    if form == "parquet":
+        parquet.write(folder / options["path"], rows)
+    else:
+        (folder / options["path"]).write_text("".join(map(json_line, rows)), encoding="utf-8")
+    _check(kept, folder, options)
+    return options
+
+
+def _accepted(sample: Sample | Reject) -> Sample:
+    if isinstance(sample, Reject):
+        raise UserError(f"sample {sample.id} cannot be written: {sample.reason}")
+    return sample
+
+
+def _common(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What the reader's options say of all samples at once."""
+    first = samples[0]
+    split = first.id.removeprefix(f"{first.task}/").partition("/")[0]
+    for sample in samples:
+        if (sample.task, _form(sample.target)) != (first.task, _form(first.target)):
+            raise UserError(
+                f"{first.id} and {sample.id} differ in task, kind or frame: write each to a table of its own"
+            )
+        if not sample.id.startswith(f"{first.task}/{split}/"):
+            raise UserError(f"sample {sample.id!r} is not called <task>/<split>/<name>, as a table calls its rows")
+    frame = {} if first.target.frame is None else {"frame": str(first.target.frame)}
+    return {"split": split, "task": first.task, "kind": str(first.target.kind), **frame}
+
+
+def _own_columns(sample: Sample, prefix: str, folder: Path) -> dict[str, Any]:
+    paths = [(ref, _stored(ref, sample.id, folder)) for ref in sample.media]
+    return {
+        "id": sample.id.removeprefix(prefix),
+        "images": [path for ref, path in paths if isinstance(ref, ImageRef)],
+        "videos": [path for ref, path in paths if not isinstance(ref, ImageRef)],
+        "question": _question(sample),
+        "answer": sample.target.value,
+        "label": None if sample.label is None else sample.label.value,
+        "thought": sample.thought,
+        "medium": sample.target.medium or None,
+    }
+
+
+def _question(sample: Sample) -> str:
+    markers = {ImageRef: "<image>", VideoRef: "<video>"}
+    return "".join(part if isinstance(part, str) else markers[type(part)] for part in sample.parts)
+
+
+def _stored(ref: MediaRef, who: str, folder: Path) -> str:
+    """The medium's path within the folder, which it is copied to unless it lies there."""
+    source, media = Path(ref.path).resolve(), folder.resolve() / MEDIA
+    if not source.is_relative_to(media):
+        copy = media / f"{ref.sha256}{source.suffix}"
+        try:
+            media.mkdir(exist_ok=True)
+            shutil.copyfile(source, copy)
+        except OSError as error:
+            raise UserError(f"sample {who}: {source} cannot be copied: {error.strerror}") from error
+        source = copy
+    return source.relative_to(folder.resolve()).as_posix()
+
+
+def _check(samples: Sequence[Sample], folder: Path, options: Mapping[str, Any]) -> None:
+    """Read the table as a run will, and compare."""
+    place = Place(work=folder, base=folder, seed=0, access=Access(roots=(folder.resolve(),)))
+    for sample, again in zip(samples, table.rows(place, **options), strict=True):
+        if isinstance(again, Reject):
+            raise UserError(f"sample {sample.id} cannot be read back: {again.reason}")
+        if _facts(sample) != _facts(again):
+            raise UserError(
+                f"sample {sample.id} reads back as another: {_facts(again)} instead of {_facts(sample)}; "
+                "a key of `meta` may have the name of a column, or a text say <image>"
+            )
+
+
+def _facts(sample: Sample) -> dict[str, Any]:
+    """A sample as JSON would have it, media by their digests; a missing key of `meta` is as good as null."""
+    facts = {
+        "id": sample.id,
+        "question": _question(sample),
+        "media": [ref.sha256 for ref in sample.media],
+        "answers": [
+            answer and (*_form(answer), answer.medium, answer.value) for answer in (sample.target, sample.label)
+        ],
+        "thought": sample.thought,
+        "meta": {key: value for key, value in sample.meta.items() if value is not None},
+    }
+    plain: dict[str, Any] = json.loads(json_line(facts))
+    return plain
+
+
+def _form(target: Target) -> tuple[Kind, Frame | None]:
+    return target.kind, target.frame

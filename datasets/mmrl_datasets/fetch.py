@@ -1,0 +1,61 @@
+"""Files from the network, fetched once and under limits."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final
+from urllib import request
+from urllib.error import URLError
+
+from mmrl_datasets.formats.row import BadRowError
+
+SILENCE_S: Final = 20.0  # without a byte
+PATIENCE_S: Final = 600.0  # for all of them
+CHUNK_BYTES: Final = 1 << 16
+# No other scheme may be reached, not even by a redirect.
+HANDLERS: Final = (
+    *(request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler),
+    *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
+)
+
+
+def fetch(url: str, to: Path, max_bytes: int) -> str:
+    """Write what `url` gives to the file `to`, whose folder exists; its sha256.
+
+    Raises:
+        BadRowError: the server does not give it, in time or at all, or it is larger than `max_bytes`.
+        OSError: the file cannot be written.
+    """
+    digest, size = hashlib.sha256(), 0
+    with to.open("wb") as file:
+        for chunk in _chunks(url):
+            size += len(chunk)
+            if size > max_bytes:
+                raise BadRowError(f"{url} has more than {max_bytes:,} bytes")
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(url: str) -> Iterator[bytes]:
+    opener = request.OpenerDirector()
+    for handler in HANDLERS:
+        opener.add_handler(handler())
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        with opener.open(url, timeout=SILENCE_S) as reply:
+            expected = reply.headers.get("Content-Length")
+            received = 0
+            while chunk := reply.read1(CHUNK_BYTES):
+                received += len(chunk)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not here within {PATIENCE_S:g} s")
+                yield chunk
+            if expected is not None and received != int(expected):
+                raise URLError(f"broke off after {received:,} of {expected} bytes")
+    except (OSError, HTTPException, ValueError) as error:  # URLError and TimeoutError are OSErrors
+        raise BadRowError(f"{url} cannot be fetched: {error}") from error

@@ -1,0 +1,137 @@
+"""What generators share: independent random streams, files and ids of samples, listed options, checks of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmrl.types import Part, Place, Sample, Target, UserError
+from mmrl_datasets.drawing import Thing, save_png, stream
+from mmrl_datasets.films import Film, save_mp4
+from mmrl_datasets.pictures import Split
+from mmrl_datasets.targets import LETTERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dice:
+    """One sample's independent random streams."""
+
+    layout: np.random.Generator
+    pixels: np.random.Generator
+    label: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A sample whose media are still pixels."""
+
+    parts: tuple[str | Image.Image | Film, ...]
+    target: Target
+    label: Target | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def samples(
+    place: Place, task: str, split: Split, draw: Callable[[Dice], Draft], *, size: int | None, seed: int | None
+) -> Iterator[Sample]:
+    """`size` samples, or samples without end; each depends on the seed, the split and its index alone."""
+    root = place.seed if seed is None else seed
+    folder = place.work / f"{task}-{split}"
+    for index in count() if size is None else range(size):
+        name = f"{task}/{split}/{index:06d}"
+        layout, pixels, label = (stream(root, name, use) for use in ("layout", "pixels", "label"))
+        draft = draw(Dice(layout=layout, pixels=pixels, label=label))
+        yield Sample(
+            id=name,
+            task=task,
+            parts=_saved(draft.parts, folder, f"{index:06d}"),
+            target=draft.target,
+            label=draft.label,
+            meta=draft.meta,
+        )
+
+
+def things_meta(things: Sequence[Thing]) -> list[dict[str, Any]]:
+    """Things as `meta` holds them: a name and a box each."""
+    return [{"name": thing.name, "box": list(thing.box)} for thing in things]
+
+
+def either(rng: np.random.Generator, first: str, second: str) -> str:
+    """One of two texts, equally often."""
+    return first if rng.random() < 0.5 else second
+
+
+def listed(options: Sequence[str]) -> str:
+    """Options as lines `A. ...` to follow a question."""
+    return "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+
+
+def shuffled(rng: np.random.Generator, options: Sequence[str], right: str) -> tuple[list[str], str]:
+    """The options in random order, and the letter of the right one: each letter equally often."""
+    order = [options[int(i)] for i in rng.permutation(len(options))]
+    return order, LETTERS[order.index(right)]
+
+
+def check_fractions(**options: float) -> None:
+    """Refuse options that do not lie between 0 and 1.
+
+    Raises:
+        UserError: one of them does not.
+    """
+    for name, value in options.items():
+        if not 0.0 <= value <= 1.0:
+            raise UserError(f"{name}={value} must lie between 0 and 1")
+
+
+def check_least(least: int, **options: int | None) -> None:
+    """Refuse options below `least`; None is no limit and passes.
+
+    Raises:
+        UserError: one of them is below it.
+    """
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"{name}={value} must be at least {least}")
+
+
+def check_most(most: int, **options: int) -> None:
+    """Refuse options above `most`.
+
+    Raises:
+        UserError: one of them is above it.
+    """
+    for name, value in options.items():
+        if value > most:
+            raise UserError(f"{name}={value} must be at most {most}")
+
+
+def check_among(words: Sequence[str], **options: str) -> None:
+    """Refuse options that are none of these words.
+
+    Raises:
+        UserError: one of them is another word.
+    """
+    for name, value in options.items():
+        if value not in words:
+            raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
+
+
+def _saved(parts: Sequence[str | Image.Image | Film], folder: Path, stem: str) -> tuple[Part, ...]:
+    several = sum(not isinstance(part, str) for part in parts) > 1
+    saved: list[Part] = []
+    for part in parts:
+        name = f"{stem}-{len(saved) + 1}" if several else stem
+        match part:
+            case str():
+                saved.append(part)
+            case Film():
+                saved.append(save_mp4(part, folder, name))
+            case _:
+                saved.append(save_png(part, folder, name))
+    return tuple(saved)

@@ -1,0 +1,274 @@
+"""Media as rows give them: a path, the bytes themselves, or a URL. All become files, named by reference."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from mmrl.files import inside
+from mmrl.types import Access, ImageRef, Place, UserError, VideoRef
+from mmrl_datasets.fetch import fetch
+from mmrl_datasets.formats.row import BadRowError, shown
+from mmrl_datasets.store import write_once
+
+URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
+DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
+HEAD_BYTES: Final = 16
+DIGESTS_KEPT: Final = 1024  # several rows often ask about one file
+
+
+class Medium(NamedTuple):
+    """A kind of medium, and how its files begin: an offset, what stands there, and the ending that says so."""
+
+    name: str
+    magic: tuple[tuple[int, bytes, str], ...]
+
+    def ending(self, content: bytes, where: str) -> str:
+        """The ending that the first bytes call for.
+
+        Raises:
+            BadRowError: they are of no such medium.
+        """
+        for offset, magic, ending in self.magic:
+            if content[offset:].startswith(magic):
+                return ending
+        endings = ", ".join(ending for *_, ending in self.magic)
+        raise BadRowError(f"{where} is no {self.name} ({endings}); it begins with {content[:HEAD_BYTES]!r}")
+
+
+PICTURE: Final = Medium(
+    "picture",
+    (
+        (0, b"\x89PNG", ".png"),
+        (0, b"\xff\xd8\xff", ".jpg"),
+        (8, b"WEBP", ".webp"),
+        (0, b"GIF8", ".gif"),
+        (0, b"BM", ".bmp"),
+    ),
+)
+VIDEO: Final = Medium(
+    "video",
+    ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")),
+)
+WHOLE: Final = (None, None)
+Clip = tuple[float | None, float | None]  # the part of a video that is meant, in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFiles:
+    """Where relative paths start (`base`), where media without a file go (`store`), and what may be read."""
+
+    base: Path
+    store: Path
+    access: Access
+    digest: Callable[[Path], str]
+
+    def images(self, entries: object) -> list[ImageRef]:
+        """The pictures of a cell: one, a list, or null for none.
+
+        Raises:
+            BadRowError: one of them cannot be had, or may not.
+            UserError: one without a file cannot be written.
+        """
+        return [self.image(entry) for entry in _listed(entries)]
+
+    def videos(self, entries: object, clip: Clip = WHOLE) -> list[VideoRef]:
+        """The videos of a cell, likewise; `clip` is a part of the only one."""
+        videos = [self.video(entry, clip) for entry in _listed(entries)]
+        if clip != WHOLE and len(videos) != 1:
+            raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
+        return videos
+
+    def image(self, entry: object) -> ImageRef:
+        """A picture from a path, a URL, bytes, or a mapping that holds one of them; raises as `images`."""
+        path, sha256 = self._found(entry, PICTURE)
+        return ImageRef(path=str(path), sha256=sha256)
+
+    def video(self, entry: object, clip: Clip = WHOLE) -> VideoRef:
+        """A video, likewise; verl's mapping may say which part of it."""
+        match entry:
+            case {"video": inner, **rest}:
+                return self.video(inner, _clip_of(rest, clip))
+            case list():
+                raise BadRowError(f"video {shown(entry)} is a list of frames; make it a video file")
+        path, sha256 = self._found(entry, VIDEO)
+        return VideoRef(path=str(path), sha256=sha256, start=clip[0], end=clip[1])
+
+    def base64(self, text: str) -> ImageRef:
+        """A picture written as base64; raises as `images`."""
+        path, sha256 = self._decoded(text, PICTURE)
+        return ImageRef(path=str(path), sha256=sha256)
+
+    def _found(self, entry: object, medium: Medium) -> tuple[Path, str]:
+        match entry:
+            case bytes():
+                return self._unpacked(entry, medium)
+            case {"bytes": bytes(content)}:
+                return self._unpacked(content, medium)
+            case {"image": str() | bytes() as inner} if medium is PICTURE:
+                return self._found(inner, medium)
+            case {"bytes": None, "path": str(written)} | (str() as written) if written.strip():
+                url = URL.match(written)
+                return self._file(written, medium) if url is None else self._url(written, url["scheme"].lower(), medium)
+        raise BadRowError(f"{medium.name} must be text that is not empty, or bytes; is {shown(entry)}")
+
+    def _file(self, written: str, medium: Medium) -> tuple[Path, str]:
+        where = f"{medium.name} {shown(written)}"
+        try:
+            path = inside(self.base / written, self.access.roots)
+            if path.is_dir() and medium is VIDEO:
+                raise BadRowError(f"{where} is a folder; make its frames a video file")
+            if not path.is_file():
+                problem = (
+                    "it is no file" if path.exists() else f"it is not there; relative paths start from {self.base}"
+                )
+                raise BadRowError(f"{where} cannot be read: {problem}")
+            self._check_size(path.stat().st_size, medium, where)
+            return path, self.digest(path)
+        except UserError as error:
+            raise BadRowError(f"{where}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise BadRowError(f"{where} cannot be read: {error}") from error
+
+    def _url(self, url: str, scheme: str, medium: Medium) -> tuple[Path, str]:
+        permit = "http" if scheme == "https" else scheme
+        if permit not in self.access.schemes:
+            remedy = f"unless data.urls has {permit}" if permit in ("http", "file", "data") else "always"
+            raise BadRowError(f"{medium.name} {shown(url)}: {scheme} URLs are refused {remedy}")
+        match permit:
+            case "data":
+                return self._data_url(url, medium)
+            case "file":
+                return self._file_url(url, medium)
+        return self._fetched(url, medium)
+
+    def _data_url(self, url: str, medium: Medium) -> tuple[Path, str]:
+        head, limit = DATA_URL.match(url), self.access.max_data_url_bytes
+        if head is None:
+            raise BadRowError(f"{medium.name} {shown(url)} must be `data:image/...;base64,` or `data:video/...`")
+        if (len(url) - head.end()) * 3 // 4 - 2 > limit:  # at most two of the bytes are padding
+            raise BadRowError(
+                f"{medium.name} {shown(url)} has more than {limit:,} bytes; "
+                "keep it in a file or raise data.limits.max_data_url_bytes"
+            )
+        return self._decoded(url[head.end() :], medium)
+
+    def _file_url(self, url: str, medium: Medium) -> tuple[Path, str]:
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise BadRowError(f"{medium.name} {shown(url)} is on another machine, {parts.netloc}")
+        return self._file(unquote(parts.path), medium)
+
+    def _fetched(self, url: str, medium: Medium) -> tuple[Path, str]:
+        """A file from the network; where it was put is noted, so that the next run need not fetch it."""
+        note = self.store / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
+        try:
+            if note.is_file():
+                path = self.store / note.read_text(encoding="utf-8")
+                if path.is_file() and _sha256(path) == path.stem:
+                    return path, path.stem
+            note.parent.mkdir(parents=True, exist_ok=True)
+            partial = note.with_suffix(f".{os.getpid()}.partial")
+            try:
+                sha256 = fetch(url, partial, self._limit(medium)[1])
+                with partial.open("rb") as file:
+                    path = self._place(sha256, medium.ending(file.read(HEAD_BYTES), f"{medium.name} {shown(url)}"))
+                path.parent.mkdir(exist_ok=True)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.store}: cannot keep {shown(url)}: {error}; make room") from error
+        write_once(note, str(path.relative_to(self.store)).encode())
+        return path, sha256
+
+    def _decoded(self, text: str, medium: Medium) -> tuple[Path, str]:
+        try:
+            return self._unpacked(base64.b64decode(text, validate=True), medium)
+        except ValueError as error:
+            raise BadRowError(f"{medium.name} {shown(text)} is not base64 ({error})") from error
+
+    def _unpacked(self, content: bytes, medium: Medium) -> tuple[Path, str]:
+        where = f"embedded {medium.name}"
+        self._check_size(len(content), medium, where)
+        sha256 = hashlib.sha256(content).hexdigest()
+        path = self._place(sha256, medium.ending(content, where))
+        write_once(path, content)
+        return path, sha256
+
+    def _place(self, sha256: str, ending: str) -> Path:
+        return self.store / sha256[:2] / f"{sha256}{ending}"
+
+    def _check_size(self, size: int, medium: Medium, where: str) -> None:
+        key, limit = self._limit(medium)
+        if not 0 < size <= limit:
+            raise BadRowError(f"{where} has {size:,} bytes, must have 1 to {limit:,}; see data.limits.{key}")
+
+    def _limit(self, medium: Medium) -> tuple[str, int]:
+        if medium is PICTURE:
+            return "max_bytes", self.access.max_bytes
+        return "max_video_bytes", self.access.max_video_bytes
+
+
+def media_files(place: Place, media_root: str) -> MediaFiles:
+    """Media in files below `media_root`, itself relative to `place.base`, and those unpacked to `place.work`/media."""
+    return MediaFiles(
+        base=place.base / media_root,
+        store=place.work / "media",
+        access=place.access,
+        digest=lru_cache(DIGESTS_KEPT)(_sha256),
+    )
+
+
+def clip(start: object, end: object) -> Clip:
+    """The part of a video from `start` to `end`, in seconds; null for its beginning and its end.
+
+    Raises:
+        BadRowError: they are not such numbers, or in the wrong order.
+    """
+    first, last = _seconds(start, "start"), _seconds(end, "end")
+    if last is not None and (first or 0.0) >= last:
+        raise BadRowError(f"a part of a video must have start < end, is {first or 0.0:g} to {last:g} s")
+    return first, last
+
+
+def _seconds(value: object, role: str) -> float | None:
+    try:
+        seconds = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        seconds = -1.0
+    if value is None:
+        return None
+    if seconds is None or not 0.0 <= seconds < float("inf"):
+        raise BadRowError(f"{role} must be a number of seconds, is {shown(value)}")
+    return seconds
+
+
+def _clip_of(options: Mapping[object, object], around: Clip) -> Clip:
+    """The part that verl's and qwen-vl-utils' mapping says; how frames are chosen from it is no business of data."""
+    known = ("type", "video_start", "video_end")
+    for key in options:
+        if key not in known:
+            raise BadRowError(f"a video's {key!r} is the config's business (model.video): remove it from the data")
+    if around != WHOLE and ("video_start" in options or "video_end" in options):
+        raise BadRowError("both columns and the video itself say which part of it is meant")
+    return around if around != WHOLE else clip(options.get("video_start"), options.get("video_end"))
+
+
+def _listed(entries: object) -> list[object]:
+    if entries is None:
+        return []
+    return entries if isinstance(entries, list) else [entries]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

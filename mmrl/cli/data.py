@@ -1,0 +1,25 @@
+"""`mmrl data ...`: look at the data of a config before a run does."""
+
+from __future__ import annotations
+
+from mmrl.cli import data_check, data_make, data_show
+from mmrl.cli.common import Commands, add_command
+
+DETAILS = """\
+examples:
+  mmrl data check configs/quickstart.yaml                  # what would stop the run, what would mislead it
+  mmrl data show configs/quickstart.yaml --out seen.png    # one sample as the model sees it
+  mmrl data make mmrl_datasets.scenes:counting split=train size=100 --out shapes
+
+`mmrl data COMMAND --help` says more about each.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the group and its commands."""
+    parser = add_command(
+        commands, "data", "check the data of a config, show samples as the model sees them, or make a dataset", DETAILS
+    )
+    group = parser.add_subparsers(dest="data_command", metavar="COMMAND", title="commands", required=True)
+    for command in (data_check, data_show, data_make):
+        command.add_parser(group)

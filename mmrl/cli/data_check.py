@@ -1,0 +1,81 @@
+"""`mmrl data check`: examine the data of a config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmrl.cli.common import Commands, add_command, add_config_arguments
+
+if TYPE_CHECKING:
+    from mmrl.doctor.report import Report
+
+DETAILS = """\
+examples:
+  mmrl data check my.yaml data.workers=8                   # open media in 8 processes
+  mmrl data check my.yaml --json report.json               # writes report.png too: how long prompts are
+  mmrl data check my.yaml --json - | jq .counts
+
+Opens every medium, tries every reward on every sample, makes every prompt without its pixels, and compares training
+with held-out data. No model weights are loaded; nothing is written into the run directory. docs/data.md lists what can
+be found and describes the JSON. Exit code 1: something would stop the run, or make its held-out numbers meaningless.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "check", "find what would stop or mislead a run", DETAILS)
+    add_config_arguments(parser)
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it, and nothing else")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="write lengths.png here; otherwise it goes beside the JSON file"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine and report; returns 1 when there is an error among the findings."""
+    from mmrl.config import load
+
+    loaded = load(arguments.config, arguments.overrides)
+    from mmrl.doctor.examine import examine  # torch comes with it: after the config is known to be right
+    from mmrl.doctor.findings import Severity
+    from mmrl.doctor.report import tell
+    from mmrl.log.console import Console
+
+    console = Console(sys.stderr if arguments.json == "-" else None)
+    with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work:
+        report = examine(loaded.config, loaded.files[0].parent, Path(work), console)
+    if arguments.json == "-":
+        print(json.dumps(report.as_json(), indent=1))
+    else:
+        tell(report, console)
+    for file in _written(report, arguments.json, arguments.plots):
+        console.say(f"Written: {file}")
+    return int(report.counts()[Severity.ERROR] > 0)
+
+
+def _written(report: Report, json_file: str | None, plots: Path | None) -> list[Path]:
+    """Write what was asked for; returns the files."""
+    from mmrl.doctor.lengths import picture
+    from mmrl.files import refusing, write_atomically
+
+    files: list[Path] = []
+    if json_file not in (None, "-"):
+        files.append(Path(str(json_file)))
+        write_atomically(files[0], json.dumps(report.as_json(), indent=1) + "\n")
+    plot = plots / "lengths.png" if plots else (files[0].with_suffix(".png") if files else None)
+    if plot is not None:
+        rows = {
+            name: {"prompt tokens": part.prompt_tokens, "visual tokens": part.visual_tokens}
+            for name, part in report.parts.items()
+        }
+        with refusing(plot):
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            picture(rows, {"prompt tokens": report.max_prompt_tokens}).save(plot)
+        files.append(plot)
+    return files

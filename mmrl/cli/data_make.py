@@ -1,0 +1,91 @@
+"""`mmrl data make`: a generator's samples as files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.cli.common import Commands, add_command
+from mmrl.types import Access, Place, UserError
+
+DETAILS = """\
+examples:
+  mmrl data make mmrl_datasets.scenes:counting split=train size=1000 --out shapes
+  mmrl data make mmrl_datasets.jigsaw:order split=train size=500 rows=3 columns=3 --out puzzles --format parquet
+  mmrl data make ./my_data.py:rows split=test --out copy
+
+Prints the lines of YAML that read the dataset. What is interrupted leaves no folder behind.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "make", "write the samples of a generator, or of any dataset function", DETAILS)
+    parser.add_argument("fn", metavar="FN", help="package.module:function, or ./file.py:function")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="an option of that function, written as YAML"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a folder that is new or empty")
+    parser.add_argument("--format", choices=["jsonl", "parquet"], default="jsonl", help="of the table (default: jsonl)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the samples and print how to read them."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from mmrl.options import options_of, settle
+    from mmrl.plugins import resolve
+    from mmrl_datasets.export import MEDIA, fresh_folder, write_table
+
+    fn = resolve(arguments.fn, Path.cwd())
+    if not callable(fn):
+        raise UserError(f"{arguments.fn!r} is not a function")
+    options = options_of(fn, after=1)
+    args = settle(repr(arguments.fn), options, _args(arguments.overrides))
+    size = args.get("size", options["size"].default if "size" in options else 0)
+    if size is None:
+        raise UserError("size=null never ends; say how many samples to write")
+    console = Console(stderr=True)
+    with fresh_folder(arguments.out) as folder:
+        access = Access(roots=(Path.cwd().resolve(), folder.resolve()))
+        samples = fn(Place(work=folder / MEDIA, base=Path.cwd(), seed=0, access=access), **args)
+        shown = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
+        written = write_table(shown, folder, arguments.format)
+    print(_snippet(arguments.out, written), end="")
+    return 0
+
+
+def _args(words: Sequence[str]) -> dict[str, Any]:
+    from mmrl.config.load import COMMAND_LINE
+    from mmrl.config.tree import parse
+
+    args = {}
+    for word in words:
+        name, equals, written = word.partition("=")
+        if not (name and equals):
+            raise UserError(f"{word!r} is no option; write key=value, such as size=100")
+        node, problems = parse(written, lambda _: COMMAND_LINE, (name,))
+        if problems:
+            raise UserError("\n".join(map(str, problems)))
+        args[name] = None if node is None else node.plain
+    return args
+
+
+def _snippet(out: Path, written: Mapping[str, Any]) -> str:
+    """The lines of a config that read the dataset; paths start from the config's folder."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    from mmrl_datasets.export import READER
+
+    here = {"path": str(out / written["path"]), "image_root": str(out)}
+    part = written["split"] if written["split"] in ("validation", "test") else "train"
+    yaml, text = YAML(), StringIO()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump({"data": {part: [{"fn": READER, "args": {**written, **here}}]}}, text)
+    return f"# a config in {Path.cwd()} reads it so:\n{text.getvalue()}"

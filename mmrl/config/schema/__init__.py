@@ -1,0 +1,109 @@
+"""The one home of every setting: names, types, defaults, limits. Imports without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.data import Data, Limits, Origin
+from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
+from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
+from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
+
+__all__ = [
+    "Advantage",
+    "AnswerGrammar",
+    "Checkpoints",
+    "Config",
+    "Data",
+    "Evaluation",
+    "LanguageScratch",
+    "Limits",
+    "Loss",
+    "Model",
+    "Optimizer",
+    "Origin",
+    "Rewards",
+    "Rl",
+    "Role",
+    "Run",
+    "Sampling",
+    "Scratch",
+    "Section",
+    "Sft",
+    "Stage",
+    "Strict",
+    "Term",
+    "Validation",
+    "Video",
+    "VisionScratch",
+]
+
+
+class Evaluation(Strict):
+    """How held-out reward is measured."""
+
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    """0 is greedy."""
+    max_new_tokens: Positive = 512
+    """Longest response."""
+    batch_size: Positive = 64
+    """Prompts per generation batch."""
+
+
+class Checkpoints(Strict):
+    """When runs are saved."""
+
+    every: Positive = 100
+    """Steps between checkpoints; one more at each stage's end."""
+    keep: Positive = 2
+    """How many of the latest stay."""
+
+
+class Run(Strict):
+    """The run itself."""
+
+    name: FileName
+    """Name of the run."""
+    dir: str = "runs/{name}"
+    """Where everything of the run is written; `{name}` is the run's name."""
+    seed: Count = 0
+    """Every random choice derives from it."""
+    threads: Count = 0
+    """CPU threads; 0 takes one per core."""
+    keep_rollouts_every: Positive = 10
+    """Steps between the rollouts kept for reading."""
+
+
+class Config(Strict):
+    """A whole experiment."""
+
+    run: Run
+    """Name, place and seed."""
+    model: Model
+    """The policy."""
+    data: Data
+    """Training and held-out samples."""
+    answer: AnswerGrammar = AnswerGrammar()
+    """How responses are written."""
+    rewards: Rewards
+    """How responses are scored."""
+    stages: Annotated[tuple[Annotated[Sft | Rl, Field(discriminator="kind")], ...], Field(min_length=1)]
+    """What is done, in order, each from the previous one's weights."""
+    evaluation: Evaluation = Evaluation()
+    """How held-out reward is measured."""
+    checkpoints: Checkpoints = Checkpoints()
+    """When the run is saved."""
+
+    @field_validator("stages")
+    @classmethod
+    def _stages_fit(cls, stages: tuple[Sft | Rl, ...], info: ValidationInfo) -> tuple[Sft | Rl, ...]:
+        names = [stage.name for stage in stages]
+        if len(set(names)) < len(names):
+            raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+        looking = [stage.name for stage in stages if stage.validation]
+        if looking and "data" in info.data and not info.data["data"].validation:
+            raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
+        return stages

@@ -1,0 +1,22 @@
+"""What every part of the schema is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+Word = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+Role = Literal["vision", "projector", "language"]
+
+
+class Strict(BaseModel):
+    """A mapping that refuses unknown keys and wrong types, and never changes once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

@@ -1,0 +1,77 @@
+"""Where samples come from, and what their media may be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from mmrl.config.schema.base import Count, Positive, Strict
+
+
+class Origin(Strict):
+    """One source of samples."""
+
+    fn: str
+    """`package.module:function` or `./file.py:function`, resolved at start."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of that function."""
+    weight: Annotated[float, Field(gt=0.0)] | None = None
+    """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
+    is drawn once per epoch. Give it to all sources or to none."""
+
+
+class Limits(Strict):
+    """What a picture or video may be; checked before it is decoded."""
+
+    max_bytes: Positive = 50_000_000
+    """Size of a picture's file."""
+    max_pixels: Positive = 100_000_000
+    """Width times height, of a picture or of a frame."""
+    max_aspect: Annotated[int, Field(ge=1, le=200)] = 200
+    """Longer side over shorter side; the families' resize rule knows nothing beyond 200."""
+    max_expansion: Positive = 2000
+    """Bytes of pixels per byte of a picture's file; beyond it is a decompression bomb."""
+    max_video_bytes: Positive = 2_000_000_000
+    """Size of a video's file."""
+    max_frames: Positive = 500_000
+    """Frames in a video's file."""
+    max_seconds: Annotated[float, Field(gt=0.0)] = 7200.0
+    """Length of a video's file."""
+    max_drift_s: Annotated[float, Field(gt=0.0)] = 0.5
+    """How far a sampled frame may stand from where a constant rate would have it: variable rates mislead the model."""
+    max_data_url_bytes: Positive = 10_000_000
+    """Size of a medium written into a data URL."""
+
+
+class Data(Strict):
+    """Where samples come from."""
+
+    train: Annotated[tuple[Origin, ...], Field(min_length=1)]
+    """Sources of training samples, mixed in a seeded order."""
+    validation: tuple[Origin, ...] = ()
+    """Sources that a stage's `validation` looks at; never trained on."""
+    test: tuple[Origin, ...] = ()
+    """Sources of the before/after table; looked at for nothing else."""
+    bad_sample: Literal["stop", "skip"] = "stop"
+    """What an unreadable medium or unusable row does: end the run, or be left out, counted and listed."""
+    over_long: Literal["reject_at_load", "drop"] = "reject_at_load"
+    """What a prompt beyond `model.max_prompt_tokens` does: end the run before it begins, or be left out, counted and
+    listed. Nothing is ever cut."""
+    roots: tuple[str, ...] = (".",)
+    """Folders that media must lie in, from the config's folder; links that lead out of them are refused."""
+    urls: tuple[Literal["http", "file", "data"], ...] = ()
+    """Kinds of URLs that may name a medium; `http` stands for https too and is fetched once, when samples are read."""
+    workers: Count = 0
+    """Processes that open media: all at the start, the next step's while this one trains; 0 does it in between."""
+    limits: Limits = Limits()
+    """Safety limits on media."""
+
+    @model_validator(mode="after")
+    def _weights_for_all_or_none(self) -> Data:
+        weighted = [origin.weight is not None for origin in self.train]
+        if any(weighted) and not all(weighted):
+            raise ValueError("give a `weight` to every training source or to none")
+        if any(origin.weight is not None for origin in (*self.validation, *self.test)):
+            raise ValueError("`weight` mixes training sources; held-out data are looked at whole")
+        return self

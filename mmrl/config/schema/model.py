@@ -1,0 +1,129 @@
+"""The policy: from a folder, from the hub, or tiny and new."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mmrl.config.schema.base import Positive, Role, Strict
+
+
+class VisionScratch(Strict):
+    """The vision tower of a from-scratch model."""
+
+    depth: Positive = 2
+    """Transformer blocks."""
+    width: Positive = 64
+    """Hidden size; a multiple of 4 x `heads`."""
+    heads: Positive = 4
+    """Attention heads."""
+    mlp: Positive = 128
+    """Inner size of the feed-forward layers."""
+    patch: Positive = 8
+    """Side of a patch, in pixels."""
+    merge: Positive = 2
+    """Patches per side merged into one language-model token."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> VisionScratch:
+        if self.width % (4 * self.heads):  # rotary positions turn pairs along two axes
+            raise ValueError(f"width {self.width} must be a multiple of 4 x heads ({self.heads})")
+        return self
+
+
+class LanguageScratch(Strict):
+    """The language model of a from-scratch model."""
+
+    depth: Positive = 2
+    """Transformer blocks."""
+    width: Positive = 96
+    """Hidden size; a multiple of 2 x `heads`."""
+    heads: Positive = 4
+    """Attention heads."""
+    kv_heads: Positive = 2
+    """Key and value heads; divides `heads`."""
+    mlp: Positive = 192
+    """Inner size of the feed-forward layers."""
+    vocab: Annotated[int, Field(ge=300)] = 448
+    """Tokens the byte-level BPE may learn, special tokens included; 256 bytes and the special tokens need 300."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> LanguageScratch:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} must be a multiple of 2 x heads ({self.heads})")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        return self
+
+
+class Scratch(Strict):
+    """A tiny model of a real Qwen-VL class, made on the spot: architecture, tokenizer and processor."""
+
+    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
+    """Which of transformers' model classes."""
+    vision: VisionScratch = VisionScratch()
+    """The vision tower."""
+    language: LanguageScratch = LanguageScratch()
+    """The language model."""
+    init: Literal["fan_in", "normal"] = "fan_in"
+    """`fan_in`: std 1/sqrt(fan in), half of it on residual outputs; `normal`: transformers' own std 0.02."""
+
+
+class Video(Strict):
+    """How many frames of a video the model sees, and how large: the rule of qwen-vl-utils."""
+
+    fps: Annotated[float, Field(gt=0.0)] = 2.0
+    """Frames per second, as long as that is from `min_frames` to `max_frames`; otherwise fewer or more, evenly."""
+    min_frames: Annotated[int, Field(ge=2)] = 4
+    """Fewest frames; a video that has not so many is refused."""
+    max_frames: Annotated[int, Field(ge=2)] = 768
+    """Most frames; a longer video is seen at a lower rate, which the model is told."""
+    min_pixels: Positive = 100352
+    """Smaller frames are enlarged to this area."""
+    max_pixels: Positive = 602112
+    """Larger frames are shrunk to this area."""
+    total_pixels: Positive = 90316800
+    """Frames of a long video are shrunk further, to this area for all of them (half, as frames go in pairs)."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Video:
+        for low, high in (("min_frames", "max_frames"), ("min_pixels", "max_pixels")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} exceeds {high} {getattr(self, high)}")
+        return self
+
+
+class Model(Strict):
+    """The policy."""
+
+    path: str | None = None
+    """A local folder or a hub id. Exactly one of `path` and `scratch` is set."""
+    scratch: Scratch | None = None
+    """A from-scratch model; exactly one of `path` and `scratch` is set."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of weights and activations; log-probabilities are always float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation of transformers."""
+    freeze: tuple[Role, ...] = ()
+    """Parts that are not trained."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    min_pixels: Positive = 3136
+    """Smaller pictures are enlarged to this area."""
+    max_pixels: Positive = 1003520
+    """Larger pictures are shrunk to this area."""
+    video: Video = Video()
+    """How videos are seen."""
+    max_prompt_tokens: Positive = 8192
+    """A longer prompt is refused, never cut."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Model:
+        if (self.path is None) == (self.scratch is None):
+            raise ValueError("set exactly one of `path` (a folder or hub id) and `scratch` (a tiny new model)")
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
+        return self

@@ -1,0 +1,140 @@
+"""What is done: imitation and reinforcement, stage by stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Strict, Word
+
+
+class Sampling(Strict):
+    """The law that rollouts are drawn from."""
+
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """0 is greedy; allowed in evaluation only."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus mass."""
+    top_k: Count = 0
+    """Keep only the k likeliest tokens; 0 keeps all."""
+    max_new_tokens: Positive = 512
+    """A rollout that reaches this many tokens is cut and counted as truncated."""
+
+
+class Optimizer(Strict):
+    """AdamW with warm-up and decay."""
+
+    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """Decay of the moment estimates."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: Count = 0
+    """Linear rise from 0."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Fall from the peak to `final_lr_frac` over the steps after warm-up."""
+    final_lr_frac: Fraction = 0.0
+    """Share of the peak rate left at the last step."""
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    """Global gradient norm above which gradients are scaled down."""
+
+
+class Validation(Strict):
+    """Looks at the validation sources during a stage; a stage may end by what they show rather than by its steps."""
+
+    every: Positive = 50
+    """Steps between looks."""
+    until: float | None = None
+    """Mean reward, averaged over tasks, that ends the stage."""
+    until_each: float | None = None
+    """What every task's reward must also reach to end it, when set."""
+
+    @model_validator(mode="after")
+    def _each_adds_to_a_goal(self) -> Validation:
+        if self.until_each is not None and self.until is None:
+            raise ValueError("`until_each` adds a condition to `until`: set that too")
+        return self
+
+
+class Stage(Strict):
+    """What every stage has."""
+
+    name: Word
+    """Name in metrics, file names and on the console; unique in the run."""
+    steps: Positive
+    """Optimizer steps at most."""
+    optimizer: Optimizer = Optimizer()
+    """A stage starts with a fresh optimizer."""
+    micro_batch: Positive = 8
+    """Sequences (sft) or groups (rl) per forward pass; the gradient does not depend on it."""
+    validation: Validation | None = None
+    """Looks at held-out reward, and an early end by it; needs `data.validation`."""
+
+
+class Sft(Stage):
+    """Imitation of demonstrations (a cold start)."""
+
+    kind: Literal["sft"]
+    """Selects this kind of stage."""
+    batch_size: Positive = 32
+    """Samples per optimizer step."""
+    imitate: Literal["label", "target"] = "label"
+    """Learn the annotator's label, or the exact target."""
+
+
+class Advantage(Strict):
+    """A_i = (R_i - baseline) / scale, within a group."""
+
+    baseline: Literal["group_mean", "none"] = "group_mean"
+    """What is subtracted."""
+    scale: Literal["group_std", "none"] = "group_std"
+    """What divides: the group's standard deviation (GRPO) or nothing (Dr.GRPO)."""
+    eps: Annotated[float, Field(gt=0.0)] = 1e-4
+    """Added to the standard deviation."""
+
+
+class Loss(Strict):
+    """Token-level clipped surrogate and the optional KL penalty."""
+
+    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
+    """The ratio is clipped at 1 + clip_high."""
+    kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the k3 estimate of KL(policy || reference); above 0 a frozen copy of the stage's start is kept."""
+
+
+class Rl(Stage):
+    """Group-relative policy optimisation (GRPO)."""
+
+    kind: Literal["rl"]
+    """Selects this kind of stage."""
+    prompts_per_step: Positive = 16
+    """Groups per optimizer step."""
+    group_size: Positive = 8
+    """Rollouts per prompt."""
+    sampling: Sampling = Sampling()
+    """How rollouts are drawn."""
+    advantage: Advantage = Advantage()
+    """From rewards to advantages."""
+    loss: Loss = Loss()
+    """From advantages to gradients."""
+    epochs: Positive = 1
+    """Optimizer steps over the same rollouts."""
+    shared_prefix: bool = True
+    """Encode image and prompt once per group in the learner; the gradient is the same without."""
+    max_barren_steps: Positive = 20
+    """This many steps in a row without a single informative group end the run with an explanation."""
+
+    @model_validator(mode="after")
+    def _group_compares(self) -> Rl:
+        if self.group_size < 2 and self.advantage.baseline == "group_mean":
+            raise ValueError(
+                f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
+                "use 2 or more"
+            )
+        if self.sampling.temperature == 0.0:
+            raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
+        return self

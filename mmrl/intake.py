@@ -1,0 +1,322 @@
+"""From YAML to usable samples: sources are read, every medium is opened, and what is of no use is listed."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmrl.answer import Grammar
+from mmrl.config import Config
+from mmrl.config.schema import Data, Limits, Origin, Rl, Sft
+from mmrl.log.console import Console
+from mmrl.media.image import MediaError
+from mmrl.media.store import MediaStore
+from mmrl.media.video import ClipPlan, ClipRule
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
+from mmrl.sft import lesson
+from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, TooLongError, UserError, VideoRef
+
+_LISTED = 5
+_BAD = "repair them, or leave them out with data.bad_sample=skip"
+_LONG = (
+    "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "
+    "out with data.over_long=drop"
+)
+
+Ref = TypeVar("Ref", ImageRef, VideoRef)
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples of a run."""
+
+    train: tuple[Sample, ...]
+    validation: tuple[Sample, ...]
+    test: tuple[Sample, ...]
+
+    def parts(self) -> dict[str, tuple[Sample, ...]]:
+        """The samples by part of the data."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def digests(self) -> dict[str, str]:
+        """A hash over the samples and media of each part, wherever the media lie."""
+        return {name: _digest(samples) for name, samples in self.parts().items()}
+
+
+class Intake:
+    """Reads and opens the samples of a run; what is of no use ends it or is left out, as `data` says."""
+
+    def __init__(self, config: Config, place: Place, store: MediaStore, console: Console) -> None:
+        self._config, self._place, self._store, self._console = config, place, store, console
+
+    def load(self) -> Samples:
+        """The samples whose media open.
+
+        Raises:
+            UserError: an id that is not unique, a part without a usable sample, fewer samples than a step asks, or bad
+                samples where `data.bad_sample` is `stop`.
+        """
+        parts: dict[str, tuple[Sample, ...]] = {}
+        for name, origins in sources(self._config.data).items():
+            rows = [row for origin in origins for row in read(origin, self._place)]
+            samples, rejects = divided(rows)
+            _check_unique(samples)
+            problems = self._problems(samples)
+            rejects += [Reject(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
+            parts[name] = tuple(sample for sample in samples if sample.id not in problems)
+            self._settle(name, parts[name], rejects, drop=self._config.data.bad_sample == "skip", remedy=_BAD)
+            if origins and not parts[name]:
+                raise UserError(f"data.{name}: there is not one usable sample")
+        if repeated := {s.id for s in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}:
+            raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
+        check_enough(self._config, parts["train"])
+        return Samples(**parts)
+
+    def plan_videos(self, samples: Samples, rule: ClipRule) -> None:
+        """Open videos in worker processes, so that `askable` finds done what it would do one by one."""
+        if not (workers := self._config.data.workers):
+            return
+        refs = videos_of(sample for part in samples.parts().values() for sample in part)
+        look = Plan(self._place.access, self._config.data.limits, rule)
+        for ref, plan in look_at_all(refs, look, workers=workers, console=self._console).items():
+            if not isinstance(plan, MediaError):
+                self._store.remember_plan(ref, rule, plan)
+
+    def askable(self, samples: Samples, measure: Callable[[Sample], object]) -> Samples:
+        """The samples whose prompt `measure` does not refuse.
+
+        Raises:
+            UserError: as `load`; too long a prompt is judged by `data.over_long`, everything else by `data.bad_sample`.
+        """
+        data = self._config.data
+        parts: dict[str, tuple[Sample, ...]] = {}
+        for name, given in samples.parts().items():
+            kept, bad, long = _measured(given, measure)
+            parts[name] = tuple(kept)
+            self._settle(name, kept, bad, drop=data.bad_sample == "skip", remedy=_BAD)
+            self._settle(name, kept, long, drop=data.over_long == "drop", remedy=_LONG)
+            if given and not kept:
+                raise UserError(f"data.{name}: there is not one usable sample")
+        check_enough(self._config, parts["train"])
+        return Samples(**parts)
+
+    def _problems(self, samples: Sequence[Sample]) -> dict[str, str]:
+        """What is wrong with the media of samples, by id."""
+        refs, workers = pictures_of(samples), self._config.data.workers
+        look = Measure(self._place.access, self._config.data.limits) if workers else self._store.size
+        seen = look_at_all(refs, look, workers=workers, console=self._console)
+        for ref, size in seen.items():
+            if workers and isinstance(size, Size):
+                self._store.remember(ref, size)
+        return {sample.id: problem for sample in samples if (problem := problem_of(sample, seen))}
+
+    def _settle(self, name: str, kept: Sequence[Sample], rejects: Sequence[Reject], *, drop: bool, remedy: str) -> None:
+        if not rejects:
+            return
+        listed = "\n".join(f"  {reject.id}: {reject.reason}" for reject in rejects[:_LISTED])
+        more = f"\n  and {len(rejects) - _LISTED} more" if len(rejects) > _LISTED else ""
+        count = f"data.{name}: {len(rejects)} of {len(rejects) + len(kept)} samples cannot be used"
+        if not drop:
+            raise UserError(f"{count}:\n{listed}{more}\n{remedy}")
+        self._console.warn(f"{count} and are left out:\n{listed}{more}")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Opens a picture and says its size, in whatever process it is called."""
+
+    access: Access
+    limits: Limits
+
+    def __call__(self, ref: ImageRef) -> Size:
+        """Raises MediaError as the store does."""
+        return MediaStore(self.access, self.limits, max_bytes=0).size(ref)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Opens a video and says what will be seen of it, in whatever process it is called."""
+
+    access: Access
+    limits: Limits
+    rule: ClipRule
+
+    def __call__(self, ref: VideoRef) -> ClipPlan:
+        """Raises MediaError as the store does."""
+        return MediaStore(self.access, self.limits, max_bytes=0).plan(ref, self.rule)
+
+
+def sources(data: Data) -> dict[str, tuple[Origin, ...]]:
+    """The origins by part of the data."""
+    return {"train": data.train, "validation": data.validation, "test": data.test}
+
+
+def place_of(config: Config, base: Path, work: Path) -> Place:
+    """Where dataset functions work: what they make goes under `work`, relative paths start from `base`."""
+    data, limits = config.data, config.data.limits
+    access = Access(
+        roots=(work.resolve(), *((base / root).resolve() for root in data.roots)),
+        schemes=data.urls,
+        max_bytes=limits.max_bytes,
+        max_video_bytes=limits.max_video_bytes,
+        max_data_url_bytes=limits.max_data_url_bytes,
+    )
+    return Place(work=work, base=base, seed=config.run.seed, access=access)
+
+
+def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
+    """What a source yields.
+
+    Raises:
+        UserError: it is not a function, not with these options, or cannot be read.
+    """
+    fn = resolve(origin.fn, place.base)
+    if not callable(fn):
+        raise UserError(f"data: {origin.fn!r} is not a function")
+    yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+
+
+def divided(rows: Iterable[Sample | Reject]) -> tuple[list[Sample], list[Reject]]:
+    """Samples and rejects apart, each in order."""
+    samples: list[Sample] = []
+    rejects: list[Reject] = []
+    for row in rows:
+        if isinstance(row, Reject):
+            rejects.append(row)
+        else:
+            samples.append(row)
+    return samples, rejects
+
+
+def pictures_of(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
+    """Every picture of the samples once, in order."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
+
+
+def videos_of(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
+    """Every video of the samples once, in order."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
+
+
+def look_at_all(
+    refs: Sequence[Ref], look: Callable[[Ref], Seen], *, workers: int, console: Console
+) -> dict[Ref, Seen | MediaError]:
+    """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error.
+
+    Raises:
+        UserError: a process died.
+    """
+    attempt = partial(_attempt, look)
+    if not refs:
+        return {}
+    if not workers:
+        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # libraries are imported once, not by every worker
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=context,
+        initializer=signal.signal,  # Ctrl-C is for the parent, which then ends its workers
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    seen: dict[Ref, Seen | MediaError] = {}
+    try:
+        results = console.track("opening media", pool.map(attempt, refs), len(refs))
+        for ref, result in zip(refs, results, strict=True):
+            seen[ref] = result
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"{refs[len(seen)].path}: a process died while it opened this file or one of the next {workers}: its "
+            "memory ran out, or a file crashes its decoder; data.workers=0 opens them one by one"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return seen
+
+
+def _attempt(look: Callable[[Ref], Seen], ref: Ref) -> Seen | MediaError:
+    try:
+        return look(ref)
+    except MediaError as error:
+        return error
+
+
+def problem_of(sample: Sample, seen: Mapping[Any, object]) -> str | None:
+    """Why a sample's media cannot be used, as far as they were looked at and if they cannot."""
+    looks = (seen.get(ref) for ref in sample.media)
+    return next((str(look) for look in looks if isinstance(look, MediaError)), None)
+
+
+def check_enough(config: Config, samples: Sequence[Sample]) -> None:
+    """A step must not draw a sample twice.
+
+    Raises:
+        UserError: a stage asks more prompts a step than there are samples.
+    """
+    for stage in config.stages:
+        if isinstance(stage, Rl) and stage.prompts_per_step > len(samples):
+            raise UserError(
+                f"stage {stage.name!r} asks {stage.prompts_per_step} prompts a step and there are {len(samples)} "
+                "samples: one would get the same rollouts twice; lower prompts_per_step"
+            )
+
+
+def check_lessons(config: Config, samples: Iterable[Sample], grammar: Grammar) -> None:
+    """What an sft stage imitates must exist and be writable for every sample, before the first step.
+
+    Raises:
+        UserError: it does not, or is not.
+    """
+    wanted = {stage.imitate for stage in config.stages if isinstance(stage, Sft)}
+    for sample in samples:
+        for imitate in sorted(wanted):
+            answer = lesson(sample, imitate)
+            try:
+                grammar.render(answer, sample.thought)
+            except UserError as error:
+                raise UserError(f"sample {sample.id}: {error}") from error
+
+
+def _check_unique(samples: Iterable[Sample]) -> None:
+    seen: set[str] = set()
+    for sample in samples:
+        if sample.id in seen:
+            raise UserError(f"data: two samples have the id {sample.id!r}")
+        seen.add(sample.id)
+
+
+def _measured(
+    samples: Iterable[Sample], measure: Callable[[Sample], object]
+) -> tuple[list[Sample], list[Reject], list[Reject]]:
+    """Samples that can be asked, those that cannot, and those whose prompt is too long."""
+    kept: list[Sample] = []
+    bad: list[Reject] = []
+    long: list[Reject] = []
+    for sample in samples:
+        try:
+            measure(sample)
+        except TooLongError as error:
+            long.append(Reject(sample.id, str(error)))
+        except UserError as error:
+            bad.append(Reject(sample.id, str(error)))
+        else:
+            kept.append(sample)
+    return kept, bad, long
+
+
+def _digest(samples: Iterable[Sample]) -> str:
+    digest = hashlib.sha256()
+    for sample in samples:
+        parts = [part if isinstance(part, str) else part.sha256 for part in sample.parts]
+        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thought)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,308 @@
+"""`mmrl data check` finds what is planted and nothing else; `mmrl data show` shows what the model sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Command, experiment, imitation, reinforcement, write
+from PIL import Image
+
+from mmrl.types import VideoRef
+
+Config = dict[str, Any]
+
+
+def painting(seed: int) -> Image.Image:
+    """A picture that looks like no other."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(noise).resize((160, 120), Image.Resampling.BICUBIC)
+
+
+def table(folder: Path, name: str, rows: list[Config], **options: object) -> Config:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    columns = {"id": "id", "images": "picture", "question": "question", "answer": "answer"}
+    args = {"path": f"{name}.jsonl", "columns": columns, "kind": "number", "task": name, **options}
+    return {"fn": "mmrl_datasets.table:rows", "args": args}
+
+
+def counted(folder: Path, seed: int, **changes: object) -> Config:
+    painting(seed).save(folder / f"{seed}.png")
+    return {"id": f"r{seed}", "picture": f"{seed}.png", "question": "How many?", "answer": seed % 5, **changes}
+
+
+def boxed(folder: Path, seed: int, box: list[float]) -> Config:
+    return counted(folder, seed, question="Where is it?", answer=box)
+
+
+def experiment_on(folder: Path, **parts: list[Config]) -> Path:
+    rewards = [
+        {"fn": "mmrl_rewards.number:exact", "name": "count", "tasks": ["count", "held"]},
+        {"fn": "mmrl_rewards.box:iou", "tasks": ["box"]},
+    ]
+    config = experiment(
+        folder / "run", data=parts, rewards={"terms": rewards}, stages=[imitation(imitate="target"), reinforcement()]
+    )
+    config["model"]["max_prompt_tokens"] = 300
+    return write(config, folder / "check.yaml")
+
+
+def clean(folder: Path) -> dict[str, list[Config]]:
+    boxes = [boxed(folder, seed, [10, 20, 150, 110]) for seed in range(20, 24)]
+    return {
+        "train": [
+            table(folder, "count", [counted(folder, seed) for seed in range(8)]),
+            table(folder, "box", boxes, kind="box", frame="px_original"),
+        ],
+        "test": [table(folder, "held", [counted(folder, seed) for seed in range(40, 44)], split="test")],
+    }
+
+
+def huge_png(path: Path) -> None:
+    """A few bytes whose header promises 11 000 x 11 000 pixels."""
+    painting(0).save(path)
+    whole = bytearray(path.read_bytes())
+    whole[16:24] = struct.pack(">II", 11_000, 11_000)
+    whole[29:33] = struct.pack(">I", zlib.crc32(whole[12:29]))
+    path.write_bytes(whole)
+
+
+def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, str]]]:
+    """Clean rows with ten faults among them, and what should be found: code, part, sample."""
+    count = [counted(folder, seed) for seed in range(8)]
+    whole = io.BytesIO()
+    painting(10).save(whole, "JPEG")
+    (folder / "cut.jpg").write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
+    (folder / "text.jpg").write_text("not a picture at all")
+    huge_png(folder / "huge.png")
+    count += [
+        counted(folder, 10, id="cut", picture="cut.jpg"),
+        counted(folder, 11, id="missing", picture="nowhere.png"),
+        counted(folder, 12, id="text", picture="text.jpg"),
+        counted(folder, 13, id="huge", picture="huge.png"),
+        counted(folder, 14, id="r3"),
+        {**count[5], "id": "again"},
+        counted(folder, 15, answer="many"),
+        counted(folder, 16, question="How many? " + "Look closely! " * 100),
+    ]
+    boxes = [boxed(folder, 20, [10, 20, 150, 110]), boxed(folder, 21, [10, 20, 170, 110])]
+    held = [counted(folder, seed) for seed in range(40, 44)]
+    painting(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
+    held.append(counted(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
+    parts = {
+        "train": [table(folder, "count", count), table(folder, "box", boxes, kind="box", frame="px_original")],
+        "test": [table(folder, "held", held, split="test")],
+    }
+    expected = {
+        ("medium", "train", "count/train/cut"),
+        ("row", "train", "count/train/line-10"),
+        ("medium", "train", "count/train/text"),
+        ("medium", "train", "count/train/huge"),
+        ("row", "train", "count/train/line-13"),
+        ("duplicate", "train", "count/train/again"),
+        ("row", "train", "count/train/line-15"),
+        ("too_long", "train", "count/train/r16"),
+        ("outside", "train", "box/train/r21"),
+        ("shared_medium", "test", "held/test/leak"),
+    }
+    return parts, expected
+
+
+def found(report: Config) -> list[tuple[str, str, str]]:
+    return [(finding["code"], finding["part"], finding["sample"]) for finding in report["findings"]]
+
+
+def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command) -> None:
+    parts, expected = faulty(tmp_path)
+    done = here("data", "check", experiment_on(tmp_path, **parts), "--json", "-")
+    report = json.loads(done.output)
+    assert done.code == 1
+    assert set(found(report)) == expected
+    assert len(report["findings"]) == len(expected) == 10
+    assert report["counts"] == {"error": 7, "warning": 3, "note": 0}
+    reasons = {finding["sample"]: finding["message"] for finding in report["findings"]}
+    for sample, words in {
+        "count/train/cut": "cut.jpg: damaged",
+        "count/train/line-10": "nowhere.png",
+        "count/train/text": "text.jpg: not a",
+        "count/train/huge": "11000x11000 pixels exceed",
+        "count/train/line-13": "the id 'count/train/r3' is that of line-4 too",
+        "count/train/line-15": "answer must be a finite number, is 'many'",
+        "box/train/r21": "[10, 20, 170, 110] (px_original) leaves the picture of 160x120 pixels",
+        "held/test/leak": "2.png of training sample count/train/r2",
+    }.items():
+        assert words in reasons[sample]
+    train = report["parts"]["train"]
+    assert [source["rows"] for source in train["sources"]] == [16, 2]
+    assert train["usable"] == 8 + 1 + 2  # the duplicate and the box outside its picture stay
+    assert train["prompt_tokens"]["max"] > 300 == report["max_prompt_tokens"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_may_be_left_out_stops_nothing(tmp_path: Path, here: Command) -> None:
+    parts, expected = faulty(tmp_path)
+    lenient = ("data.bad_sample=skip", "data.over_long=drop", "data.workers=2")
+    done = here("data", "check", experiment_on(tmp_path, **parts), *lenient, "--json", tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert done.code == 0
+    assert set(found(report)) == expected
+    assert report["counts"] == {"error": 0, "warning": 10, "note": 0}
+    assert Image.open(tmp_path / "report.png").size == (920, 520)
+    assert "warning: train: media that cannot be used (3)" in done.output
+    assert "count/train/huge: " in done.output
+
+
+def test_a_clean_set_has_nothing_to_find(tmp_path: Path, here: Command) -> None:
+    config = experiment_on(tmp_path, **clean(tmp_path))
+    done = here("data", "check", config, "--json", "-")
+    report = json.loads(done.output)
+    assert (done.code, report["findings"]) == (0, [])
+    assert {name: part["usable"] for name, part in report["parts"].items()} == {"train": 12, "test": 4}
+    assert report["parts"]["train"]["tasks"]["count"] == {
+        "samples": 8,
+        "kinds": ["number"],
+        "distinct_answers": 5,
+        "most_common": [["0", 2], ["1", 2], ["2", 2], ["3", 1], ["4", 1]],
+    }
+    spoken = here("data", "check", config)
+    assert spoken.code == 0
+    assert "train: 12 rows, 12 usable samples, 12 media" in spoken.output
+    assert "tiny: 0 errors, 0 warnings, 0 notes." in spoken.output
+
+
+REWARD = """
+from mmrl.types import Unscorable
+from mmrl_rewards.contract import reward
+
+@reward(name="picky")
+def picky(response, sample) -> float:
+    if sample.id.endswith("r3"):
+        raise Unscorable("a gold it cannot use")
+    return 1.0
+"""
+
+
+def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path: Path, here: Command) -> None:
+    parts = clean(tmp_path)
+    (tmp_path / "mine.py").write_text(REWARD)
+    held = table(tmp_path, "held", [counted(tmp_path, seed) for seed in (1, 40, 42)], split="test")
+    parts |= {"validation": [table(tmp_path, "gone", []), parts["train"][0]], "test": [held]}
+    config = json.loads(experiment_on(tmp_path, **parts).read_text())
+    config["rewards"]["terms"].append({"fn": "./mine.py:picky"})
+    config["data"]["train"].append({"fn": "mmrl_datasets.table:rows", "args": {**held["args"], "path": "lost.jsonl"}})
+    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
+    report = json.loads(done.output)
+    assert done.code == 1
+    assert [each for each in found(report) if each[0] != "id"] == [
+        ("source", "train", ""),
+        ("reward", "train", "count/train/r3"),
+        ("leak", "test", "held/test/r1"),
+        ("empty", "validation", ""),
+    ]
+    assert [each for each in found(report) if each[0] == "id"] == [
+        ("id", "validation", f"count/train/r{seed}") for seed in range(8)
+    ]
+
+
+def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, here: Command) -> None:
+    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
+    config["model"] = {"path": str(tmp_path / "no-such-model")}
+    done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
+    report = json.loads(done.output)
+    assert (done.code, found(report)) == (1, [("model", "train", "")])
+    assert report["parts"]["train"]["prompt_tokens"] is None
+
+
+def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, here: Command) -> None:
+    parts = clean(tmp_path)
+    config = experiment_on(tmp_path, train=parts["train"][1:], test=parts["train"][:1])
+    done = here("data", "show", config, "--id", "box/train/r21", "--out", tmp_path / "seen.png")
+    assert done.code == 0
+    size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
+    assert f"<|vision_start|><image 160x120 -> {size[0]}x{size[1]}, 2 tokens><|vision_end|>Where is it?" in done.output
+    assert (
+        "answer   box: [10, 20, 150, 110] (px_original, medium 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
+        in done.output
+    )
+    seen = np.asarray(Image.open(tmp_path / "seen.png"))
+    green = np.argwhere((seen == (18, 183, 106)).all(axis=2))
+    factor = 420 // size[0]
+    left, top = 24 + 24, green[:, 0].min() + 3 - round(20 / 120 * size[1] * factor)
+    inside = seen[top : top + size[1] * factor, left : left + size[0] * factor]
+    box = np.argwhere((inside == (18, 183, 106)).all(axis=2))
+    assert box.min(axis=0) + 3 == pytest.approx((20 / 120 * size[1] * factor, 10 / 160 * size[0] * factor), abs=1)
+    assert box.max(axis=0) - 2 == pytest.approx((110 / 120 * size[1] * factor, 150 / 160 * size[0] * factor), abs=1)
+
+
+def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
+    config = experiment_on(tmp_path, **clean(tmp_path))
+
+    def shown(*options: object) -> list[str]:
+        lines = here("data", "show", config, *options).output.splitlines()
+        return [line.split()[1].rstrip(",") for line in lines if line.startswith("sample ")]
+
+    assert shown() == ["count/train/r0"]
+    assert shown("--index", "-1", "--sheet", 3) == ["box/train/r23"]
+    assert shown("--index", 2, "--sheet", 2) == ["count/train/r2", "count/train/r3"]
+    assert shown("--part", "test", "--id", "held/test/r41") == ["held/test/r41"]
+    assert len(set(shown("--random", 1, "--sheet", 5))) == 5
+    assert shown("--random", 1, "--sheet", 5) == shown("--random", 1, "--sheet", 5)
+    refused = here("data", "show", config, "--id", "count/train/r99")
+    assert (refused.code, refused.output) == (2, "")
+    assert "there is no sample 'count/train/r99' among 12" in refused.errors
+    assert here("data", "show", config, "--index", 12).code == 2
+    assert here("data", "show", config, "--part", "validation").code == 2
+
+
+CLIPS = """
+import hashlib
+from mmrl.types import Frame, ImageRef, Kind, Sample, Target, VideoRef
+
+def rows(place):
+    def digest(name):
+        return hashlib.sha256((place.base / name).read_bytes()).hexdigest()
+
+    picture = ImageRef(path=str(place.base / "0.png"), sha256=digest("0.png"))
+    clip = VideoRef(path=str(place.base / "clip.mp4"), sha256=digest("clip.mp4"))
+    parts = ("Compare", picture, "with", clip, "and say where it is.")
+    target = Target(kind=Kind.BOX, value=[0.25, 0.25, 0.75, 0.75], frame=Frame.NORM_1, medium=1)
+    yield Sample(id="mixed", task="box", parts=parts, target=target)
+"""
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_picture_and_a_video_are_checked_and_shown(
+    tmp_path: Path, here: Command, clip: VideoRef, family: str
+) -> None:
+    (tmp_path / "mine.py").write_text(CLIPS)
+    painting(0).save(tmp_path / "0.png")
+    shutil.copy(clip.path, tmp_path / "clip.mp4")
+    config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
+    config["model"]["scratch"]["family"] = family
+    config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
+    config["stages"] = [imitation(imitate="target", batch_size=1)]
+    path = write(config, tmp_path / "clips.yaml")
+    done = here("data", "check", path, "--json", "-")
+    report = json.loads(done.output)
+    assert (done.code, report["findings"]) == (0, [])
+    assert report["parts"]["train"]["media"] == 2
+    shown = here("data", "show", path, "--out", tmp_path / "seen.png")
+    assert shown.code == 0
+    prompt = shown.output[shown.output.index("  | ") : shown.output.index("medium 0")]
+    counts = {word: [int(n) for n in re.findall(rf"<{word} .*?, (\d+) tokens>", prompt)] for word in ("image", "video")}
+    assert prompt.index("<image") < prompt.index("<video")
+    assert len(counts["image"]) == 1
+    assert (len(counts["video"]) > 1) == (family == "qwen3_vl")  # which tells the time before each pair of frames
+    visual = report["parts"]["train"]["visual_tokens"]["sum"]
+    assert sum(counts["image"]) + sum(counts["video"]) == visual
+    assert f"{visual} of them visual" in shown.output
+    assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()

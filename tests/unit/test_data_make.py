@@ -1,0 +1,209 @@
+"""`mmrl data make`: what is written reads back equal, and nothing half-written is left."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from mmrl.cli import main
+from mmrl.types import Access, Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
+from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes, table
+from mmrl_datasets.export import fresh_folder, write_table
+
+GENERATORS = [
+    *(scenes.counting, scenes.grounding, scenes.digits, ocr.text, mcq.shapes, charts.charts),
+    *(jigsaw.order, jigsaw.relation, clips.direction, clips.blinks, clips.presence),
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def facts(sample):
+    """Everything of a sample but where its files lie."""
+    parts = [part if isinstance(part, str) else (type(part), part.sha256) for part in sample.parts]
+    return sample.id, sample.task, parts, sample.target, sample.label, sample.thought, sample.meta
+
+
+def read(snippet, base):
+    """The samples that a printed piece of a config names."""
+    ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
+    assert origin["fn"] == "mmrl_datasets.table:rows"
+    place = Place(work=base / "work", base=base, seed=1, access=Access(roots=(base.resolve(),)))
+    return part, list(table.rows(place, **origin["args"]))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_what_is_made_reads_back_equal(generate, form, here, capsys):
+    name = f"{generate.__module__}:{generate.__name__}"
+    assert main(["data", "make", name, "split=test", "size=5", "--out", "made/set", "--format", form]) == 0
+    part, again = read(capsys.readouterr().out, here)
+    made = generate(Place(work=here / "other", base=here, seed=0), split="test", size=5)
+    assert part == "test"
+    assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
+    assert sorted(entry.name for entry in (here / "made" / "set").iterdir()) == ["media", f"samples.{form}"]
+    assert all(Path(ref.path).is_relative_to(here / "made" / "set" / "media") for s in again for ref in s.media)
+
+
+def test_options_are_typed_as_in_a_config(here, capsys):
+    words = ["data", "make", "mmrl_datasets.scenes:counting", "--out", "a", "size=3", "split=train"]
+    assert main([*words, "colours=[red, blue]", "background=0.0", "seed=7"]) == 0
+    _, again = read(capsys.readouterr().out, here)
+    made = scenes.counting(
+        Place(work=here, base=here, seed=0), split="train", size=3, colours=["red", "blue"], background=0.0, seed=7
+    )
+    assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["size=3", "colour=red"], "did you mean 'colours'?"),
+        (["size=three"], "option 'size' = 'three'"),
+        (["size=null"], "size=null never ends"),
+        (["size=0"], "size=0 must be at least 1"),
+        (["size=3", "image_px"], "'image_px' is no option; write key=value"),
+        (["size=[1"], "not valid YAML"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_nothing(words, message, here, capsys):
+    assert main(["data", "make", "mmrl_datasets.scenes:counting", "split=train", *words, "--out", "a"]) == 2
+    assert message in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
+    (here / "a").mkdir()
+    command = ["data", "make", "mmrl_datasets.scenes:counting", "split=train", "size=2", "--out"]
+    assert main([*command, "a"]) == 0, "an empty folder is as good as none"
+    before = {path: path.read_bytes() for path in (here / "a").rglob("*") if path.is_file()}
+    assert main([*command, "a"]) == 2
+    assert "a is not an empty folder" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (here / "a").rglob("*") if path.is_file()} == before
+    (here / "file").write_text("mine")
+    assert main([*command, "file"]) == 2
+    assert main([*command, "file/inside"]) == 2
+    assert "file/inside: cannot be written" in capsys.readouterr().err
+    assert (here / "file").read_text() == "mine"
+
+
+SLOW = """\
+from mmrl_datasets import scenes
+
+def rows(place, *, split: str, fail: str):
+    yield from scenes.counting(place, split=split, size=3)
+    raise {"interrupt": KeyboardInterrupt, "bug": ZeroDivisionError}[fail]
+"""
+
+
+def test_what_is_interrupted_leaves_nothing(here):
+    (here / "slow.py").write_text(SLOW)
+    command = ["data", "make", "./slow.py:rows", "split=train", "--out", "a/b"]
+    assert main([*command, "fail=interrupt"]) == 130
+    with pytest.raises(ZeroDivisionError):
+        main([*command, "fail=bug"])
+    assert list((here / "a").iterdir()) == []
+
+
+def test_names_that_are_no_dataset_are_refused(here, capsys):
+    assert main(["data", "make", "mmrl_datasets.scenes:Dice", "--out", "a"]) == 2
+    assert main(["data", "make", "mmrl_datasets.scenes:GREY", "--out", "a"]) == 2
+    assert "'mmrl_datasets.scenes:GREY' is not a function" in capsys.readouterr().err
+    assert main(["data", "make", "mmrl_datasets.scenes:counts", "--out", "a"]) == 2
+    assert list(here.iterdir()) == []
+
+
+# Any samples
+
+
+def picture(folder, content=b"a picture"):
+    folder.mkdir(exist_ok=True)
+    path = folder / "1.png"
+    path.write_bytes(content)
+    return ImageRef(path=str(path), sha256=hashlib.sha256(content).hexdigest())
+
+
+def sample(**changes):
+    given = {
+        "id": "meter/train/1",
+        "task": "meter",
+        "parts": ("How much?",),
+        "target": Target(kind=Kind.NUMBER, value=3),
+    }
+    return Sample(**(given | changes))
+
+
+def write(samples, out):
+    with fresh_folder(out) as folder:
+        return write_table(samples, folder, "jsonl")
+
+
+def test_media_from_elsewhere_are_copied_once(tmp_path):
+    ref = picture(tmp_path / "camera")
+    pair = [sample(id=f"meter/train/{i}", parts=("Before ", ref, " and ", ref, "?")) for i in (1, 2)]
+    options = write(pair, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "media").iterdir()] == [f"{ref.sha256}.png"]
+    first, _ = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert first == {
+        "id": "1",
+        "images": [f"media/{ref.sha256}.png"] * 2,
+        "question": "Before <image> and <image>?",
+        "answer": 3,
+    }
+    assert options["columns"] == {"id": "id", "images": "images", "question": "question", "answer": "answer"}
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ([], "there is not one sample"),
+        ([Reject("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
+        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, kind or frame"),
+        ([sample(), sample(id="meter/train/2", target=Target(kind=Kind.TEXT, value="3"))], "differ in task"),
+        ([sample(), sample(id="meter/test/2")], "'meter/test/2' is not called <task>/<split>/<name>"),
+        ([sample(), sample()], "cannot be read back: .*the id 'meter/train/1'"),
+        ([sample(meta={"question": "mine"})], "reads back as another"),
+        ([sample(parts=("What does <image> mean?",))], "cannot be read back"),
+        ([sample(target=Target(kind=Kind.NUMBER, value=float("inf")))], "cannot be read back"),
+        ([sample(parts=(ImageRef(path="/nowhere/1.png", sha256="0"), "?"))], "/nowhere/1.png cannot be copied"),
+    ],
+)
+def test_what_a_table_cannot_say_is_refused(others, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        write(others, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_medium_that_has_changed_is_noticed(tmp_path):
+    ref = picture(tmp_path / "camera")
+    picture(tmp_path / "camera", b"another picture")
+    with pytest.raises(UserError, match="reads back as another"):
+        write([sample(parts=(ref, "How much?"))], tmp_path / "out")
+
+
+def test_labels_thoughts_and_boxes_go_along(tmp_path):
+    ref = picture(tmp_path / "camera")
+    box = Target(kind=Kind.BOX, value=[1, 2, 3, 4.5], frame=Frame.PX_ORIGINAL)
+    given = [
+        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thought="Left.", meta={"by": "Ann"}),
+        sample(id="meter/train/2", parts=(ref, "Where?"), target=box),
+    ]
+    options = write(given, tmp_path / "out")
+    place = Place(work=tmp_path, base=tmp_path / "out", seed=0, access=Access(roots=(tmp_path,)))
+    assert [facts(row) for row in table.rows(place, **options)] == [facts(one) for one in given]
+
+
+def test_parquet_names_what_it_cannot_hold(tmp_path):
+    mixed = [sample(id=f"meter/train/{i}", meta={"by": by}) for i, by in enumerate(["Ann", [1]])]
+    with (
+        pytest.raises(UserError, match="Parquet cannot hold the rows.*JSON Lines"),
+        fresh_folder(tmp_path / "a") as out,
+    ):
+        write_table(mixed, out, "parquet")
+    assert list(tmp_path.iterdir()) == []

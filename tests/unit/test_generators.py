@@ -1,0 +1,358 @@
+"""Text, jigsaws, multiple choice: gold is what an independent look at the pixels finds, and no answer is favoured."""
+
+import hashlib
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+from ruamel.yaml import YAML
+
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
+from mmrl.types import Kind, Place, UserError
+from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes
+from mmrl_datasets.drawing import COLOURS
+from mmrl_datasets.generation import LETTERS
+from mmrl_datasets.pictures import SPLITS
+
+ROOT = Path(__file__).parents[2]
+GENERATORS = [
+    *(ocr.text, mcq.shapes, jigsaw.order, jigsaw.relation, charts.charts),
+    *(clips.direction, clips.blinks, clips.presence),
+]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+
+
+def pixels(ref):
+    return np.asarray(Image.open(ref.path).convert("RGB")).astype(int)
+
+
+def facts(sample):
+    """Everything of a sample but where its files lie."""
+    texts = [part for part in sample.parts if isinstance(part, str)]
+    return sample.id, texts, [ref.sha256 for ref in sample.media], sample.target, sample.meta
+
+
+def lines(sample):
+    """The options of a multiple choice question by letter."""
+    return {line[0]: line[3:] for line in sample.parts[-1].split("\n")[1:]}
+
+
+def chosen(sample):
+    return lines(sample)[sample.target.value]
+
+
+def is_flat(values, possible):
+    """Whether counts lie within four standard deviations of equal ones."""
+    counts, share = Counter(values), 1 / len(possible)
+    spread = 4 * (len(values) * share * (1 - share)) ** 0.5
+    return set(counts) <= set(possible) and all(abs(counts[v] - len(values) * share) <= spread for v in possible)
+
+
+# All of them
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_samples_depend_on_seed_split_and_index_alone(generate, place, tmp_path):
+    elsewhere = Place(work=tmp_path / "elsewhere", base=tmp_path, seed=5)
+    many = [facts(sample) for sample in generate(place, split="train", size=6)]
+    assert [facts(sample) for sample in generate(elsewhere, split="train", size=3, seed=0)] == many[:3]
+    assert [facts(sample) for sample in itertools.islice(generate(place, split="train", size=None), 6)] == many
+    assert [facts(sample)[2:] for sample in generate(place, split="train", size=3, seed=5)] != [m[2:] for m in many[:3]]
+    assert len({name for name, *_ in many}) == len({tuple(media) for _, _, media, _, _ in many}) == 6
+
+
+@pytest.mark.parametrize("generate", GENERATORS)
+def test_media_are_files_with_the_stated_digest(generate, place):
+    for sample in generate(place, split="validation", size=2):
+        for ref in sample.media:
+            assert hashlib.sha256(Path(ref.path).read_bytes()).hexdigest() == ref.sha256
+            assert Path(ref.path).parent == place.work / f"{sample.task}-validation"
+        assert sample.id.startswith(f"{sample.task}/validation/")
+
+
+@pytest.mark.parametrize("generate", [ocr.text, clips.presence])
+def test_another_process_makes_the_same_bytes(generate, place):
+    code = (
+        f"import pathlib; from mmrl.types import Place; from {generate.__module__} import {generate.__name__} as g\n"
+        f"p = pathlib.Path({str(place.work)!r}) / 'again'\n"
+        "print(*[s.media[0].sha256 for s in g(Place(work=p, base=p, seed=0), split='test', size=2)])"
+    )
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert [sample.media[0].sha256 for sample in generate(place, split="test", size=2)] == again
+
+
+@pytest.mark.parametrize(
+    ("generate", "options", "composition"),
+    [
+        (ocr.text, {"min_length": 3, "length": 3}, lambda sample: sample.target.value),
+        (mcq.shapes, {"max_things": 1}, lambda sample: repr(sample.meta)),
+        (charts.charts, {"months": 3, "max_value": 25}, lambda sample: repr(sample.meta)),
+    ],
+)
+def test_no_composition_is_in_two_splits(generate, options, composition, place):
+    seen = {
+        split: {composition(sample) for sample in generate(place, split=split, size=size, **options)}
+        for split, size in [("train", 400), ("validation", 100), ("test", 100)]
+    }
+    assert all(len(some) > 15 for some in seen.values())
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not seen[one] & seen[other]
+
+
+@pytest.mark.parametrize(
+    ("generate", "options", "message"),
+    [
+        (ocr.text, {"split": "dev"}, "split 'dev' does not exist"),
+        (ocr.text, {"size": 0}, "size=0 must be at least 1"),
+        (ocr.text, {"characters": "runes"}, "characters='runes' is unknown"),
+        (ocr.text, {"min_length": 1}, "min_length=1 must be at least 2"),
+        (ocr.text, {"length": 5}, "image_px=48 must be at least 60"),
+        (ocr.text, {"rotation": 90.0}, "rotation=90.0"),
+        (ocr.text, {"contrast": 0.0}, "contrast=0.0"),
+        (ocr.text, {"noise": 1.5}, "noise=1.5"),
+        (mcq.shapes, {"options": 5}, "options=5 must lie between 2 and 4"),
+        (mcq.shapes, {"max_things": 0}, "max_things=0"),
+        (mcq.shapes, {"topics": ["weather"]}, "topics=.*colour, place, count"),
+        (mcq.shapes, {"topics": []}, "topics"),
+        (jigsaw.order, {"rows": 1, "columns": 1}, "nothing to shuffle"),
+        (jigsaw.order, {"rows": 1}, "identity: true"),
+        (jigsaw.order, {"mask": 0.5}, "mask=0.5"),
+        (jigsaw.order, {"answer": "letters"}, "answer='letters' is unknown"),
+        (jigsaw.relation, {"tile_px": 4}, "tile_px=4 must be at least 8"),
+        (charts.charts, {"chart": "radar"}, "chart='radar' is unknown"),
+        (charts.charts, {"ask": "mean"}, "ask='mean' is unknown"),
+        (charts.charts, {"months": 5}, "months=5 must lie between 3 and 4"),
+        (charts.charts, {"max_value": 52}, "max_value=52 must be a multiple"),
+        (charts.charts, {"max_value": 15}, "6 of them or more"),
+        (charts.charts, {"step": 1}, "step=1 of max_value=50 cannot be seen"),
+        (charts.charts, {"chart": "pie", "months": 5}, "a pie has no months=5"),
+        (charts.charts, {"chart": "pie", "step": 30}, "divides 100"),
+        (clips.direction, {"image_px": 33}, "must be even"),
+        (clips.direction, {"image_px": 48}, "cannot be read by decord"),
+        (clips.direction, {"frames": 40}, "too many to move"),
+        (clips.direction, {"distractors": 4}, "distractors=4"),
+        (clips.blinks, {"max_count": 5}, "frames=8 must be at least 10"),
+        (clips.presence, {"frames": 3}, "frames=3 must be at least 4"),
+        (clips.presence, {"fps": 0}, "fps=0"),
+    ],
+)
+def test_impossible_options_are_refused_at_once(generate, options, message, place):
+    with pytest.raises(UserError, match=message):
+        generate(place, **({"split": "train", "size": 1} | options))
+
+
+def test_scenes_may_be_endless_too(place):
+    endless = scenes.counting(place, split="train", size=None)
+    assert [facts(sample) for sample in itertools.islice(endless, 4)] == [
+        facts(sample) for sample in scenes.counting(place, split="train", size=4)
+    ]
+
+
+@pytest.mark.parametrize("card", ["ocr", "jigsaw", "mcq", "charts", "clips"])
+def test_the_yaml_of_the_card_makes_samples(card, place):
+    text = (ROOT / "datasets" / "cards" / f"{card}.md").read_text(encoding="utf-8")
+    source = YAML(typ="safe").load(text.split("```yaml\n")[1].split("```")[0])
+    fn = resolve(source["fn"], ROOT)
+    args = settle(source["fn"], options_of(fn, after=1), source["args"] | {"size": 2})
+    assert len(list(fn(place, **args))) == 2
+
+
+# Printed text
+
+
+def rendering(text, weight, size):
+    """A text stretched to a size, as ink from 0 to 1."""
+    font = ImageFont.load_default(size=64)
+    sheet = Image.new("L", (80 * len(text), 120))
+    ImageDraw.Draw(sheet).text((10, 10), text, fill=255, font=font, stroke_width=weight, stroke_fill=255)
+    return np.asarray(sheet.crop(sheet.getbbox()).resize(size, Image.Resampling.BOX)) / 255
+
+
+def test_the_text_is_what_is_written(place):
+    candidates = [(f"{number:02d}", weight) for number in range(100) for weight in (0, 2, 4)]
+    right = 0
+    for sample in ocr.text(place, split="train", size=50, characters="digits", length=2, background=0.0):
+        x1, y1, x2, y2 = sample.meta["box"]
+        ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / ocr.PAPER
+        errors = [np.abs(rendering(*candidate, ink.shape[::-1]) * ink.max() - ink).sum() for candidate in candidates]
+        right += candidates[int(np.argmin(errors))][0] == sample.target.value
+    assert right >= 48
+
+
+@pytest.mark.parametrize("characters", ["words", "digits", "mixed"])
+def test_lengths_are_flat_and_characters_legible(characters, place):
+    texts = [s.target.value for s in ocr.text(place, split="train", size=150, characters=characters, min_length=2)]
+    assert is_flat([len(text) for text in texts], [2, 3, 4])
+    assert not set("Il1O0o") & set("".join(texts)) or characters != "mixed"
+    assert all(text.isdigit() for text in texts) == (characters == "digits")
+
+
+def test_ink_stays_in_its_box_whatever_the_rotation(place):
+    for sample in ocr.text(place, split="train", size=30, rotation=30.0, image_px=64, background=0.0):
+        rows, columns = np.nonzero((pixels(sample.images[0]) != ocr.PAPER).any(axis=-1))
+        x1, y1, x2, y2 = sample.meta["box"]
+        assert x1 <= columns.min() <= columns.max() < x2 <= 64
+        assert y1 <= rows.min() <= rows.max() < y2 <= 64
+
+
+def test_contrast_and_noise_are_what_they_say(place):
+    options = {"split": "train", "size": 20, "background": 0.0, "length": 3}
+    plain, faint, noisy = (
+        [pixels(s.images[0]) for s in ocr.text(place, **options, **more)]
+        for more in ({}, {"contrast": 0.2}, {"noise": 0.25})
+    )
+    for full, weak, grainy in zip(plain, faint, noisy, strict=True):
+        assert np.abs((ocr.PAPER - weak) - 0.2 * (ocr.PAPER - full)).max() <= 2
+        assert 12 < (grainy - full)[full == ocr.PAPER].std() < 18  # 0.25 of 64, less what is clipped at white
+
+
+# Multiple choice
+
+
+def seen(sample):
+    """Colour, form and quarter of every shape, from pixels alone."""
+    image, found = pixels(sample.images[0]), []
+    for corner, (right, down) in mcq.CORNERS.items():
+        quarter = image[24 * down : 24 * down + 24, 24 * right : 24 * right + 24]
+        for name, colour in COLOURS.items():
+            rows, columns = np.nonzero((quarter == colour).all(axis=-1))
+            if len(rows) > 20:
+                fill = len(rows) / ((np.ptp(rows) + 1) * (np.ptp(columns) + 1))
+                found.append((name, "square" if fill > 0.95 else "disc" if fill > 0.62 else "triangle", corner))
+    return found
+
+
+def truths(question, things):
+    """Every right answer to a question about these things."""
+    if question.startswith("How many"):
+        return [str(len(things))]
+    if question.startswith("What colour"):
+        return [colour for colour, form, _ in things if f" {form}?" in question]
+    return [corner for colour, _, corner in things if f" {colour} " in question]
+
+
+@pytest.mark.parametrize("none_of_these", [False, True])
+def test_the_letter_is_the_one_right_option(none_of_these, place):
+    letters = []
+    for sample in mcq.shapes(place, split="train", size=240, background=0.0, none_of_these=none_of_these):
+        (right,) = truths(sample.parts[-1], seen(sample))
+        options = lines(sample)
+        assert list(options) == list("ABCD")
+        assert len(set(options.values())) == 4
+        assert chosen(sample) == (right if right in options.values() else mcq.NONE)
+        letters.append(sample.target.value)
+    assert is_flat(letters, "ABCD")
+
+
+def test_wrong_options_come_from_the_scene(place):
+    plausible = 0
+    for sample in mcq.shapes(place, split="train", size=60, topics=["colour"], options=2, max_things=4):
+        (wrong,) = [text for letter, text in lines(sample).items() if letter != sample.target.value]
+        colours = [thing["name"].split()[0] for thing in sample.meta["things"]]
+        plausible += wrong in colours
+        assert wrong in colours or len(colours) == 1
+    assert plausible > 30
+
+
+# Jigsaws
+
+
+def assembled(tiles, rows, columns):
+    return np.vstack([np.hstack(tiles[row * columns : (row + 1) * columns]) for row in range(rows)])
+
+
+def tiles_of(image, rows, columns):
+    return [tile for strip in np.vsplit(image, rows) for tile in np.hsplit(strip, columns)]
+
+
+def seams(tiles, rows, columns):
+    """Mean step across the seams of an arrangement: what an eye would call broken."""
+    image, side = assembled(tiles, rows, columns), len(tiles[0])
+    across = np.abs(np.diff(image, axis=1))[:, side - 1 :: side].sum()
+    return across + np.abs(np.diff(image, axis=0))[side - 1 :: side].sum()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (1, 3), (3, 1)])
+def test_the_permutation_mends_the_photograph(rows, columns, place):
+    mended, count = 0, rows * columns
+    for sample in jigsaw.order(place, split="train", size=50, rows=rows, columns=columns):
+        assert sample.target.kind is Kind.PERMUTATION
+        assert sorted(sample.target.value) == list(range(1, count + 1))
+        tiles = tiles_of(pixels(sample.images[0]), rows, columns)
+        best = min(
+            itertools.permutations(range(count)), key=lambda order: seams([tiles[i] for i in order], rows, columns)
+        )
+        mended += tuple(i + 1 for i in best) == sample.target.value
+    assert mended >= 43
+
+
+def test_tiles_apart_are_the_same_tiles_in_the_same_order(place):
+    whole = jigsaw.order(place, split="test", size=8, rows=2, columns=3)
+    for one, many in zip(whole, jigsaw.order(place, split="test", size=8, rows=2, columns=3, apart=True), strict=True):
+        assert one.target == many.target
+        assert len(many.images) == 6
+        tiles = [pixels(ref) for ref in many.images]
+        assert (assembled(tiles, 2, 3) == pixels(one.images[0])).all()
+        assert tiles[0].shape == (28, 28, 3)
+
+
+def test_places_are_the_inverse_of_tiles(place):
+    options = {"split": "train", "size": 30, "rows": 2, "columns": 3}
+    for tiles, places in zip(
+        jigsaw.order(place, **options), jigsaw.order(place, **options, answer="places"), strict=True
+    ):
+        assert tiles.images[0].sha256 == places.images[0].sha256
+        assert all(places.target.value[tile - 1] == spot for spot, tile in enumerate(tiles.target.value, start=1))
+
+
+def test_permutations_are_flat_and_the_identity_optional(place):
+    every = list(itertools.permutations((1, 2, 3)))
+    for identity, possible in [(True, every), (False, every[1:])]:
+        options = {"rows": 1, "columns": 3, "tile_px": 8, "identity": identity}
+        assert is_flat([s.target.value for s in jigsaw.order(place, split="train", size=240, **options)], possible)
+
+
+def test_tiles_look_different_and_masks_hide_their_seams(place):
+    for sample in jigsaw.order(place, split="train", size=20, mask=0.25, tile_px=16):
+        tiles = tiles_of(pixels(sample.images[0]), 2, 2)
+        assert all(np.abs(a - b).mean() >= jigsaw.MIN_DIFFERENCE for a, b in itertools.combinations(tiles, 2))
+        for tile in tiles:
+            rim = np.ones((16, 16), bool)
+            rim[4:12, 4:12] = False
+            assert (tile[rim] == jigsaw.BLANK).all()
+            assert np.ptp(tile[~rim]) > 0
+
+
+@pytest.mark.parametrize(("rows", "columns", "ways"), [(1, 2, 2), (3, 1, 2), (2, 2, 8)])
+def test_relations_and_letters_are_flat(rows, columns, ways, place):
+    samples = list(jigsaw.relation(place, split="train", size=200, rows=rows, columns=columns, tile_px=8))
+    assert is_flat([sample.target.value for sample in samples], LETTERS[:ways])
+    assert is_flat([chosen(sample) for sample in samples], set(lines(samples[0]).values()))
+    assert all(len(lines(sample)) == ways for sample in samples)
+
+
+def test_the_relation_is_where_the_seam_fits(place):
+    straight = fits = 0
+    for sample in jigsaw.relation(place, split="train", size=120):
+        first, second = (pixels(ref) for ref in sample.images)
+        breaks = {
+            "to the right": np.abs(first[:, -1] - second[:, 0]).sum(),
+            "to the left": np.abs(second[:, -1] - first[:, 0]).sum(),
+            "below": np.abs(first[-1] - second[0]).sum(),
+            "above": np.abs(second[-1] - first[0]).sum(),
+        }
+        if chosen(sample) in breaks:
+            straight += 1
+            fits += min(breaks, key=breaks.get) == chosen(sample)
+    assert straight > 40
+    assert fits >= 0.8 * straight

@@ -1,0 +1,157 @@
+"""Samples come in: every medium is opened, in this process or in others, and memory does not grow with their number."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmrl_datasets.picture_files import PictureFiles
+from PIL import Image
+
+from mmrl.config import Config
+from mmrl.config.schema import Limits
+from mmrl.intake import Intake, Measure, look_at_all, place_of
+from mmrl.log.console import Console
+from mmrl.media.image import MediaError
+from mmrl.media.store import MediaStore
+from mmrl.types import Access, ImageRef, Size, TooLongError, UserError
+
+ROWS = """
+import hashlib
+from pathlib import Path
+from mmrl.types import ImageRef, Kind, Sample, Target
+
+def rows(place, *, split: str, size: int):
+    files = sorted((place.base / "pictures").iterdir())
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    for number in range(size):
+        file, digest = files[number % len(files)], digests[number % len(files)]
+        path = f"{file.parent}/{'./' * (number // len(files))}{file.name}"  # another reference to the same file
+        parts = (ImageRef(path=path, sha256=digest), "How many?")
+        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=Target(kind=Kind.NUMBER, value=1))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(ROWS)
+    (tmp_path / "pictures").mkdir()
+    for number in range(20):
+        Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(tmp_path / "pictures" / f"{number:02d}.png")
+    return tmp_path
+
+
+def config(**data) -> Config:
+    return Config.model_validate_json(
+        json.dumps(
+            {
+                "run": {"name": "r"},
+                "model": {"scratch": {}},
+                "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}], **data},
+                "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
+                "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}],
+            }
+        )
+    )
+
+
+def intake(folder: Path, **data) -> tuple[Intake, MediaStore]:
+    settings = config(**data)
+    place = place_of(settings, folder, folder / "work")
+    store = MediaStore(place.access, settings.data.limits, max_bytes=10**6)
+    return Intake(settings, place, store, Console()), store
+
+
+def refs(folder: Path) -> list[ImageRef]:
+    files = PictureFiles(root=folder, media=folder)
+    return [files.ref(path.name) for path in sorted(folder.iterdir())]
+
+
+def test_other_processes_see_what_this_one_sees(folder):
+    (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
+    all_refs = refs(folder / "pictures")
+    seen = [
+        look_at_all(all_refs, Measure(Access(roots=(folder,)), Limits()), workers=workers, console=Console())
+        for workers in (0, 2)
+    ]
+    assert [list(each) for each in seen] == [all_refs, all_refs]
+    assert list(map(str, seen[0].values())) == list(map(str, seen[1].values()))
+    assert seen[1][all_refs[7]] == Size(27, 30)
+    assert isinstance(seen[1][all_refs[4]], MediaError)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_picture_is_found_whoever_opens_it(folder, workers):
+    (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
+    loader, store = intake(folder, workers=workers, bad_sample="skip")
+    assert [sample.id for sample in loader.load().train][3:6] == ["train-3", "train-5", "train-6"]
+    assert store.size(refs(folder / "pictures")[7]) == Size(27, 30)
+    with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
+        intake(folder, workers=workers)[0].load()
+
+
+def die(ref: ImageRef) -> Size:
+    if ref.path.endswith("04.png"):
+        os._exit(9)
+    return Size(1, 1)
+
+
+def test_a_process_that_dies_is_an_error_that_names_where(folder):
+    with pytest.raises(UserError, match=r"0\d\.png: a process died while it opened this file or one of the next 2"):
+        look_at_all(refs(folder / "pictures"), die, workers=2, console=Console())
+
+
+def refuse_even(sample) -> None:
+    number = int(sample.id.removeprefix("train-"))
+    if number % 4 == 0:
+        raise TooLongError("999 tokens")
+    if number == 49:
+        raise UserError("its text is forged")
+
+
+def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsys):
+    for data, refused in (
+        ({"bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.over_long=drop"),
+        ({"over_long": "drop"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.bad_sample=skip"),
+    ):
+        loader, _ = intake(folder, **data)
+        with pytest.raises(UserError, match=f"(?s){refused}"):
+            loader.askable(loader.load(), refuse_even)
+    loader, _ = intake(folder, bad_sample="skip", over_long="drop")
+    assert len(loader.askable(loader.load(), refuse_even).train) == 50 - 13 - 1
+    said = capsys.readouterr().out
+    assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in said
+    assert "and 8 more" in said
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from PIL import Image
+from mmrl.intake import Intake, place_of
+from mmrl.log.console import Console
+from mmrl.media.store import MediaStore
+sys.path.insert(0, {tests!r})
+from test_intake import config
+
+folder = Path({folder!r})
+for size in (1000, 10_000):
+    settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
+    place = place_of(settings, folder, folder / "work")
+    store = MediaStore(place.access, settings.data.limits, max_bytes=10_000_000)
+    samples = Intake(settings, place, store, Console()).load()
+    assert len(samples.train) == size
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_is_flat_over_10_000_samples(folder):
+    for number in range(200):
+        Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "pictures" / f"{number:03d}.png")
+    code = MEASURE.format(tests=str(Path(__file__).parent), folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first_mb, last_mb = map(int, done.stdout.split())
+    assert last_mb - first_mb < 40, done.stdout  # their pixels alone would be 249 MB; the samples themselves are small
