@@ -17,7 +17,7 @@ from mmrl.answer import Grammar
 from mmrl.config import Config
 from mmrl.config.schema import Data, Limits, Origin, Rl, Sft
 from mmrl.log.console import Console
-from mmrl.media.image import MediaError
+from mmrl.media.checks import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipPlan, ClipRule
 from mmrl.options import options_of, settle

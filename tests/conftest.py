@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
+from videos import EVERYWHERE, SMALL, write_video
 
 from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
+from mmrl.config.schema import LanguageScratch, Limits, Scratch, VisionScratch
 from mmrl.media.store import MediaStore
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import family_of
@@ -21,11 +19,8 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
+from mmrl.types import Place, Sample, SamplingLaw, VideoRef
 from mmrl_datasets import scenes
-
-ANYWHERE = Access(roots=(Path("/"),))
-VIDEO = Video(min_pixels=1024, max_pixels=2304)
 
 
 @dataclass(frozen=True)
@@ -46,20 +41,6 @@ class Tiny:
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
-
-
-def write_clip(path: Path, *, frames: int = 24, fps: int = 12) -> VideoRef:
-    """A real video, 64 x 32 pixels: a bright square that runs to the right over noise."""
-    noise = np.random.default_rng(0)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=fps, width=64, height=32, pix_fmt="yuv420p", bit_rate=10**6)
-        for index in range(frames):
-            pixels = noise.integers(0, 120, (32, 64, 3), dtype=np.uint8)
-            left = 52 * index // frames
-            pixels[8:20, left : left + 12] = 250
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
-    return VideoRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:
@@ -84,7 +65,7 @@ def scene_samples(place: Place) -> tuple[Sample, ...]:
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
-    return write_clip(tmp_path_factory.mktemp("clips") / "clip.mp4")
+    return write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(24), size=(64, 32))
 
 
 @pytest.fixture(scope="session")
@@ -109,8 +90,8 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             make_processor(spec, tokenizer, (2304, 2304)),
             family_of(policy.model.config),
             Grammar(),
-            MediaStore(ANYWHERE, Limits(), max_bytes=10**8),
-            video=VIDEO,
+            MediaStore(EVERYWHERE, Limits(), max_bytes=10**8),
+            video=SMALL,
             instruct=False,
             max_prompt_tokens=500,
         )

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ANYWHERE, VIDEO
 from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
+from videos import EVERYWHERE, SMALL
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.store import MediaStore
@@ -25,7 +25,7 @@ def fetched(clip, monkeypatch):
     reader = "qwen_vl_utils.vision_process.get_video_reader_backend"
     monkeypatch.setattr(reader, lambda: "decord")
     monkeypatch.setitem(VIDEO_READER_BACKENDS, "torchvision", None)  # no way to fall back
-    wanted = {"video": clip.path, "fps": VIDEO.fps, "min_pixels": VIDEO.min_pixels, "max_pixels": VIDEO.max_pixels}
+    wanted = {"video": clip.path, "fps": SMALL.fps, "min_pixels": SMALL.min_pixels, "max_pixels": SMALL.max_pixels}
     frames, metadata = fetch_video(wanted, image_patch_size=8, return_video_metadata=True)
     return frames, metadata
 
@@ -84,7 +84,7 @@ def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
     """Positions of Qwen2.5-VL follow seconds: a pair of frames at 4 a second lasts half as long, one position."""
     world = tiny("qwen2_5_vl")
     encoder = world.processor.encoder
-    store = MediaStore(ANYWHERE, Limits(), max_bytes=0)
+    store = MediaStore(EVERYWHERE, Limits(), max_bytes=0)
     finer = Encoder(
         encoder.hf,
         encoder.family,

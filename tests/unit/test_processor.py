@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ANYWHERE, VIDEO
 from PIL import Image
+from videos import EVERYWHERE, SMALL
 
 import mmrl.policy.processor as processor_module
 from mmrl.answer import Grammar
@@ -32,13 +32,13 @@ def keep(tmp_path):
 
 def asker(world, *, store_bytes=10**8, instruct=False, max_prompt_tokens=500):
     """A processor like the world's with nothing in its caches."""
-    store = MediaStore(ANYWHERE, Limits(), max_bytes=store_bytes)
+    store = MediaStore(EVERYWHERE, Limits(), max_bytes=store_bytes)
     encoder = Encoder(
         world.processor.hf,
         world.processor.encoder.family,
         Grammar(),
         store,
-        video=VIDEO,
+        video=SMALL,
         instruct=instruct,
         max_prompt_tokens=max_prompt_tokens,
     )
