@@ -58,7 +58,7 @@ ONLY_IN = {
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
-    "vllm": ("mmrl/rollout/vllm.py",),
+    "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/",),

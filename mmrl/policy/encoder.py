@@ -121,6 +121,9 @@ class Encoder:
             images_ND=self._image_patches([ref for ref in sample.media if isinstance(ref, ImageRef)]),
             videos_ND=self._video_patches([ref for ref in sample.media if isinstance(ref, VideoRef)]),
             positions_3P=self._positions(sample, outline),
+            seconds_V=torch.tensor(
+                [layout.second_per_grid for layout in outline.layouts if layout.seconds], dtype=torch.float32
+            ),
         )
         prompt = Prompt(
             sample=sample,
