@@ -30,6 +30,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
