@@ -45,8 +45,8 @@ def cosine(
     """A right answer: floor + (1 - floor) (1 + cos(pi t)) / 2, t = min(1, tokens / max_tokens). A wrong one: 0.
 
     Source: the cosine reward of Yeo et al. (arXiv:2502.03373), with VLM-R1's 1 to 0.5 over 1024 tokens. Departures: t
-    ends at 1, where the cosine would rise again; a wrong answer earns the same at any length, since paying it for length
-    pays rambling.
+    ends at 1, where the cosine would rise again; a wrong answer earns the same at any length, since to pay it for
+    length is to pay rambling.
 
     Raises:
         Unscorable: the target is none that `ACCURACY` can judge.
@@ -105,10 +105,10 @@ def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480,
 
 @reward(name="surrogate_length", low=-1.0, attack_tolerance=0.75)  # label-free: the form of an answer is enough
 def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, peak: Peak = 0.5) -> Term:
-    """1 - (1 - x/p)^2 for x <= p, above it 1 - 2 ((x - p) / (1 - p))^2, where x = min(1, tokens / max_tokens), p = peak.
+    """1 - (1 - x/p)^2 for x <= p, above it 1 - 2 ((x - p) / (1 - p))^2; x = min(1, tokens / max_tokens), p = peak.
 
-    Only a loss is counted, min(0, value), where nothing of the target's kind was answered. Source: format and length as
-    surrogate signals (arXiv:2505.19439). Departures: the format's share is a term of its own, `mmrl_rewards.format`.
+    Only a loss is counted, min(0, value), where nothing of the target's kind was answered. Source: format and length
+    as surrogate signals (arXiv:2505.19439). Departures: the format's share is a term of its own, `mmrl_rewards.format`.
     """
     x = min(1.0, response.num_tokens / max_tokens)
     value = 1.0 - (1.0 - x / peak) ** 2 if x <= peak else 1.0 - 2.0 * ((x - peak) / (1.0 - peak)) ** 2
@@ -118,12 +118,10 @@ def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, 
 
 
 def _if_right(response: Response, sample: Sample, threshold: float, floor: float, share: float) -> Term:
-    """floor + (1 - floor) * share for a right answer, else 0."""
+    """What a right answer earns: `floor`, and this share of the rest."""
     accuracy = ACCURACY.get(sample.target.kind)
     if accuracy is None:
-        raise Unscorable(
-            f"no reward says whether a {sample.target.kind} is right; there is one for {', '.join(_KINDS)}"
-        )
+        raise Unscorable(f"no reward here says whether a {sample.target.kind} is right, but for {', '.join(_KINDS)}")
     judged = accuracy(response, sample)
     value, reason = judged if isinstance(judged, Term) else (judged, "")
     if value < threshold:

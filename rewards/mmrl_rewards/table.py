@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from lxml import etree, html
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
@@ -18,9 +19,7 @@ from mmrl_rewards.contract import gold, reward
 Costs = Sequence[Sequence[float]]
 
 _MOST_NODES = 1000
-_RULE = re.compile(
-    r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?"
-)  # what stands under the head of a Markdown table
+_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")  # under the head of a Markdown table
 _PIPE = re.compile(r"(?<!\\)\|")
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _NOT_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
@@ -127,7 +126,8 @@ def _forest(costs: Costs, own_a: Sequence[int], own_b: Sequence[int]) -> float:
 
 def _between_rows(a: Table, b: Table, cells: Costs) -> list[list[float]]:
     """Distance of every row from every row, given that of every cell from every cell."""
-    found, start_a = [], 0
+    found: list[list[float]] = []
+    start_a = 0
     for row_a in a.rows:
         rows, start_a = cells[start_a : start_a + len(row_a)], start_a + len(row_a)
         found.append([])
@@ -166,8 +166,6 @@ def _target(sample: Sample) -> Table:
 
 
 def _html(source: str) -> list[tuple[Cell, ...]]:
-    from lxml import etree, html  # some 80 ms
-
     try:
         root = html.document_fromstring(_NOT_HTML.sub("", source).encode(), parser=html.HTMLParser(encoding="utf-8"))
     except (etree.ParserError, etree.XMLSyntaxError):

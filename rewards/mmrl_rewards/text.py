@@ -47,9 +47,9 @@ def rouge(
     """ROUGE-1, ROUGE-2 or ROUGE-L: F1 = 2 m / (words in the answer + words in the target).
 
     m counts the words (for 2: the pairs of neighbours) in both, each as often as in the one that has fewer, or for L is
-    the length of the longest common subsequence. Source: Lin 2004, eq. 1 and 2 to 4 with beta = 1. Departures: F1, since
-    recall alone pays rambling; the best of several targets; no stemming; words of every script, each ideograph one; an
-    answer above 10 times the target's length + 1000 earns 0.
+    the length of the longest common subsequence. Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4. Departures: F1,
+    since recall alone pays rambling; the best of several targets; no stemming; words of every script, each ideograph
+    one; an answer above 10 times the longest target's length + 1000 earns 0.
 
     Raises:
         Unscorable: a target is not text, or has no word (for 2: no two).
