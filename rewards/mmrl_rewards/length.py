@@ -103,7 +103,7 @@ def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480,
     return Term(value, f"{response.num_tokens} tokens, free up to {max_tokens - buffer}")
 
 
-@reward(name="surrogate_length", low=-1.0, attack_tolerance=0.75)  # label-free: the form of an answer is enough
+@reward(name="surrogate_length", low=-1.0, attack_tolerance=1.0)  # label-free: any answer of its kind will do
 def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, peak: Peak = 0.5) -> Term:
     """1 - (1 - x/p)^2 for x <= p, above it 1 - 2 ((x - p) / (1 - p))^2; x = min(1, tokens / max_tokens), p = peak.
 

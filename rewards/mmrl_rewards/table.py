@@ -167,7 +167,8 @@ def _target(sample: Sample) -> Table:
 
 def _html(source: str) -> list[tuple[Cell, ...]]:
     try:
-        root = html.document_fromstring(_NOT_HTML.sub("", source).encode(), parser=html.HTMLParser(encoding="utf-8"))
+        parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+        root = html.document_fromstring(_NOT_HTML.sub("", source).encode(), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError):
         raise ValueError("not HTML") from None
     tables = list(root.iter("table"))
