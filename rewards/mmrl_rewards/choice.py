@@ -16,9 +16,7 @@ _LISTED: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE
 _DRESS: Final = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
 _LETTER_AND_TEXT: Final = re.compile(r"[(\[]?([A-Z])(?:[)\]][.:]?|[.:])\s+(\S.*)", re.DOTALL)
-_STATED: Final = re.compile(
-    r"(?i:\b(?:answer|option|choice))(?:\s+is)?\s*:?\s*[(\[]?[A-Z](?=[)\].,:;!]|\s+is\b|\s*$)"
-)
+_STATED: Final = re.compile(r"(?i:\b(?:answer|option|choice))(?:\s+is)?\s*:?\s*[(\[]?[A-Z](?=[)\].,:;!]|\s+is\b|\s*$)")
 _ALONE: Final = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 _YES_OR_NO: Final = re.compile(r"\b(?:yes|no)\b")
 
