@@ -17,7 +17,7 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("intake", "build", "doctor", "run", "catalogue"),
+    4: ("intake", "supply", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -30,6 +30,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
@@ -58,7 +60,7 @@ ONLY_IN = {
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
-    "vllm": ("mmrl/rollout/vllm.py",),
+    "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/",),
@@ -67,6 +69,7 @@ ONLY_IN = {
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "decord": (),  # tests compare with it
+    "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": (  # where names become functions
         *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
@@ -75,12 +78,25 @@ ONLY_IN = {
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
-    *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
+    *(
+        "mmrl.catalogue",
+        "mmrl.lint",
+        "mmrl.cli",
+        "mmrl_datasets",
+        "mmrl_rewards",
+        "mmrl_rewards.box",
+        "mmrl_rewards.cases",
+        "mmrl_rewards.choice",
+    ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
     *("mmrl_rewards.span", "mmrl_rewards.video"),
+    *("mmrl_rewards.classify", "mmrl_rewards.count", "mmrl_rewards.gui", "mmrl_rewards.jigsaw", "mmrl_rewards.maths"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
-HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
+HEAVY = (
+    *("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets"),
+    *("sympy", "math_verify"),
+)
 
 MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150}
 MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS = 60, 4, 8

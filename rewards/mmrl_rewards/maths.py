@@ -18,7 +18,7 @@ _LONGEST: Final = 300  # characters; parsing takes milliseconds for each ten
 _EXCERPT: Final = 60
 
 
-@reward(name="maths", kinds=_KINDS)
+@reward(name="maths", kinds=_KINDS, deadline_s=5.0)
 def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6) -> Term:
     r"""1 if the answer is mathematically equal to the target, else 0: \frac{1}{2}, 1/2 and 0.5 are.
 
