@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer import checked
+from mmrl.answer import checked, read
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards.contract import reward
 
 _KINDS: Final = (Kind.LATEX, Kind.TEXT, Kind.NUMBER)
 _LONGEST: Final = 300  # characters; parsing takes milliseconds for each ten
+_PROSE: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [A-Za-z]{2,} [A-Za-z]{2,}")  # parsed as a product of letters
 _EXCERPT: Final = 60
 
 
@@ -26,11 +28,11 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     \{1, 2\}; x = 3 is 3; 50% is both 50 and 0.5; units are not compared. Source: math-verify
     (github.com/huggingface/Math-Verify), `verify(gold, answer)`, which is not symmetric: where the target is 1 < x < 2,
     (1, 2) is right, not the other way round. Departures: the whole answer is one formula, from which no number is
-    picked, and what is longer than 300 characters is none. An answer written as the target is, is right even where
-    neither is mathematics.
+    picked: what is longer than 300 characters is none, and three words in a row are prose. An answer written as the
+    target is, is right even where neither is mathematics. Plain numbers are compared as such.
 
-    It may take for ever, as for 9^{9^{9^{9}}}: run it with a deadline. Its own, a SIGALRM, is switched off, for it
-    fails outside the main thread.
+    It may take for ever, as for 9^{9^{9^{9}}}, hence the deadline. math-verify's own, a SIGALRM, is switched off, for
+    it fails outside the main thread.
 
     Raises:
         Unscorable: the target is of another kind, or is empty, or not one formula.
@@ -42,8 +44,7 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
         answer = _formula(response.answer.value)
     except ValueError as error:
         return Term(0.0, f"the answer is {error}")
-    right = answer == target or (len(answer) <= _LONGEST and _math_verify().equal(target, answer, decimals))
-    return Term(float(right), f"{_shown(answer)}, expected {_shown(target)}")
+    return Term(float(_equal(target, answer, decimals)), f"{_shown(answer)}, expected {_shown(target)}")
 
 
 def _target(sample: Sample) -> str:
@@ -63,6 +64,17 @@ def _formula(value: str | float) -> str:
     return formula
 
 
+def _equal(target: str, answer: str, decimals: int) -> bool:
+    if answer == target:
+        return True
+    if len(answer) > _LONGEST or _PROSE.search(answer):
+        return False
+    try:
+        return bool(round(read(Kind.NUMBER, target), decimals) == round(read(Kind.NUMBER, answer), decimals))
+    except ValueError:  # not both are plain numbers
+        return _math_verify().equal(target, answer, decimals)
+
+
 class _MathVerify:
     """The library, loaded when it is first needed: that takes a second."""
 
@@ -72,9 +84,11 @@ class _MathVerify:
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own deadline is switched off
         self._verify, self._parse = math_verify.verify, math_verify.parse
         self._config = (math_verify.LatexExtractionConfig(),)
-        self._gold = lru_cache(maxsize=256)(self._read)  # siblings share their target
+        # Siblings share their target, and often their answers.
+        self._gold = lru_cache(maxsize=256)(self._read)
+        self.equal = lru_cache(maxsize=4096)(self._equal)
 
-    def equal(self, target: str, answer: str, decimals: int) -> bool:
+    def _equal(self, target: str, answer: str, decimals: int) -> bool:
         """Whether they are, the target first; never where math-verify cannot read the target."""
         gold = self._gold(target)
         return bool(gold) and self._verify(gold, self._read(answer), float_rounding=decimals, timeout_seconds=None)

@@ -37,7 +37,6 @@ FLOORS = {
     "mmrl_rewards.jigsaw:neighbours": 0,
     "mmrl_rewards.jigsaw:order": 0,
     "mmrl_rewards.gui:step": 0,
-    "mmrl_rewards.maths:equal": 300,
     "mmrl_rewards.detect:iou": 0,
     "mmrl_rewards.detect:f1": 0,
     "mmrl_rewards.detect:average_precision": 0,
