@@ -209,6 +209,9 @@ def test_option_follows_its_text_when_options_are_shuffled():
                 assert got == expected, answer
 
 
+DEPARTURES = {("3", "3.0000001"), ("1000", "1e3")}  # plain numbers are compared as such
+
+
 def test_maths_says_what_math_verify_says_when_it_is_called_bare():
     rows = [row for row in load(CASES / "maths.json") if row.sample.kind is Kind.LATEX and row.expected != "unscorable"]
     compared = 0
@@ -218,7 +221,8 @@ def test_maths_says_what_math_verify_says_when_it_is_called_bare():
             continue
         gold, answer = (f"${formula}$" for formula in (sample.target.value, response.answer.value))
         bare = math_verify.verify(math_verify.parse(gold), math_verify.parse(answer))
-        assert maths.equal(response, sample).value == float(bare), (gold, answer)
+        departs = (sample.target.value, response.answer.value) in DEPARTURES
+        assert (maths.equal(response, sample).value == float(bare)) != departs, (gold, answer)
         compared += 1
     assert compared > 40
 
