@@ -103,7 +103,7 @@ def unknown_data_option(_: Path) -> Config:
 
 
 def no_reward_for_the_task(_: Path) -> Config:
-    return {"rewards": term("mmrl_rewards.number:exact", tasks=["ground"])}
+    return {"rewards": term("mmrl_rewards.number:exact", when={"task": ["ground"]})}
 
 
 def no_label(folder: Path) -> Config:
