@@ -27,6 +27,7 @@ from mmrl.types import (
 )
 
 _EXCERPT = 200
+_AT_ONCE = 1000
 
 Pair = tuple[Response, Sample]
 Outcomes = Mapping[str, Outcome]
@@ -76,10 +77,12 @@ class Judge:
             RewardError: a reward failed, whatever the policies say.
             UserError: no term applies to a sample, or its target cannot be written in the grammar.
         """
-        pairs = [(response, sample) for sample in samples for response in _probes(sample, grammar)]
-        called = self._call(pairs, evaluation=evaluation, trial=True)
-        for (_, sample), outcomes in zip(pairs, called, strict=True):
-            self._score(sample, outcomes, None)
+        for start in range(0, len(samples), _AT_ONCE):
+            chunk = samples[start : start + _AT_ONCE]
+            pairs = [(response, sample) for sample in chunk for response in _probes(sample, grammar)]
+            called = self._call(pairs, evaluation=evaluation, trial=True)
+            for (_, sample), outcomes in zip(pairs, called, strict=True):
+                self._score(sample, outcomes, None)
 
     def close(self) -> None:
         """End the worker processes, if there are any."""

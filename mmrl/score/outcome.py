@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from math import nan
 from numbers import Real
@@ -28,7 +29,7 @@ def attempt(reward: BoundReward, response: Response, sample: Sample) -> Outcome:
         case Unscorable() as error:
             return Failure(Fault.UNSCORABLE, _cut(str(error)))
         case error:
-            return Failure(Fault.ERROR, _cut(f"raised {type(error).__name__}: {error}{_place(error)}"))
+            return Failure(Fault.ERROR, _cut(f"raised {type(error).__name__}: {error}{_place(reward, error)}"))
 
 
 def _held(reward: BoundReward, result: object) -> Outcome:
@@ -46,7 +47,8 @@ def _cut(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON] + "..."
 
 
-def _place(error: BaseException | None) -> str:
-    """Where an error arose."""
+def _place(reward: BoundReward, error: BaseException | None) -> str:
+    """Where an error arose: in the reward's own file, if it passed there."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
+    return f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(reversed(own or frames), None)) else ""

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.util import Finalize
 from pickle import PicklingError
 from typing import NamedTuple
 
@@ -73,10 +73,10 @@ class Workers:
         nurse: BaseProcess = get_context("spawn").Process(target=_nurse, args=(there, loads, warm_up), daemon=True)
         nurse.start()
         there.close()
-        self.close = weakref.finalize(self, _end, nurse, self._control)
+        self.close = Finalize(self, _end, (nurse, self._control), exitpriority=0)
         self._idle: list[_Worker] = []
         self._busy = selectors.DefaultSelector()
-        self._await_nurse()
+        self._await(nurse)
 
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order.
@@ -96,12 +96,12 @@ class Workers:
             raise
         return [outcomes[place] for place in range(len(calls))]
 
-    def _await_nurse(self) -> None:
+    def _await(self, nurse: BaseProcess) -> None:
         doing: str | None = "starting"
         try:
             while doing:
                 if not self._control.poll(_START_S):
-                    self.close()
+                    nurse.kill()
                     raise RewardError(f"a process for rewards hung while {doing}: more than {_START_S:g} s")
                 doing = self._control.recv()
         except (EOFError, ConnectionError):
@@ -172,14 +172,14 @@ class Workers:
 def _end(nurse: BaseProcess, control: Connection) -> None:
     control.close()  # the nurse takes the workers with it
     nurse.join(_END_S)
-    if nurse.is_alive():
-        nurse.kill()
+    nurse.kill()
 
 
 def _nurse(control: Connection, loads: Mapping[str, Callable[[], BoundReward]], warm_up: Sequence[Call]) -> None:
     """Load the rewards, then make and bury workers for as long as `control` is open."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # Signals to the whole process group are the parent's business: it may want to finish and save a step.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Libraries that are loaded from here on make no threads: a fork would lose them.
     os.environ.update(_THREADS)
     rewards: dict[str, BoundReward] = {}
@@ -218,7 +218,6 @@ def _forked(control: Connection, rewards: Mapping[str, BoundReward]) -> int:
         control.send(pid)
         return pid
     control.close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         _serve(pipe, rewards)
     finally:
