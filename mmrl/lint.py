@@ -36,6 +36,7 @@ from mmrl_rewards.contract import BoundReward
 _DEADLINE_S = 10.0
 _SLOWEST_S = 0.05
 _HUGE = 10_000_000
+_LETTERS_PER_TOKEN = 4
 _NOMINAL = Size(1000, 1000)
 _FORBIDDEN = (
     "open",
@@ -115,29 +116,30 @@ def subjects(kinds: Sequence[Kind]) -> tuple[Sample, ...]:
     return tuple(_subject(kind, values[kind]) for kind in kinds)
 
 
+def usable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples that the reward can judge."""
+    got = _guarded_all([partial(_tried, reward, sample, "<answer></answer>") for sample in samples])
+    return tuple(sample for sample, term in zip(samples, got, strict=True) if not isinstance(term, Unscorable))
+
+
 def lint(reward: BoundReward, samples: Sequence[Sample]) -> Report:
-    """Try a reward on the samples it can judge, each call in a process of its own that ends at a deadline.
+    """Try a reward on samples that it can judge, in other processes that end at a deadline.
 
     Raises:
-        UserError: it can judge none of the samples.
+        UserError: a target cannot be written, or a tolerance is declared for an attack that there is not.
     """
-    usable = [sample for sample in samples if not isinstance(_tried(reward, sample, "<answer></answer>"), Unscorable)]
-    if not usable:
-        raise UserError(
-            f"reward {reward.reward.name!r} can judge none of lint's samples: give it a case table of its own (--cases)"
-        )
-    attempts = [
-        (name, sample, _tried(reward, sample, text)) for sample in usable for name, text in attacks(sample).items()
-    ]
-    attempts += [("right", sample, _tried(reward, sample, GRAMMAR.render(sample.target))) for sample in usable]
+    tries = [(name, sample, text) for sample in samples for name, text in attacks(sample).items()]
+    tries += [("right", sample, GRAMMAR.render(sample.target)) for sample in samples]
+    got = _guarded_all([partial(_tried, reward, sample, text) for _, sample, text in tries])
+    attempts = [(name, sample, term) for (name, sample, _), term in zip(tries, got, strict=True)]
     return Report(
         findings=(
             _range(reward, attempts),
             _picklable(reward),
-            _repeatable(reward, usable),
-            _pure(reward, usable),
-            _speed(reward, usable),
-            _huge(reward, usable),
+            _repeatable(reward, samples),
+            _pure(reward, samples),
+            _speed(reward, samples),
+            _huge(reward, samples),
         ),
         earned=tuple(_earned(reward, attempts)),
     )
@@ -159,15 +161,14 @@ def _response(sample: Sample, text: str) -> Response:
         text=text,
         answer=GRAMMAR.parse(text, sample.target.kind),
         finish=Finish.EOS,
-        num_tokens=len(text.split()),
+        num_tokens=len(text) // _LETTERS_PER_TOKEN,
         resizes=tuple(ResizeMap(_NOMINAL, _NOMINAL) for _ in sample.media),
         frame=sample.target.frame or Frame.PX_ORIGINAL,
     )
 
 
-def _tried(reward: BoundReward, sample: Sample, text: str) -> Term | Exception:
-    response = _response(sample, text)
-    return _guarded(partial(_called, reward, response, sample))
+def _tried(reward: BoundReward, sample: Sample, text: str) -> Term:
+    return _called(reward, _response(sample, text), sample)
 
 
 def _called(reward: BoundReward, response: Response, sample: Sample) -> Term:
@@ -281,12 +282,12 @@ def _seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
 
 
 def _huge(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
-    for sample in samples:
-        for text in ("<answer>" + "ab " * (_HUGE // 3) + "</answer>", "9" * _HUGE):
-            got = _tried(reward, sample, text)
-            if isinstance(got, Exception):
-                return Finding("10 MB response", False, f"{sample.target.kind}: {_said(got)}")
-    return Finding("10 MB response", True, f"within {_DEADLINE_S:g} s")
+    texts = ("<answer>" + "ab " * (_HUGE // 3) + "</answer>", "9" * _HUGE)
+    tries = [(sample, text) for sample in samples for text in texts]
+    for (sample, _), got in zip(tries, _guarded_all([partial(_tried, reward, *pair) for pair in tries]), strict=True):
+        if isinstance(got, Exception):
+            return Finding("10 MB response", False, f"{sample.target.kind}: {_said(got)}")
+    return Finding("10 MB response", True, f"each within {_DEADLINE_S:g} s")
 
 
 def _earned(reward: BoundReward, attempts: Sequence[tuple[str, Sample, Term | Exception]]) -> Iterator[Earned]:
@@ -308,29 +309,45 @@ def _earned(reward: BoundReward, attempts: Sequence[tuple[str, Sample, Term | Ex
 
 
 def _guarded(task: Callable[[], _Result]) -> _Result | Exception:
-    """What `task` returns or raises, run in a process of its own that is killed at the deadline."""
+    return _guarded_all([task])[0]
+
+
+def _guarded_all(tasks: Sequence[Callable[[], _Result]]) -> list[_Result | Exception]:
+    """What each task returns or raises, in another process; one that hangs or dies is replaced by a fresh one."""
+    results: list[_Result | Exception] = []
+    while len(results) < len(tasks):
+        results += _until_failure(tasks[len(results) :])
+    return results
+
+
+def _until_failure(tasks: Sequence[Callable[[], _Result]]) -> list[_Result | Exception]:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(task, there), daemon=True)
+    process = context.Process(target=_report_all, args=(tasks, there), daemon=True)
     process.start()
     there.close()
-    try:
-        result: _Result | Exception = (
-            here.recv() if here.poll(_DEADLINE_S) else TimeoutError(f"hung for {_DEADLINE_S:g} s")
-        )
-    except EOFError:
-        result = RuntimeError("its process died")
+    results: list[_Result | Exception] = []
+    for _ in tasks:
+        if not here.poll(_DEADLINE_S):
+            results.append(TimeoutError(f"hung for {_DEADLINE_S:g} s"))
+            break
+        try:
+            results.append(here.recv())
+        except EOFError:
+            results.append(RuntimeError("its process died"))
+            break
     process.kill()
     process.join()
-    return result
+    return results
 
 
-def _report(task: Callable[[], object], pipe: Connection) -> None:
-    with Caught() as caught:
-        result = task()
-    # A foreign error may not survive pickling; its words do.
-    error = caught.error
-    pipe.send(result if error is None else error if isinstance(error, Unscorable) else RuntimeError(_said(error)))
+def _report_all(tasks: Sequence[Callable[[], object]], pipe: Connection) -> None:
+    for task in tasks:
+        with Caught() as caught:
+            pipe.send(task())
+        # A foreign error may not survive pickling; its words do.
+        if caught.error:
+            pipe.send(caught.error if isinstance(caught.error, Unscorable) else RuntimeError(_said(caught.error)))
 
 
 def _said(error: object) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
+from videos import SMALL, write_video
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
@@ -23,9 +21,6 @@ from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
 from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
 from mmrl_datasets import scenes
-
-ANYWHERE = Access(roots=(Path("/"),))
-VIDEO = Video(min_pixels=1024, max_pixels=2304)
 
 
 @dataclass(frozen=True)
@@ -44,22 +39,23 @@ class Tiny:
     def eos_id(self) -> int:
         return self.processor.tokenizer.eos_token_id
 
+    def fresh(
+        self,
+        *,
+        store_bytes: int = 0,
+        instruct: bool = False,
+        max_prompt_tokens: int = 500,
+        video: Video = SMALL,
+        root: Path = Path("/"),
+    ) -> QwenProcessor:
+        """A processor like this world's with nothing in its caches."""
+        known = self.processor.encoder
+        store = MediaStore(Access(roots=(root,)), Limits(), max_bytes=store_bytes)
+        options = {"video": video, "instruct": instruct, "max_prompt_tokens": max_prompt_tokens}
+        return QwenProcessor(Encoder(known.hf, known.family, known.grammar, store, **options))
+
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
-
-
-def write_clip(path: Path, *, frames: int = 24, fps: int = 12) -> VideoRef:
-    """A real video, 64 x 32 pixels: a bright square that runs to the right over noise."""
-    noise = np.random.default_rng(0)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=fps, width=64, height=32, pix_fmt="yuv420p", bit_rate=10**6)
-        for index in range(frames):
-            pixels = noise.integers(0, 120, (32, 64, 3), dtype=np.uint8)
-            left = 52 * index // frames
-            pixels[8:20, left : left + 12] = 250
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
-    return VideoRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:
@@ -84,7 +80,7 @@ def scene_samples(place: Place) -> tuple[Sample, ...]:
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> VideoRef:
-    return write_clip(tmp_path_factory.mktemp("clips") / "clip.mp4")
+    return write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(24), size=(64, 32))
 
 
 @pytest.fixture(scope="session")
@@ -109,8 +105,8 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             make_processor(spec, tokenizer, (2304, 2304)),
             family_of(policy.model.config),
             Grammar(),
-            MediaStore(ANYWHERE, Limits(), max_bytes=10**8),
-            video=VIDEO,
+            MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8),
+            video=SMALL,
             instruct=False,
             max_prompt_tokens=500,
         )

@@ -17,7 +17,7 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("intake", "build", "doctor", "run", "catalogue"),
+    4: ("intake", "supply", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -31,6 +31,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
@@ -59,7 +61,7 @@ ONLY_IN = {
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
-    "vllm": ("mmrl/rollout/vllm.py",),
+    "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/",),
@@ -76,7 +78,16 @@ ONLY_IN = {
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
-    *("mmrl.cli", "mmrl_datasets", "mmrl_rewards", "mmrl_rewards.box", "mmrl_rewards.cases", "mmrl_rewards.choice"),
+    *(
+        "mmrl.catalogue",
+        "mmrl.lint",
+        "mmrl.cli",
+        "mmrl_datasets",
+        "mmrl_rewards",
+        "mmrl_rewards.box",
+        "mmrl_rewards.cases",
+        "mmrl_rewards.choice",
+    ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
     *("mmrl_rewards.span", "mmrl_rewards.video"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),

@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
 from mmrl_datasets.drawing import FINENESS, compose
-from mmrl_datasets.generation import Dice, Draft, check_among, check_least, listed, samples, shuffled
+from mmrl_datasets.generation import Dice, Draft, check_among, check_least, samples, shuffled
+from mmrl_datasets.mapping import listed
 from mmrl_datasets.pictures import as_split
 
 Chart = Literal["bar", "line", "pie"]

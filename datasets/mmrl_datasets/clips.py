@@ -7,7 +7,7 @@ and textures share no pixel between splits. A sample depends on the seed, the sp
 Options all three share:
     split: train, validation or test.
     size: number of samples; null never ends.
-    image_px: side of the square frames, even, neither 48 nor 72.
+    image_px: side of the square frames, even.
     frames: how many.
     fps: frames a second.
     distractors: other shapes, of other colours, 0 to 3.
@@ -27,7 +27,8 @@ from PIL import Image
 from mmrl.types import Kind, Place, Sample, Target, UserError
 from mmrl_datasets.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, scatter
 from mmrl_datasets.films import Film
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, listed, samples, shuffled
+from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, shuffled
+from mmrl_datasets.mapping import listed
 from mmrl_datasets.pictures import Split, as_split, textures
 
 GREY: Final = 128
@@ -45,7 +46,6 @@ WAYS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels to the 
     }
 )
 MIN_SPEED_PX: Final = 2  # per frame
-UNREADABLE: Final = (48, 72)  # widths at which decord 0.6 takes padded rows for a fourth channel, and fails
 
 
 class _Still(NamedTuple):
@@ -182,8 +182,6 @@ def _screen(split: Split, image_px: int, frames: int, fps: int, background: floa
     check_least(1, fps=fps)
     if image_px % 2:
         raise UserError(f"image_px={image_px} must be even: the video format stores colours by pairs of pixels")
-    if image_px in UNREADABLE:
-        raise UserError(f"image_px={image_px} cannot be read by decord, which decodes videos; use {image_px + 2}")
     return _Screen(textures(split, image_px), image_px, frames, fps, background)
 
 

@@ -36,17 +36,16 @@ def fresh_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder; choose another place, or remove it first")
-    try:
+    with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        try:
-            yield folder
+    try:
+        yield folder
+        with _writing(out):
             folder.chmod(0o755)  # a temporary folder is the owner's alone
             folder.replace(out)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_table(samples: Iterable[Sample | Reject], folder: Path, form: Format) -> dict[str, Any]:
@@ -65,13 +64,22 @@ def write_table(samples: Iterable[Sample | Reject], folder: Path, form: Format) 
     own = [_own_columns(sample, f"{options['task']}/{options['split']}/", folder) for sample in kept]
     used = [role for role in ROLES if any(row[role] not in (None, []) for row in own)]
     rows = [{role: row[role] for role in used} | dict(sample.meta) for sample, row in zip(kept, own, strict=True)]
-    options |= {"path": f"samples.{form}", "image_root": ".", "columns": {role: role for role in used}}
-    if form == "parquet":
-        parquet.write(folder / options["path"], rows)
-    else:
-        (folder / options["path"]).write_text("".join(map(json_line, rows)), encoding="utf-8")
+    options |= {"path": f"samples.{form}", "media_root": ".", "columns": {role: role for role in used}}
+    with _writing(folder / options["path"]):
+        if form == "parquet":
+            parquet.write(folder / options["path"], rows)
+        else:
+            (folder / options["path"]).write_text("".join(map(json_line, rows)), encoding="utf-8")
     _check(kept, folder, options)
     return options
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _accepted(sample: Sample | Reject) -> Sample:

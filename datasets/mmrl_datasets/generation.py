@@ -1,4 +1,4 @@
-"""What generators share: independent random streams, files and ids of samples, listed options, checks of arguments."""
+"""What generators share: independent random streams, files and ids of samples, checks of options."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ def things_meta(things: Sequence[Thing]) -> list[dict[str, Any]]:
 def either(rng: np.random.Generator, first: str, second: str) -> str:
     """One of two texts, equally often."""
     return first if rng.random() < 0.5 else second
-
-
-def listed(options: Sequence[str]) -> str:
-    """Options as lines `A. ...` to follow a question."""
-    return "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
 
 
 def shuffled(rng: np.random.Generator, options: Sequence[str], right: str) -> tuple[list[str], str]:

@@ -26,7 +26,8 @@ from PIL import Image
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
 from mmrl_datasets.drawing import MAX_DRAWS
-from mmrl_datasets.generation import Dice, Draft, check_among, check_least, listed, samples, shuffled
+from mmrl_datasets.generation import Dice, Draft, check_among, check_least, samples, shuffled
+from mmrl_datasets.mapping import listed
 from mmrl_datasets.pictures import as_split, cutout, photographs
 
 MIN_DIFFERENCE: Final = 8.0  # mean absolute difference of two tiles, in grey levels of 255

@@ -10,7 +10,8 @@ import numpy as np
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
 from mmrl_datasets.drawing import COLOURS, SHAPES, Thing, backdrop, compose, paint_shape
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, listed, samples, things_meta
+from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, things_meta
+from mmrl_datasets.mapping import listed
 from mmrl_datasets.pictures import as_split, textures
 from mmrl_datasets.targets import LETTERS
 

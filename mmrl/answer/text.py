@@ -44,6 +44,7 @@ _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
+_OBJECT = ("{", "```")
 _LONGEST_NUMBER = 40
 _LONGEST_TUPLE = 200
 
@@ -130,11 +131,16 @@ def _choice(text: str) -> str:
 
 
 def _box(text: str) -> object:
-    return region(parse_json(text), "bbox_2d").coordinates if text.startswith("{") else _tuple(text, 4, "not a box")
+    return _keyed(text, "bbox_2d") if text.startswith(_OBJECT) else _tuple(text, 4, "not a box")
 
 
 def _point(text: str) -> object:
-    return region(parse_json(text), "point_2d").coordinates if text.startswith("{") else _tuple(text, 2, "not a point")
+    return _keyed(text, "point_2d") if text.startswith(_OBJECT) else _tuple(text, 2, "not a point")
+
+
+def _keyed(text: str, key: str) -> object:
+    """The coordinates in the JSON object that Qwen-VL models are trained to write."""
+    return region(parse_json(text), key).coordinates
 
 
 def _span(text: str) -> object:

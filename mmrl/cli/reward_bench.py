@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmrl.catalogue import cases_of, find, full_name, get, rewards, tables
-from mmrl.lint import Report, lint, subjects
+from mmrl.lint import Report, lint, subjects, usable
 from mmrl.types import Kind, Sample, UserError
 from mmrl_rewards.cases import Case, load
 from mmrl_rewards.contract import BoundReward, bind
@@ -113,12 +113,21 @@ def _chosen(what: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:
 
 
 def _subjects(name: str, args: Mapping[str, Any], table: Path | None) -> tuple[BoundReward, tuple[Sample, ...]]:
-    """A reward with its options, and what to try it on: one sample per kind, or the samples of its case table."""
-    if table is None:
-        reward = get(name, Path())
-        return bind(reward, args), subjects(reward.kinds or tuple(Kind))
-    cases = [case for case in load(table) if case.expected != "unscorable"]
-    return find(name, Path(), args or cases[0].args), tuple(case.sample.build() for case in cases)
+    """A reward with its options, and what to try it on: one plain sample per kind, or, where it wants more than
+    that, the samples of its case table.
+    """
+    reward = get(name, Path())
+    needed = [option for option, (_, _, required) in reward.options.items() if required and option not in args]
+    if table is None and not needed:
+        plain = usable(bound := bind(reward, args), subjects(reward.kinds or tuple(Kind)))
+        if plain:
+            return bound, plain
+    cases = [case for case in (load(table) if table else cases_of(name, Path())[0]) if case.expected != "unscorable"]
+    bound = bind(reward, args or cases[0].args)
+    samples = {case.sample.model_dump_json(): case.sample.build() for case in cases}
+    if found := usable(bound, tuple(samples.values())):
+        return bound, found
+    raise UserError(f"reward {reward.name!r} can judge no sample of its case table with the options {dict(bound.args)}")
 
 
 def _print_report(name: str, report: Report) -> None:

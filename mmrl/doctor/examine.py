@@ -28,7 +28,7 @@ from mmrl.intake import (
     videos_of,
 )
 from mmrl.log.console import Console
-from mmrl.media.image import MediaError
+from mmrl.media.checks import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.policy.encoder import Outline

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ANYWHERE, VIDEO
 from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
+from videos import SMALL
 
-from mmrl.config.schema import Limits, Video
+from mmrl.config.schema import Video
 from mmrl.media.store import MediaStore
-from mmrl.policy.encoder import Encoder
 from mmrl.types import Size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -25,7 +24,7 @@ def fetched(clip, monkeypatch):
     reader = "qwen_vl_utils.vision_process.get_video_reader_backend"
     monkeypatch.setattr(reader, lambda: "decord")
     monkeypatch.setitem(VIDEO_READER_BACKENDS, "torchvision", None)  # no way to fall back
-    wanted = {"video": clip.path, "fps": VIDEO.fps, "min_pixels": VIDEO.min_pixels, "max_pixels": VIDEO.max_pixels}
+    wanted = {"video": clip.path, "fps": SMALL.fps, "min_pixels": SMALL.min_pixels, "max_pixels": SMALL.max_pixels}
     frames, metadata = fetch_video(wanted, image_patch_size=8, return_video_metadata=True)
     return frames, metadata
 
@@ -83,16 +82,9 @@ def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch
 def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
     """Positions of Qwen2.5-VL follow seconds: a pair of frames at 4 a second lasts half as long, one position."""
     world = tiny("qwen2_5_vl")
-    encoder = world.processor.encoder
-    store = MediaStore(ANYWHERE, Limits(), max_bytes=0)
-    finer = Encoder(
-        encoder.hf,
-        encoder.family,
-        encoder.grammar,
-        store,
-        video=Video(fps=4.0, min_pixels=1024, max_pixels=2304),
-        instruct=False,
-        max_prompt_tokens=500,
+    encoder, finer = (
+        world.processor.encoder,
+        world.fresh(video=Video(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
     )
     coarse, fine = encoder.encode(world.samples[3]), finer.encode(world.samples[3])
     assert (coarse.prompt.grids, fine.prompt.grids) == (((2, 4, 8),), ((4, 4, 8),))

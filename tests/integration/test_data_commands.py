@@ -204,6 +204,7 @@ def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path:
     assert done.code == 1
     assert [each for each in found(report) if each[0] != "id"] == [
         ("source", "train", ""),
+        ("source", "validation", ""),
         ("reward", "train", "count/train/r3"),
         ("leak", "test", "held/test/r1"),
         ("empty", "validation", ""),
@@ -306,3 +307,20 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     assert sum(counts["image"]) + sum(counts["video"]) == visual
     assert f"{visual} of them visual" in shown.output
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
+
+
+def test_a_video_that_is_cut_off_is_found_whoever_opens_it(tmp_path: Path, here: Command, clip: VideoRef) -> None:
+    (tmp_path / "mine.py").write_text(CLIPS)
+    painting(0).save(tmp_path / "0.png")
+    (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
+    path = experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}])
+    one_a_step = "stages.rl.prompts_per_step=1"
+    for workers in ("data.workers=0", "data.workers=1"):
+        done = here("data", "check", path, one_a_step, workers, "--json", "-")
+        findings = json.loads(done.output)["findings"]
+        assert [finding["code"] for finding in findings] == ["medium", "empty", "too_few"]
+        assert "clip.mp4" in findings[0]["message"]
+        refused = here("train", path, one_a_step, workers, "--run-dir", tmp_path / "run")
+        assert refused.code == 2
+        assert "data.train: 1 of 1 samples cannot be used" in refused.errors
+        assert "clip.mp4" in refused.errors

@@ -260,3 +260,20 @@ def test_json_schema_describes_every_setting():
 def test_config_loads_no_torch():
     code = "import sys, mmrl.config; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
+    path = write(tmp_path, SMALL)
+    answer = load(
+        path, ["answer={style: json, answer_tag: result, sections: [{tag: plan, required: false}]}"]
+    ).config.answer
+    assert (answer.style, answer.answer_tag, answer.sections[0].tag, answer.sections[0].required) == (
+        "json",
+        "result",
+        "plan",
+        False,
+    )
+    with pytest.raises(UserError, match="two parts of a response are named 'think'"):
+        load(path, ["answer.answer_tag=think"])
+    with pytest.raises(UserError, match="answer.think_tag"):
+        load(path, ["answer.think_tag=<x>"])

@@ -138,7 +138,6 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (charts.charts, {"chart": "pie", "months": 5}, "a pie has no months=5"),
         (charts.charts, {"chart": "pie", "step": 30}, "divides 100"),
         (clips.direction, {"image_px": 33}, "must be even"),
-        (clips.direction, {"image_px": 48}, "cannot be read by decord"),
         (clips.direction, {"frames": 40}, "too many to move"),
         (clips.direction, {"distractors": 4}, "distractors=4"),
         (clips.blinks, {"max_count": 5}, "frames=8 must be at least 10"),
@@ -170,23 +169,25 @@ def test_the_yaml_of_the_card_makes_samples(card, place):
 # Printed text
 
 
-def rendering(text, weight, size):
-    """A text stretched to a size, as ink from 0 to 1."""
-    font = ImageFont.load_default(size=64)
-    sheet = Image.new("L", (80 * len(text), 120))
-    ImageDraw.Draw(sheet).text((10, 10), text, fill=255, font=font, stroke_width=weight, stroke_fill=255)
-    return np.asarray(sheet.crop(sheet.getbbox()).resize(size, Image.Resampling.BOX)) / 255
+def rendering(text, weight):
+    """A text's ink, large and cropped."""
+    font = ImageFont.load_default(size=32)
+    sheet = Image.new("L", (40 * len(text), 60))
+    ImageDraw.Draw(sheet).text((5, 5), text, fill=255, font=font, stroke_width=weight, stroke_fill=255)
+    return sheet.crop(sheet.getbbox())
 
 
 def test_the_text_is_what_is_written(place):
-    candidates = [(f"{number:02d}", weight) for number in range(100) for weight in (0, 2, 4)]
+    texts = [f"{number:02d}" for number in range(100)]
+    candidates = [(text, rendering(text, weight)) for text in texts for weight in (0, 1, 2)]
     right = 0
-    for sample in ocr.text(place, split="train", size=50, characters="digits", length=2, background=0.0):
+    for sample in ocr.text(place, split="train", size=40, characters="digits", length=2, background=0.0):
         x1, y1, x2, y2 = sample.meta["box"]
         ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / ocr.PAPER
-        errors = [np.abs(rendering(*candidate, ink.shape[::-1]) * ink.max() - ink).sum() for candidate in candidates]
+        stretched = [np.asarray(drawn.resize(ink.shape[::-1], Image.Resampling.BOX)) / 255 for _, drawn in candidates]
+        errors = [np.abs(drawn * ink.max() - ink).sum() for drawn in stretched]
         right += candidates[int(np.argmin(errors))][0] == sample.target.value
-    assert right >= 48
+    assert right >= 38
 
 
 @pytest.mark.parametrize("characters", ["words", "digits", "mixed"])

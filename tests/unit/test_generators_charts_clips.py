@@ -7,13 +7,13 @@ from collections import Counter
 import av
 import numpy as np
 import pytest
-from decord import VideoReader
 from PIL import Image, ImageDraw, ImageFont
-from qwen_vl_utils.vision_process import smart_nframes
 from skimage.morphology import erosion
 
-from mmrl.config.schema import Video
-from mmrl.types import Kind, Place, VideoRef
+from mmrl.config.schema import Limits, Video
+from mmrl.media.store import MediaStore
+from mmrl.media.video import ClipRule
+from mmrl.types import Access, Kind, Place, VideoRef
 from mmrl_datasets import charts, clips
 from mmrl_datasets.drawing import COLOURS
 from mmrl_datasets.films import Film, encode
@@ -237,26 +237,21 @@ def test_no_composition_is_in_two_splits(generate, place):
         assert not seen[one] & seen[other]
 
 
-def test_a_clip_has_the_frames_rate_and_size_it_was_made_with(place):
-    for frames, fps, side in [(8, 2, 64), (16, 4, 96), (5, 3, 46)]:
-        (sample,) = clips.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
-        video = VideoReader(sample.media[0].path)
-        assert (len(video), round(video.get_avg_fps(), 6), video[0].shape) == (frames, fps, (side, side, 3))
-        spans = [video.get_frame_timestamp(i) for i in range(frames)]
-        assert np.allclose(spans, [(i / fps, (i + 1) / fps) for i in range(frames)], atol=1e-3)
+@pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
+def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
+    (sample,) = clips.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
+    store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
+    small = Video(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
+    clip = store.clip(sample.media[0], ClipRule(video=small, patch=14))
+    assert clip.plan.indices == tuple(range(frames))
+    assert (clip.plan.fps, clip.plan.total, clip.plan.original) == (fps, frames, (side, side))
+    assert store.plan(sample.media[0], ClipRule(video=Video(), patch=14)).total == frames
 
 
-def test_every_size_that_is_let_through_is_read(place):
-    for side in sorted({*range(32, 102, 2)} - {*clips.UNREADABLE}):
-        (sample,) = clips.presence(place, split="test", size=1, frames=4, image_px=side)
-        assert VideoReader(sample.media[0].path).get_batch([0, 3]).shape == (2, side, side, 3)
-
-
-def test_by_default_the_model_sees_every_frame(place):
+def test_by_default_a_clip_is_seen_whole(place):
     (sample,) = clips.direction(place, split="test", size=1)
-    video, looks = VideoReader(sample.media[0].path), Video()
-    wanted = {"fps": looks.fps, "min_frames": looks.min_frames, "max_frames": looks.max_frames}
-    assert smart_nframes(wanted, total_frames=len(video), video_fps=video.get_avg_fps()) == len(video) == 8
+    store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
+    assert store.plan(sample.media[0], ClipRule(video=Video(), patch=14)).indices == tuple(range(8))
 
 
 def test_frames_survive_encoding_and_bytes_are_the_same_again():

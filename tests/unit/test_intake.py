@@ -1,5 +1,6 @@
 """Samples come in: every medium is opened, in this process or in others, and memory does not grow with their number."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -7,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrl_datasets.picture_files import PictureFiles
 from PIL import Image
 
 from mmrl.config import Config
 from mmrl.config.schema import Limits
 from mmrl.intake import Intake, Measure, look_at_all, place_of
 from mmrl.log.console import Console
-from mmrl.media.image import MediaError
+from mmrl.media.checks import MediaError
 from mmrl.media.store import MediaStore
 from mmrl.types import Access, ImageRef, Size, TooLongError, UserError
 
@@ -65,8 +65,8 @@ def intake(folder: Path, **data) -> tuple[Intake, MediaStore]:
 
 
 def refs(folder: Path) -> list[ImageRef]:
-    files = PictureFiles(root=folder, media=folder)
-    return [files.ref(path.name) for path in sorted(folder.iterdir())]
+    files = sorted(folder.iterdir())
+    return [ImageRef(path=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 
 def test_other_processes_see_what_this_one_sees(folder):

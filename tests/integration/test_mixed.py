@@ -1,0 +1,84 @@
+"""Text, one picture, two pictures, a video, a picture and a video: all in one run, from YAML to new weights."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from harness import TINY, experiment, imitation, metrics, mmrl, reinforcement, write
+from PIL import Image
+from videos import write_video
+
+KINDS = ("text", "picture", "pictures", "video", "both")
+
+
+def turn(*said):
+    return {"role": "user", "content": list(said)}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def picture(name):
+    return {"type": "image_url", "image_url": {"url": name}}
+
+
+REWARD = '''
+from mmrl_rewards.contract import reward
+
+@reward(name="letters")
+def letters(response, sample):
+    """How many different letters there are: nothing a model must learn, only different from rollout to rollout."""
+    return min(1.0, len(set(response.text)) / 20)
+'''
+VIDEO = {"type": "video_url", "video_url": {"url": "clip.mp4"}}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Four rows of each kind, in OpenAI's messages, beside their media."""
+    for name, colour in (("red.png", "red"), ("blue.png", "blue")):
+        Image.new("RGB", (40, 32), colour).save(tmp_path / name)
+    write_video(tmp_path / "clip.mp4", range(24), size=(64, 32))
+    questions = {
+        "text": turn(text("How many legs has a spider?")),
+        "picture": turn(picture("red.png"), text("How many colours?")),
+        "pictures": turn(picture("red.png"), text("and"), picture("blue.png"), text("How many colours?")),
+        "video": turn(VIDEO, text("How many squares run?")),
+        "both": turn(text("Is"), picture("blue.png"), text("in"), VIDEO, text("? How often?")),
+    }
+    lines = [
+        {"id": f"{kind}-{number}", "messages": [questions[kind], {"role": "assistant", "content": str(number)}]}
+        for number in range(4)
+        for kind in KINDS
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "kind": "number"}
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_every_kind_of_sample_trains_in_one_batch(tmp_path, rows, family):
+    pixels = {"min_pixels": 1024, "max_pixels": 2048}
+    config = experiment(
+        tmp_path / "run",
+        model={"scratch": {"family": family, **TINY}, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
+        data={"train": [{"fn": "mmrl_datasets.chat:rows", "args": rows}]},
+        rewards={"terms": [{"fn": "./letters.py:letters"}]},
+        stages=[
+            imitation(steps=2, batch_size=10, imitate="target"),
+            reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl_coef": 0.05}),
+        ],
+    )
+    (tmp_path / "letters.py").write_text(REWARD)
+    config["run"]["keep_rollouts_every"] = 1
+    done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
+    assert done.code == 0, done.errors
+    records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]
+    assert len(records) == 4
+    assert all(record["learner/grad_norm"] > 0 for record in records)
+    assert all(record["rollout/logp_gap_nats"] < 1e-5 for record in records[2:])
+    kept = (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").read_text().splitlines()
+    kinds = Counter(json.loads(line)["sample"].rsplit("/", 1)[1].partition("-")[0] for line in kept)
+    assert kinds == dict.fromkeys(KINDS, 8)

@@ -1,0 +1,359 @@
+"""Every kind and style of answer: what parses and to what, what is refused, and that targets parse as written."""
+
+import json
+import random
+import time
+
+import pytest
+
+from mmrl.answer import Grammar, Section, checked, reframed
+from mmrl.types import Action, Frame, Kind, Region, ResizeMap, Size, Target, UserError
+
+TAGS = Grammar(think="optional")
+BOXED = Grammar(think="optional", style="boxed")
+JSON = Grammar(think="optional", style="json")
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"><circle cx="3" cy="4" r="1"/></svg>'
+CUP, DOG = Region((1.0, 2.0, 3.0, 4.0), "cup"), Region((5.0, 6.0, 7.0, 8.0))
+CLICK = Action("click", {"coordinate": [10, 20]})
+
+TARGETS = [
+    Target(kind=Kind.TEXT, value="Stop sign"),
+    Target(kind=Kind.CHOICE, value="B"),
+    Target(kind=Kind.NUMBER, value=-2.5),
+    Target(kind=Kind.BOX, value=[1, 2, 3, 4], frame=Frame.PX_RESIZED),
+    Target(kind=Kind.BOXES, value=[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]], frame=Frame.NORM_1000),
+    Target(kind=Kind.BOXES, value=[], frame=Frame.NORM_1000),
+    Target(kind=Kind.POINT, value=[0.25, 0.5], frame=Frame.NORM_1),
+    Target(kind=Kind.POINTS, value=[Region((3, 4), "cup", 0.5)], frame=Frame.PX_RESIZED),
+    Target(kind=Kind.SPAN, value=[12.5, 20]),
+    Target(kind=Kind.SPANS, value=[[0, 1], [2.25, 4]]),
+    Target(kind=Kind.PERMUTATION, value=[3, 1, 2]),
+    Target(kind=Kind.ACTION, value={"action": "type", "text": "hi {there}"}, frame=Frame.PX_RESIZED),
+    Target(kind=Kind.ACTION, value=CLICK, frame=Frame.PX_RESIZED),
+    Target(kind=Kind.LIST, value=["a", "b, c"]),
+    Target(kind=Kind.JSON, value={"a": [1, None, "é"]}),
+    Target(kind=Kind.LATEX, value=r"\frac{1}{2}"),
+    Target(kind=Kind.SVG, value=SVG),
+    Target(kind=Kind.TOOL_CALL, value={"name": "zoom", "arguments": {"bbox_2d": [1, 2, 3, 4]}}),
+]
+
+
+def test_every_kind_is_among_the_targets():
+    assert {target.kind for target in TARGETS} == set(Kind)
+
+
+@pytest.mark.parametrize("grammar", [TAGS, BOXED, JSON], ids=["tags", "boxed", "json"])
+@pytest.mark.parametrize("thought", [None, "hm, {well}"])
+@pytest.mark.parametrize("target", TARGETS, ids=[f"{target.kind}-{i}" for i, target in enumerate(TARGETS)])
+def test_what_is_written_parses_to_the_target(grammar, thought, target):
+    answer = grammar.parse(grammar.render(target, thought), target.kind)
+    assert (answer.value, answer.problems, answer.thought) == (checked(target.kind, target.value), (), thought)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Kind.BOX, '{"bbox_2d": [1, 2, 3, 4], "label": "cup"}', CUP.coordinates),
+        (Kind.BOX, '```json\n{"bbox_2d": [1, 2, 3, 4]}\n```', CUP.coordinates),
+        (Kind.BOX, '{"bbox_2d": [3, 2, 1, 4]}', None),
+        (Kind.BOX, '{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [1, 2, 3, 5]}', None),
+        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]]', (CUP, DOG)),
+        (Kind.BOXES, '```json\n[\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cup"}\n]\n```', (CUP,)),
+        (Kind.BOXES, "[]", ()),
+        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "confidence": 0.5}]', (Region((1.0, 2.0, 3.0, 4.0), "", 0.5),)),
+        *((Kind.BOXES, f'[{{"bbox_2d": [1, 2, 3, 4], "confidence": {c}}}]', None) for c in ("-5", "1.5", '"1"', "NaN")),
+        *(
+            (Kind.BOXES, text, None)
+            for text in ["", "none", "[1, 2, 3, 4]", "[[1, 2, 3]]", "[[3, 2, 1, 4]]", "{}", "[{}]"]
+        ),
+        *(
+            (Kind.BOXES, f"[[1, 2, 3, {big}]]", None)
+            for big in ("1e999", "1e300", "Infinity", "9" * 400, "true", '"4"')
+        ),
+        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "lable": "cup"}]', None),
+        (Kind.BOXES, f"[{', '.join(['[1, 2, 3, 4]'] * 1001)}]", None),
+        (Kind.BOXES, "[[١, ٢, ٣, ٤]]", None),
+        (Kind.BOXES, "[[1, 2, 3, 4]] [[1, 2, 3, 4]]", None),
+        (Kind.POINT, "[1, 2]", (1.0, 2.0)),
+        (Kind.POINT, "(1.5 2)", (1.5, 2.0)),
+        (Kind.POINT, '{"point_2d": [1, 2], "label": "cup"}', (1.0, 2.0)),
+        *((Kind.POINT, text, None) for text in ["1, 2", "[1]", "[1, 2, 3]", "[1, x]", '{"bbox_2d": [1, 2]}']),
+        (
+            Kind.POINTS,
+            '[{"point_2d": [1, 2], "label": "cup"}, [3, 4]]',
+            (Region((1.0, 2.0), "cup"), Region((3.0, 4.0))),
+        ),
+        (Kind.POINTS, "[[1, 2, 3, 4]]", None),
+        (Kind.SPAN, "[12.5, 20.0]", (12.5, 20.0)),
+        (Kind.SPAN, "(0 3)", (0.0, 3.0)),
+        *(
+            (Kind.SPAN, text, None)
+            for text in ["12.5 to 20.0", "[20, 12.5]", "[3, 3]", "[-1, 3]", "[00:12, 00:20]", "12.5"]
+        ),
+        (Kind.SPANS, "[[1, 2], [3, 4.5]]", ((1.0, 2.0), (3.0, 4.5))),
+        *((Kind.SPANS, text, None) for text in ["[1, 2]", "[[2, 1]]", "[[1, 2], 3]"]),
+        (Kind.PERMUTATION, "[3, 1, 4, 2]", (3, 1, 4, 2)),
+        *(
+            (Kind.PERMUTATION, text, None)
+            for text in ["[]", "3 1 2", "[1, 1, 1, 1]", "[0, 1]", "[1, 3]", "[1.0, 2]", "[true]"]
+        ),
+        (Kind.ACTION, '{"action": "click", "coordinate": [10, 20]}', CLICK),
+        (Kind.ACTION, '{"action": "wait"}', Action("wait", {})),
+        *(
+            (Kind.ACTION, f'{{"action": "click", "coordinate": {at}}}', None)
+            for at in ("[1]", '"1, 2"', "[1, null]", "5")
+        ),
+        *((Kind.ACTION, text, None) for text in ["click", "{}", '{"action": ""}', '{"action": 3}', "[]"]),
+        (Kind.LIST, '["a", "b"]', ("a", "b")),
+        (Kind.LIST, "[3, 7]", ("3", "7")),
+        *((Kind.LIST, text, None) for text in ["a, b", '["a", ""]', '["a", null]', '["a", 1.5]', '{"a": 1}']),
+        (Kind.JSON, '{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        *(
+            (Kind.JSON, text, None)
+            for text in ["null", "{", '{"a": 1, "a": 2}', "NaN", "[1e999]", "{'a': 1}", "[" * 100_000]
+        ),
+        *((Kind.LATEX, text, "x^{2}") for text in ["x^{2}", "$x^{2}$", "$$ x^{2} $$", r"\(x^{2}\)", r"\[x^{2}\]"]),
+        *((Kind.LATEX, text, "x^{2}") for text in [r"\boxed{x^{2}}", r"$\boxed{x^{2}}$"]),
+        *(
+            (Kind.LATEX, text, None)
+            for text in ["x^{2", "x}{", "$1$ or $2$", r"\boxed{1} or \boxed{2}", "$$", r"\boxed{}"]
+        ),
+        (Kind.SVG, SVG, SVG),
+        (Kind.SVG, f"\n{SVG}\n", SVG),
+        (Kind.TOOL_CALL, '{"name": "zoom", "arguments": {"factor": 2}}', Action("zoom", {"factor": 2})),
+        (Kind.TOOL_CALL, '<tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>', Action("zoom", {})),
+        *((Kind.TOOL_CALL, text, None) for text in ['{"name": "zoom"}', '{"name": 1, "arguments": {}}', "zoom()"]),
+        (Kind.TOOL_CALL, '{"name": "zoom", "arguments": {}, "more": 1}', None),
+    ],
+)
+def test_reading(kind, text, value):
+    answer = TAGS.parse(f"<answer>{text}</answer>", kind)
+    assert answer.value == value
+    assert bool(answer.problems) == (value is None)
+
+
+@pytest.mark.parametrize(
+    ("inner", "complaint"),
+    [
+        ("<script>alert(1)</script>", "a <script>"),
+        ('<g onload="x()"/>', "event handler"),
+        ('<image href="http://a/b.png"/>', "leads out"),
+        ('<image href="file:///etc/passwd"/>', "leads out"),
+        ('<rect style="fill: url(http://a/b)"/>', "leads out"),
+        ("<style>@import 'a.css';</style>", "loads another file"),
+        ("<foreignObject/>", "a <foreignObject>"),
+        ("<?xml-stylesheet href='a'?>", "processing instruction"),
+        ("<g>" * 300 + "</g>" * 300, "more than 200 levels"),
+        ("<g>", "not well-formed"),
+        ("&nbsp;", "not well-formed"),
+    ],
+)
+def test_svg_that_runs_loads_or_breaks_is_refused(inner, complaint):
+    answer = TAGS.parse(f"<answer>{SVG.replace('<circle', inner + '<circle')}</answer>", Kind.SVG)
+    assert answer.value is None
+    assert complaint in answer.problems[0]
+
+
+def test_svg_entities_never_expand():
+    bomb = '<!DOCTYPE svg [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><svg>&b;</svg>'
+    steal = '<!DOCTYPE svg [<!ENTITY a SYSTEM "file:///etc/passwd">]><svg>&a;</svg>'
+    for text in (bomb, steal):
+        assert "a doctype" in TAGS.parse(f"<answer>{text}</answer>", Kind.SVG).problems[0]
+
+
+def test_svg_may_refer_to_its_own_parts():
+    inner = '<defs><g id="a"/></defs><use href="#a"/><rect fill="url(#a)"/>'
+    assert TAGS.parse(f"<answer><svg>{inner}</svg></answer>", Kind.SVG).value
+
+
+@pytest.mark.parametrize(
+    ("think", "text", "value", "problem"),
+    [
+        ("none", r"So it is \boxed{4}.", 4, None),
+        ("none", r"$\boxed{4}$", 4, None),
+        ("none", r"\[\boxed{4}\]", 4, None),
+        ("none", r"\boxed{\text{4}}", 4, None),
+        ("none", "4", None, r"no \boxed answer"),
+        ("none", r"\boxed{4} and then \boxed{3}", None, "two answers"),
+        ("none", r"\boxed{4} or 3", None, "text after the answer"),
+        ("none", r"\boxed{\boxed{4}}", None, r"\boxed inside \boxed"),
+        ("none", r"\boxed{4", None, r"no \boxed answer"),
+        ("optional", r"<think>\boxed{3} { </think> so \boxed{4}", 4, None),
+        ("optional", r"<think>\boxed{4}</think>", None, r"no \boxed answer"),
+        ("optional", r"<think>\boxed{4}", None, r"no \boxed answer"),
+        ("required", r"\boxed{4}", 4, "no thinking"),
+        ("none", r"<think>a</think>\boxed{4}", 4, "thinking not asked for"),
+    ],
+)
+def test_boxed(think, text, value, problem):
+    answer = Grammar(think=think, style="boxed").parse(text, Kind.NUMBER)
+    assert answer.value == value
+    assert (answer.problems[0] if answer.problems else None) == problem
+
+
+def test_a_box_holds_balanced_braces():
+    assert BOXED.parse(r"\boxed{\frac{1}{2}}", Kind.LATEX).value == r"\frac{1}{2}"
+    assert BOXED.parse(r"\boxed{\{1\}}", Kind.LATEX).value == r"\{1\}"
+    assert BOXED.parse(r"\boxed{\text{(B)}}", Kind.CHOICE).value == "B"
+    assert BOXED.parse(r"\boxed{Apple}", Kind.CHOICE).value is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "problem"),
+    [
+        ('{"think": "a", "answer": 4}', 4, None),
+        ('```json\n{"answer": "4"}\n```', 4, None),
+        ('{"answer": 4, "sure": true}', None, "fields after the answer"),
+        ('{"sure": true, "answer": 4}', 4, "unknown field 'sure'"),
+        ('{"think": 3, "answer": 4}', 4, "'think' is no text"),
+        ('{"think": "", "answer": 4}', 4, "empty thinking"),
+        ('{"answer": 4, "answer": 5}', None, "no JSON object: a key that stands twice in one object"),
+        ('{"answer": null}', None, "empty answer"),
+        ('{"think": "4"}', None, "no field 'answer'"),
+        ('so {"answer": 4}', None, "no JSON object: not JSON"),
+        ("[4]", None, "no JSON object"),
+        ("", None, "no JSON object: not JSON"),
+    ],
+)
+def test_json_style(text, value, problem):
+    answer = JSON.parse(text, Kind.NUMBER)
+    assert answer.value == value
+    assert (answer.problems[0] if answer.problems else None) == problem
+
+
+OBSERVE = Grammar(think="required", sections=(Section("observe"), Section("rethink", False, True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("<observe>o</observe><think>t</think><answer>4</answer>", ()),
+        ("<observe>o</observe>\n<think>t</think><rethink>r</rethink><answer>4</answer>", ()),
+        ("<think>t</think><answer>4</answer>", ("no <observe>",)),
+        ("<think>t</think><observe>o</observe><answer>4</answer>", ("parts out of order",)),
+        ("<observe> </observe><think>t</think><answer>4</answer>", ("empty <observe>",)),
+        ("<observe>o</observe><observe>o</observe><think>t</think><answer>4</answer>", ("2 <observe>",)),
+        ("<observe>o</observe><think>t</think><answer>4</answer>!", ("text after the answer",)),
+    ],
+)
+def test_sections(text, problems):
+    answer = OBSERVE.parse(text, Kind.NUMBER)
+    assert answer.problems == problems
+    assert answer.value == (None if "!" in text else 4)
+
+
+def test_an_answer_in_a_section_is_none():
+    assert OBSERVE.parse("<observe><answer>4</answer></observe><think>t</think>", Kind.NUMBER).value is None
+
+
+def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
+    opening = "<observe>o</observe><think>t</think>"
+    assert OBSERVE.render(Target(kind=Kind.NUMBER, value=4), opening) == f"{opening}<answer>4</answer>"
+    with pytest.raises(UserError, match="no <observe>"):
+        OBSERVE.render(Target(kind=Kind.NUMBER, value=4), "t")
+
+
+@pytest.mark.parametrize("grammar", [TAGS, BOXED, JSON, OBSERVE, Grammar(style="json", sections=(Section("plan"),))])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+def test_a_specimen_has_no_problems(grammar, target):
+    assert grammar.parse(grammar.specimen(target), target.kind).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "sentence"),
+    [
+        (Grammar(), "Answer as <answer>number</answer>."),
+        (TAGS, "Answer as <answer>number</answer>; you may think first in <think>...</think>."),
+        (Grammar(think="required"), "Think first, then answer: <think>...</think><answer>number</answer>."),
+        (Grammar(style="boxed"), r"Answer as \boxed{number}."),
+        (Grammar(style="json", think="required"), 'Answer as {"think": "...", "answer": number}.'),
+        (
+            OBSERVE,
+            "Answer as <observe>...</observe><think>...</think><rethink>...</rethink><answer>number</answer>; "
+            "rethink may be left out.",
+        ),
+        (
+            Grammar(think="required", think_tag="thought", answer_tag="action"),
+            "Think first, then answer: <thought>...</thought><action>number</action>.",
+        ),
+    ],
+)
+def test_instruction(grammar, sentence):
+    assert grammar.instruction(Kind.NUMBER, Frame.NORM_1000) == sentence
+
+
+def test_instruction_states_units():
+    assert TAGS.instruction(Kind.SPAN, Frame.NORM_1000).startswith(
+        "Answer as <answer>[start, end]</answer>, in seconds;"
+    )
+    assert "coordinates in pixels" in TAGS.instruction(Kind.ACTION, Frame.PX_RESIZED)
+
+
+def test_stop_strings():
+    assert Grammar().stop == ("</answer>",)
+    assert Grammar(answer_tag="tool_call", more_stops=("\nUser:",)).stop == ("</tool_call>", "\nUser:")
+    assert BOXED.stop == JSON.stop == ()
+
+
+def test_tool_calls_in_tags_of_their_own():
+    grammar = Grammar(answer_tag="tool_call", think="optional")
+    text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
+    assert grammar.parse(text, Kind.TOOL_CALL).value == Action("zoom", {"factor": 2})
+    assert grammar.render(Target(kind=Kind.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
+
+
+@pytest.mark.parametrize(
+    "names", [{"answer_tag": "think"}, {"answer_tag": "a b"}, {"think_tag": ""}, {"think_tag": "<x>"}]
+)
+def test_impossible_names_are_refused(names):
+    with pytest.raises(UserError, match="answer: "):
+        Grammar(**names)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+def test_reframing_there_and_back(target):
+    resize = ResizeMap(Size(640, 480), Size(320, 160))
+    value = checked(target.kind, target.value)
+
+    def convert(source, goal):
+        return lambda numbers: resize.convert(numbers, source, goal)
+
+    there = reframed(target.kind, value, convert(Frame.PX_ORIGINAL, Frame.PX_RESIZED))
+    back = reframed(target.kind, there, convert(Frame.PX_RESIZED, Frame.PX_ORIGINAL))
+    assert json.dumps(back) == json.dumps(value) or back.arguments["coordinate"] == (10.0, 20.0)
+    if target.kind is Kind.BOX:
+        assert there == (0.5, 2 / 3, 1.5, 4 / 3)
+
+
+def test_every_style_is_total_and_linear():
+    pieces = [
+        "<answer>",
+        "</think>",
+        "\\boxed{",
+        "\\",
+        "{",
+        "}",
+        '"',
+        "[",
+        ",",
+        " ",
+        "1",
+        "<svg>",
+        "```json\n",
+        "$",
+        "\ud800",
+    ]
+    rng = random.Random(0)
+    for _ in range(500):
+        text = "".join(rng.choices(pieces, k=rng.randint(0, 12)))
+        for grammar in (TAGS, BOXED, JSON, OBSERVE):
+            for kind in Kind:
+                answer = grammar.parse(text, kind)
+                assert (answer.value is None) <= bool(answer.problems)
+    start = time.perf_counter()
+    for piece in pieces:
+        for grammar in (BOXED, JSON):
+            for kind in (Kind.BOXES, Kind.LATEX, Kind.SVG):
+                grammar.parse(piece * (200_000 // len(piece)), kind)
+                grammar.parse(f"\\boxed{{{piece * (200_000 // len(piece))}}}", kind)
+    assert time.perf_counter() - start < 10

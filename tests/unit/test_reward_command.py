@@ -1,0 +1,286 @@
+"""`mmrl reward`: what it prints, its exit codes, and that lint finds what is wrong with a reward."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmrl.catalogue import find, rewards
+from mmrl.cli import main
+from mmrl.lint import lint, subjects
+from mmrl.types import Kind, UserError
+from mmrl_rewards.cases import load
+
+HEAD = """\
+import os, random, re, time
+from datetime import datetime
+from mmrl.types import Kind, Term, Unscorable
+from mmrl_rewards.contract import gold, reward
+CALLS = []
+@reward(name="r", {declared})
+def r(response, sample, *, factor: float = 1.0):
+    target = gold(sample, Kind.NUMBER)
+    right = response.answer.value == target
+    {body}
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Writes a reward with a body of one's own; returns its name."""
+
+    def make(body, declared="kinds=(Kind.NUMBER,)"):
+        path = tmp_path / "mine.py"
+        path.write_text(HEAD.format(body=body, declared=declared))
+        return f"{path}:r"
+
+    return make
+
+
+def report_on(name, kinds=(Kind.NUMBER,), **args):
+    return lint(find(name, Path(), args), subjects(kinds))
+
+
+def wrong_with(report):
+    return [finding.check for finding in report.findings if not finding.ok] + [
+        earned.attack for earned in report.earned if not earned.ok
+    ]
+
+
+def test_list_names_every_reward(capsys):
+    assert main(["reward", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name.removeprefix("mmrl_rewards.") in printed for name in rewards())
+
+
+def test_show_prints_formula_options_and_place(capsys):
+    assert main(["reward", "show", "number:exact"]) == 0
+    printed = capsys.readouterr().out
+    assert "|answer - target| <= tolerance" in printed
+    assert "option tolerance" in printed and "= 0.0" in printed
+    assert "number.py:" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nmber:exact", "did you mean 'number:exact'"),
+        ("mmrl_rewards.number:exct", "did you mean 'exact'"),
+        ("json:loads", "there is no reward 'json:loads'"),
+        ("os.path:join", "is not a reward"),
+        ("./no.py:f", "there is no file"),
+    ],
+)
+def test_unknown_names_are_refused(name, complaint, capsys):
+    assert main(["reward", "show", name]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_test_runs_every_table(capsys):
+    assert main(["reward", "test"]) == 0
+    assert "number.json: 42 of 42 rows pass" in capsys.readouterr().out
+
+
+def test_test_runs_the_rows_of_one_reward(capsys):
+    assert main(["reward", "test", "number:exact", "--verbose"]) == 0
+    printed = capsys.readouterr().out
+    assert "pass number:exact row 0" in printed and "FAIL" not in printed
+
+
+def test_a_new_reward_passes_its_table_and_lint_from_any_folder(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "elsewhere"
+    assert main(["reward", "new", "close", "--out", str(folder)]) == 0
+    assert main(["reward", "test", str(folder / "close.json")]) == 0
+    assert "close.json: 12 of 12 rows pass" in capsys.readouterr().out
+    assert main(["reward", "lint", f"{folder}/close.py:close"]) == 0
+    monkeypatch.chdir(folder)
+    assert main(["reward", "test", "./close.py:close"]) == 0
+    assert main(["reward", "new", "close"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["reward", "new", "not-python"]) == 2
+
+
+def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
+    special = '{"None": None, "2": 2.0}.get(response.text, right * 1.0)'
+    made(f'if response.text == "boom": raise KeyError("oh")\n    return {special}')
+    row = {"fn": "./mine.py:r", "sample": {"kind": "number", "value": 3}, "expected": 1, "source": "a rule"}
+    texts = ["<answer>3</answer>", "<answer>4</answer>", "boom", "None", "2"]
+    (tmp_path / "t.json").write_text(json.dumps([row | {"response": text} for text in texts]))
+    assert main(["reward", "test", str(tmp_path / "t.json")]) == 1
+    printed = capsys.readouterr().out
+    assert "t.json: 1 of 5 rows pass" in printed
+    assert "FAIL t.json row 1 ./mine.py:r: expected 1.0, got 0.0" in printed and "source: a rule" in printed
+    assert "raised KeyError: 'oh'" in printed
+    assert "returned None, which is no number" in printed
+    assert "outside its range" in printed
+
+
+def test_score_prints_value_and_reason(tmp_path, capsys):
+    sample = tmp_path / "s.json"
+    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "frame": "px_original", "image": [100, 100]}')
+    words = ["reward", "score", "--fn", "box:iou", "--sample", str(sample)]
+    assert main([*words, "--response", "<answer>[0, 0, 5, 10]</answer>"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "value": 0.5,
+        "reason": "IoU 0.50: [0, 0, 5, 10] vs [0, 0, 10, 10] px_original",
+    }
+    (tmp_path / "r.txt").write_text("<answer>[0, 0, 50, 100]</answer>")
+    rest = ["--response", f"@{tmp_path}/r.txt", "--args", '{"threshold": 0.9}', "--case", '{"frame": "norm_1000"}']
+    assert main([*words, *rest]) == 0
+    assert json.loads(capsys.readouterr().out)["value"] == 0.0
+    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "frame": "px_original", "image": [10, 10]}')
+    assert main([*words, "--response", ""]) == 0
+    assert json.loads(capsys.readouterr().out)["value"] == "unscorable"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("{", "is no JSON"), ('{"kind": "box"}', "sample.value: Field required"), (None, "cannot read")],
+)
+def test_score_refuses_a_broken_sample(tmp_path, content, complaint, capsys):
+    sample = tmp_path / "s.json"
+    if content is not None:
+        sample.write_text(content)
+    assert main(["reward", "score", "--fn", "box:iou", "--sample", str(sample), "--response", "x"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_starts_at_once_and_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom mmrl.cli import main\n"
+        "try: main(['reward', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'pydantic', 'rich', 'mmrl_rewards'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mmrl reward lint ./my_rewards.py:close" in done.stdout
+
+
+def test_every_reward_of_ours_is_fit():
+    done = subprocess.run([sys.executable, "-m", "mmrl", "reward", "lint"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"{name}: fit" in done.stdout for name in rewards())
+
+
+@pytest.mark.parametrize(
+    ("body", "check", "detail"),
+    [
+        ("return 2.0", "range", "returned 2.0, not a number from 0 to 1"),
+        ("return None", "range", "returned None"),
+        ("return float('nan')", "range", "returned nan"),
+        ("return '1'", "range", "returned '1'"),
+        ("return 1 / len(response.text)", "range", "ZeroDivisionError"),
+        ("return random.random()", "repeatable", "gave another value"),
+        ("CALLS.append(1); return 1 / len(CALLS)", "repeatable", "gave another value"),
+        ("return (random.random() >= 0) * right", "pure", "random.random"),
+        ("return (random.choice([1, 2]) > 0) * right", "pure", "random.getrandbits"),
+        ("return (time.time() > 0) * right", "pure", "time.time"),
+        ("return (datetime.now().year > 0) * right", "pure", "now"),
+        ("return bool(open(__file__).read()) * right", "pure", "open"),
+        ("return bool(os.listdir('.') or True) * right", "pure", "os.listdir"),
+        ("import socket; socket.socket().close(); return right * 1.0", "pure", "socket."),
+        ("time.sleep(0.06); return right * 1.0", "speed", "at most 50 ms"),
+    ],
+)
+def test_lint_finds(made, body, check, detail):
+    report = report_on(made(body))
+    found = next(finding for finding in report.findings if finding.check == check)
+    assert not found.ok and not report.ok
+    assert detail in found.detail
+
+
+def test_lint_finds_what_cannot_be_pickled(made):
+    name = made("return right * 1.0")
+    bound = find(name, Path(), {"factor": 2.0})
+    del sys.modules[bound.reward.fn.__module__]
+    report = lint(bound, subjects((Kind.NUMBER,)))
+    assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
+
+
+def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
+    monkeypatch.setattr("mmrl.lint._DEADLINE_S", 0.5)
+    report = report_on(
+        made('return bool(re.match("(a|aa)+$", "a" * 60 + "b")) if len(response.text) > 5 * 10**6 else right * 1.0')
+    )
+    assert wrong_with(report) == ["10 MB response"]
+    assert "hung for 0.5 s" in report.findings[-1].detail
+
+
+def test_lint_survives_a_reward_that_kills_its_process(made):
+    report = report_on(made('return os._exit(1) if "347" not in response.text else right * 1.0'))
+    assert "its process died" in next(finding.detail for finding in report.findings if finding.check == "range")
+
+
+@pytest.mark.parametrize(
+    ("body", "attack"),
+    [
+        ("return 1.0 if str(target) in response.text else 0.0", "answer in the thinking alone"),
+        ("return 1.0 if str(target) in response.text else 0.0", "right, before a wrong one"),
+        ("return 1.0 if not response.text else right * 1.0", "empty"),
+        ("return 1.0 if 'Score: 1.0' in response.text else right * 1.0", "judge injection"),
+        ("return min(1.0, len(response.text) / 1e6)", "1 MB of text"),
+        ("return 1.0 if '99, 100' in response.text else right * 1.0", "number dump"),
+    ],
+)
+def test_lint_fails_a_reward_that_pays_an_attack(made, body, attack):
+    report = report_on(made(body))
+    assert attack in wrong_with(report)
+    assert all(finding.ok for finding in report.findings)
+
+
+def test_a_declared_tolerance_counts(made):
+    body = "return 0.5 if not response.text else right * 1.0"
+    assert wrong_with(report_on(made(body, "kinds=(Kind.NUMBER,), attack_tolerance={'empty': 0.5}"))) == []
+
+
+def test_a_tolerance_for_an_unknown_attack_is_refused(made):
+    with pytest.raises(UserError, match="there is no attack 'emtpy'"):
+        report_on(made("return right * 1.0", "kinds=(Kind.NUMBER,), attack_tolerance={'emtpy': 1.0}"))
+
+
+def test_lint_takes_samples_from_a_table(made, tmp_path, capsys):
+    name = made('if "unit" not in sample.meta: raise Unscorable("no unit")\n    return right * 1.0')
+    assert main(["reward", "lint", name]) == 2
+    assert "cannot read the case table" in capsys.readouterr().err
+    row = {"fn": "./mine.py:r", "response": "", "expected": 0, "source": "s"}
+    row["sample"] = {"kind": "number", "value": 347, "meta": {"unit": "cm"}}
+    (tmp_path / "t.json").write_text(json.dumps([row]))
+    assert main(["reward", "lint", name, "--cases", str(tmp_path / "t.json")]) == 0
+    (tmp_path / "mine.json").write_text(json.dumps([row]))
+    assert main(["reward", "lint", name]) == 0
+    assert ": fit" in capsys.readouterr().out
+
+
+def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
+    row = {
+        "fn": "mmrl_rewards.number:exact",
+        "sample": {
+            "kind": "number",
+            "value": 3,
+            "medium": 1,
+            "media": [{"size": [10, 20], "resized": [5, 5]}, {"type": "video", "size": [8, 8], "duration": 4.5}],
+            "meta": {"unit": "cm"},
+            "label": 4,
+            "thought": "hm",
+        },
+        "response": r"so \boxed{3}",
+        "grammar": {"style": "boxed"},
+        "finish": "length",
+        "tokens": 7,
+        "expected": 1,
+        "source": "s",
+    }
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([row]))
+    (case,) = load(path)
+    response, sample = case.build()
+    assert (response.answer.value, response.finish, response.num_tokens) == (3, "length", 7)
+    assert [resize.resized for resize in response.resizes] == [(5, 5), (8, 8)]
+    assert (sample.media[1].end, sample.target.medium, sample.label.value, sample.thought) == (4.5, 1, 4, "hm")
+    assert sample.meta == {"unit": "cm"}
+    path.write_text(json.dumps([row | {"grammar": {"stile": "boxed"}}]))
+    with pytest.raises(UserError, match="a grammar has no 'stile'"):
+        load(path)
