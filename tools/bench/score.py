@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -111,12 +111,14 @@ def judging(judge: Judge, groups: Sequence[Sequence[Rollout]]) -> Iterator[Judge
         yield judge
 
 
-def rate(judge: Judge, groups: Sequence[Sequence[Rollout]], seconds: float) -> float:
-    """Rollouts judged a second, by the wall clock, the best of five turns."""
+def rate(
+    judge: Judge, groups: Sequence[Sequence[Rollout]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Rollouts judged a second by `clock`, the best of five turns."""
     count, best = sum(map(len, groups)), 0.0
     for _ in range(5):
-        done, start = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds / 5:
+        done, start = 0, clock()
+        while (elapsed := clock() - start) < seconds / 5:
             judge.judge(groups, step=0)
             done += count
         best = max(best, done / elapsed)
@@ -126,13 +128,15 @@ def rate(judge: Judge, groups: Sequence[Sequence[Rollout]], seconds: float) -> f
 def cheap(seconds: float) -> bool:
     """The judge's speed with rewards that cost next to nothing."""
     good = True
-    print("| reward | judged a second, in process | floor | with 1 worker | with 2 workers |\n|---|---|---|---|---|")
+    print("| reward | judged a second of processor time, no workers | floor | a second, 1 worker | 2 workers |")
+    print("|---|---|---|---|---|")
     for fn in SUBJECTS:
         groups = groups_of(fn)
         rates, scored = [], []
         for workers in (0, 1, 2):
             with judging(judge_of([fn], Path(), workers), groups) as judge:
-                rates.append(rate(judge, groups, seconds))
+                clock = time.perf_counter if workers else time.process_time
+                rates.append(rate(judge, groups, seconds, clock))
                 scored.append(judge.judge(groups, step=0))
         print(f"| `{fn}` | {rates[0]:,.0f} | {FLOOR:,} | {rates[1]:,.0f} | {rates[2]:,.0f} |")
         good = good and rates[0] >= FLOOR and scored[0] == scored[1] == scored[2]
