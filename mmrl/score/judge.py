@@ -84,6 +84,12 @@ class Judge:
             for (_, sample), outcomes in zip(pairs, called, strict=True):
                 self._score(sample, outcomes, None)
 
+    def check_use(self, samples: Sequence[Sample]) -> None:
+        """Raises UserError when a term applies to none of the samples, as a misspelt `when` does."""
+        for term in self._terms:
+            if not any(term.applies(sample, evaluation=False) for sample in samples):
+                raise UserError(f"reward term {term.name!r} applies to none of the samples: see its `when`")
+
     def close(self) -> None:
         """End the worker processes, if there are any."""
         if self._workers is not None:
@@ -99,7 +105,7 @@ class Judge:
             for term in terms
             if term.name in self._isolated
         ]
-        elsewhere = iter(self._started(isolated if trial else []).run(isolated) if isolated else [])
+        elsewhere = iter(self._run(isolated, warm_up=isolated if trial else []))
         called: list[Outcomes] = []
         for terms, (response, sample) in zip(chosen, pairs, strict=True):
             outcomes = {
@@ -119,17 +125,23 @@ class Judge:
             raise UserError(f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{when}: see `when`")
         return chosen
 
-    def _started(self, calls: Sequence[Call]) -> Workers:
-        """The workers, warmed up by one of these calls for each term if they are new."""
-        if self._workers is None:
-            terms = [term for term in self._terms if term.name in self._isolated]
-            self._workers = Workers(
-                {term.name: term.load for term in terms},
-                {term.name: term.deadline_s or self._options.deadline_s for term in terms},
-                max(1, self._options.workers),
-                list({call.term: call for call in calls}.values()),
-            )
-        return self._workers
+    def _run(self, calls: Sequence[Call], *, warm_up: Sequence[Call]) -> list[Outcome]:
+        """Outcomes from workers; should they have to be started, one call of `warm_up` for each term comes first."""
+        if not calls:
+            return []
+        try:
+            if self._workers is None:
+                terms = [term for term in self._terms if term.name in self._isolated]
+                self._workers = Workers(
+                    {term.name: term.load for term in terms},
+                    {term.name: term.deadline_s or self._options.deadline_s for term in terms},
+                    max(1, self._options.workers),
+                    list({call.term: call for call in warm_up}.values()),
+                )
+            return self._workers.run(calls)
+        except BaseException:
+            self.close()  # they are in the midst of calls whose outcomes nobody will read
+            raise
 
     def _group(self, judged: Sequence[tuple[Rollout, Outcomes]], step: int) -> Group:
         prompt = judged[0][0].prompt

@@ -79,21 +79,17 @@ class Workers:
         self._await(nurse)
 
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
-        """The outcome of each call, in order.
+        """The outcome of each call, in order. After an error the workers are of no more use.
 
         Raises:
-            RewardError: no worker can be had.
+            RewardError: no worker can be had, or a sample cannot be sent to one.
         """
         waiting = deque(enumerate(calls))
         outcomes: dict[int, Outcome] = {}
-        try:
-            while len(outcomes) < len(calls):
-                while waiting and len(self._busy.get_map()) < self._count:
-                    self._give(self._idle.pop() if self._idle else self._new(), waiting)
-                self._collect(waiting, outcomes)
-        except BaseException:
-            self.close()  # workers are in the midst of calls whose outcomes nobody will read
-            raise
+        while len(outcomes) < len(calls):
+            while waiting and len(self._busy.get_map()) < self._count:
+                self._give(self._idle.pop() if self._idle else self._new(), waiting)
+            self._collect(waiting, outcomes)
         return [outcomes[place] for place in range(len(calls))]
 
     def _await(self, nurse: BaseProcess) -> None:

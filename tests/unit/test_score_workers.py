@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from mmrl import catalogue
 from mmrl.config.schema import Judging
 from mmrl.score import BoundTerm, Judge, RewardError
 from mmrl.types import Fault, Kind, Sample, Target, UserError
+from mmrl_rewards.contract import reward
 
 REWARDS = '''
 import ctypes
@@ -204,8 +204,10 @@ def test_a_reward_that_does_not_load_elsewhere_is_named(judge_of, tmp_path):
 
 def test_a_sample_that_cannot_be_sent_is_named(judge_of):
     sample = Sample(id="odd", task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=3), meta={"f": lambda: 0})
+    judge = judge_of("moody", workers=1)
     with pytest.raises(UserError, match="cannot send samples odd to a worker process"):
-        judge_of("moody", workers=1).judge([[rollout("x", sample)]], step=0)
+        judge.judge([[rollout("x", sample)]], step=0)
+    assert judge.judge(groups_of(["x"]), step=0)[0].totals == (1 / 7,)
 
 
 def children(pid):
@@ -269,7 +271,7 @@ def gone(pids):
 def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monkeypatch):
     judge = judge_of("moody", workers=1)
     judge.judge(groups_of(["fine"]), step=0)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt), closing(judge):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("mmrl.score.workers.Workers._collect", interrupted)
         judge.judge(groups_of(["x"]), step=0)
     assert judge.judge(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
@@ -277,3 +279,9 @@ def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monk
 
 def interrupted(self, waiting, outcomes):
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_deadline_is_a_number_of_seconds(deadline_s):
+    with pytest.raises(UserError, match=f"reward 'x': deadline_s {deadline_s} is no number of seconds above 0"):
+        reward(name="x", deadline_s=deadline_s)
