@@ -89,7 +89,8 @@ LIGHT = (
         "mmrl_rewards.choice",
     ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
-    *("mmrl_rewards.span", "mmrl_rewards.video"),
+    *("mmrl_rewards.span", "mmrl_rewards.video", "mmrl_rewards.ocr", "mmrl_rewards.table"),
+    *("mmrl_rewards.ranking", "mmrl_rewards.length"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
