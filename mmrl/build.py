@@ -55,8 +55,8 @@ class World:
         self.samples = intake.load()
         self.judge.check(self.samples.train, self.grammar)
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
-        if config.data.stream is None:  # of a stream only the beginning is known
-            self.judge.check_use([sample for part in self.samples.parts().values() for sample in part])
+        for name in self.judge.unused([sample for part in self.samples.parts().values() for sample in part]):
+            console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
         check_lessons(config, self.samples.train, self.grammar)
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)

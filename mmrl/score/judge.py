@@ -84,11 +84,11 @@ class Judge:
             for (_, sample), outcomes in zip(pairs, called, strict=True):
                 self._score(sample, outcomes, None)
 
-    def check_use(self, samples: Sequence[Sample]) -> None:
-        """Raises UserError when a term applies to none of the samples, as a misspelt `when` does."""
-        for term in self._terms:
-            if not any(term.applies(sample, evaluation=False) for sample in samples):
-                raise UserError(f"reward term {term.name!r} applies to none of the samples: see its `when`")
+    def unused(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        """Names of the terms that apply to none of the samples."""
+        return tuple(
+            term.name for term in self._terms if not any(term.applies(sample, evaluation=False) for sample in samples)
+        )
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
