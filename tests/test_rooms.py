@@ -27,6 +27,7 @@ FLOORS = {
 SIDEWAYS = {
     ("__main__", "cli"),
     ("build", "intake"),
+    ("build", "catalogue"),
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
@@ -72,7 +73,7 @@ ONLY_IN = {
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": (  # where names become functions
-        *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
+        *("mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
     ),
 }
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.

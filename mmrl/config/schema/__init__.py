@@ -9,7 +9,16 @@ from pydantic import Field, ValidationInfo, field_validator
 from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
-from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
+from mmrl.config.schema.response import (
+    AnswerGrammar,
+    Judging,
+    OnFailure,
+    Rewards,
+    Schedule,
+    Section,
+    Term,
+    Transform,
+)
 from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
 
 __all__ = [
@@ -19,10 +28,12 @@ __all__ = [
     "Config",
     "Data",
     "Evaluation",
+    "Judging",
     "LanguageScratch",
     "Limits",
     "Loss",
     "Model",
+    "OnFailure",
     "Optimizer",
     "Origin",
     "Rewards",
@@ -30,12 +41,14 @@ __all__ = [
     "Role",
     "Run",
     "Sampling",
+    "Schedule",
     "Scratch",
     "Section",
     "Sft",
     "Stage",
     "Strict",
     "Term",
+    "Transform",
     "Validation",
     "Video",
     "VisionScratch",
