@@ -1,4 +1,4 @@
-"""When a run gives up: too many steps in a row that cannot teach. The counts are the run's, so they survive a resume."""
+"""When a run gives up: too many steps in a row that cannot teach. The counts are the run's and outlive a stop."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def refuse_barrenness(state: State, limit: int, advantages: Sequence[Sequence[fl
     state.barren_steps = 0 if any(any(row) for row in advantages) else state.barren_steps + 1
     if state.barren_steps >= limit:
         raise UserError(
-            f"{state.barren_steps} steps in a row had no group to learn from: in each, all {len(advantages[0])} rollouts "
-            "earned the same. The task is solved or out of reach, or temperature is too low; look at rollouts/"
+            f"{state.barren_steps} steps in a row had no group to learn from: in each, all {len(advantages[0])} "
+            "rollouts earned the same. The task is solved or out of reach, or temperature is too low; look at rollouts/"
         )

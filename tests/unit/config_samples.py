@@ -46,7 +46,11 @@ answer: {think: required}
 rewards:
   terms: [{fn: "r:x", name: x, weight: 0.5, args: {k: v}, tasks: [count], train_only: true}]
 stages:
-  - {kind: sft, name: cold, steps: 10, validation: {until: 0.4, until_each: 0.1, every: 5}, optimizer: {lr_by_role: {language: 1e-5}}}
+  - kind: sft
+    name: cold
+    steps: 10
+    validation: {until: 0.4, until_each: 0.1, every: 5}
+    optimizer: {lr_by_role: {language: 1e-5}}
   - {kind: rl, name: rl, steps: 20, validation: {until: 0.9, until_each: 0.5}}
 """
 
