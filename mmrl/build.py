@@ -22,11 +22,13 @@ from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
+from mmrl.policy.adapters import Adapter
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES, family_of
 from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.ports import Source
 from mmrl.rollout.hf import HfSampler
@@ -59,13 +61,12 @@ class World:
             console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
         check_lessons(config, self.samples.train, self.grammar)
         loaded = self._model()
+        lora = config.model.lora
+        self.adapter = Adapter(loaded.model, lora, seed=derive(config.run.seed, "adapter")) if lora else None
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
-        if not self.policy.trainable:
-            raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
         encoder = encoder_of(config, loaded, store)
         self.processor = QwenProcessor(encoder)
-        if config.model.gradient_checkpointing:
-            loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(loaded.model, config.model.gradient_checkpointing)
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         intake.plan_videos(self.samples, encoder.clip_rule)
         self.samples = intake.askable(self.samples, encoder.measure)
@@ -73,16 +74,24 @@ class World:
         self._afresh = encoder_of(config, loaded, MediaStore(place.access, config.data.limits, max_bytes=WORKER_BYTES))
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
-        console.say(self._introduction())
+        self._introduce()
 
-    def _introduction(self) -> str:
-        samples, model = self.samples, self.policy.model
-        total = sum(parameter.numel() for parameter in model.parameters())
-        trained = sum(parameter.numel() for parameter in self.policy.trainable)
-        return (
+    def _introduce(self) -> None:
+        """Say what there is to learn from, and what of the model learns."""
+        samples, model, stages = self.samples, self.policy.model, self.config.stages
+        self.console.say(
             f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
-            f"samples; {type(model).__name__} with {total:,} parameters, {trained:,} of them trained, on {model.device}"
+            "samples"
         )
+        rows = [
+            (
+                *(each.role, f"{each.tensors:,}", f"{each.parameters:,}", f"{each.trained:,}", "+".join(each.dtypes)),
+                *(f"{stage.optimizer.rate(each.role):g}" if each.trained else "" for stage in stages),
+            )
+            for each in census(model)
+        ]
+        columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
+        self.console.table(f"{type(model).__name__} on {model.device}", columns, rows)
 
     def evaluator(self) -> Evaluator:
         """Measures the current weights."""

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from mmrl.patience import count_bad_steps, refuse_bad_steps, refuse_barrenness
 from mmrl.ports import Asker, Gate, Judge, Keeper, Learner, Sampler, Source, Teller
-from mmrl.types import Experience, Finish, Group, SamplingLaw, State, UserError
+from mmrl.types import Experience, Finish, Group, SamplingLaw, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Plan:
     law: SamplingLaw
     advantages: Callable[[Sequence[float]], Sequence[float]]
     max_barren_steps: int
+    max_bad_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
     """Run a stage from wherever `state` stands to its end.
 
     Raises:
-        UserError: `max_barren_steps` steps in a row had no group to learn from.
+        UserError: `max_barren_steps` steps in a row had no group to learn from, or `max_bad_steps` no finite gradient.
     """
     while state.step < plan.steps and not state.stage_done:
         clock = Clock()
@@ -97,10 +99,12 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
 
         # 6. Tell: record the step; perhaps this is the end, or time to save.
         state.step, state.cursor, state.version = state.step + 1, state.cursor + plan.prompts, state.version + 1
-        parts.teller.show(state, groups, advantages)
+        count_bad_steps(state, learned)
+        kept = parts.teller.show(state, groups, advantages, at_all_events=state.bad_steps > 0)
         skipped = {"data/skipped": float(plan.prompts - len(samples))}
         parts.teller.tell(state, {**skipped, **describe(groups, advantages), **learned}, clock.seconds)
-        _refuse_barrenness(plan, state, advantages)
+        refuse_barrenness(state, plan.max_barren_steps, advantages)
+        refuse_bad_steps(state, plan.max_bad_steps, kept)
         state.stage_done = parts.gate.passed(state)
         parts.keeper.keep(state)
 
@@ -124,13 +128,3 @@ def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> 
         "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
         "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
     }
-
-
-def _refuse_barrenness(plan: Plan, state: State, advantages: Sequence[Sequence[float]]) -> None:
-    state.barren_steps = 0 if any(any(row) for row in advantages) else state.barren_steps + 1
-    if state.barren_steps >= plan.max_barren_steps:
-        raise UserError(
-            f"{state.barren_steps} steps in a row had no group to learn from: in each, all {plan.group_size} rollouts "
-            "earned the same, or could not be judged. The task is solved or out of reach, temperature is too low, or a "
-            "reward fails; look at rollouts/"
-        )

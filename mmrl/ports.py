@@ -82,5 +82,7 @@ class Teller(Protocol):
     def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step. `times` are wall-clock seconds and live apart from the reproducible metrics."""
 
-    def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
-        """Keep the step's rollouts for reading."""
+    def show(
+        self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, at_all_events: bool
+    ) -> str | None:
+        """Keep the step's rollouts for reading, if it is their turn or `at_all_events`; returns the file."""

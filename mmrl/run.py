@@ -112,6 +112,7 @@ class _Run:
         self._teller = Teller(self._dir, self._console, keep_rollouts_every=self._config.run.keep_rollouts_every)
         kinds = [stage.kind for stage in self._config.stages]
         self._subject = kinds.index("rl") if "rl" in kinds else len(kinds) - 1
+        self._given = checkpoint.fingerprint(world.policy.given)
         self._state, self._optimizer = self._resume()
         self._teller.metrics.truncate(self._state.metrics_bytes)
 
@@ -138,7 +139,7 @@ class _Run:
         folder = checkpoint.latest(self._dir.checkpoints, self._console.warn)
         if folder is None:
             return State(), {}
-        state, optimizer = checkpoint.load(folder, weights=self._world.policy.model)
+        state, optimizer = checkpoint.load(folder, weights=self._weights(self._world.policy))
         if state.stage < len(self._config.stages):
             name = self._config.stages[state.stage].name
             self._console.say(f"Resuming from {folder}: stage {name}, step {state.step}.")
@@ -147,7 +148,7 @@ class _Run:
     def _save(self, optimizer: dict[str, Any], state: State) -> None:
         state.metrics_bytes = self._teller.metrics.position()
         folder = self._dir.checkpoints / f"{state.stage:02d}-{state.step:06d}"
-        checkpoint.save(folder, weights=self._world.policy.model, optimizer=optimizer, state=state)
+        checkpoint.save(folder, weights=self._weights(self._world.policy), optimizer=optimizer, state=state)
         checkpoint.prune(self._dir.checkpoints, self._config.checkpoints.keep)
 
     def _train(self, stage: Sft | Rl, source: Source) -> None:
@@ -169,7 +170,13 @@ class _Run:
                 gate=self._gate(stage),
                 keeper=keeper,
             )
-            sft.train(sft.Plan(steps=stage.steps, batch_size=stage.batch_size, imitate=stage.imitate), parts, state)
+            plan = sft.Plan(
+                steps=stage.steps,
+                batch_size=stage.batch_size,
+                imitate=stage.imitate,
+                max_bad_steps=stage.max_bad_steps,
+            )
+            sft.train(plan, parts, state)
             return
         salt = (self._config.run.seed, stage.name)
         loop.train(
@@ -204,6 +211,7 @@ class _Run:
                 advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
             ),
             max_barren_steps=stage.max_barren_steps,
+            max_bad_steps=stage.max_bad_steps,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:
@@ -222,13 +230,18 @@ class _Run:
         """The weights this stage began with, kept on disk so that a resumed stage has the same."""
         if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
             return None
+        if self._config.model.lora and self._state.stage == 0:  # a new adapter has changed nothing
+            return self._world.policy.without_adapter()
         folder = self._dir.references / stage.name
         reference = self._world.policy.frozen_copy()
         if self._state.step == 0:
-            checkpoint.save_weights(folder, reference.model)
+            checkpoint.save_weights(folder, self._weights(reference))
         else:
-            checkpoint.load_weights(folder, reference.model)
+            checkpoint.load_weights(folder, self._weights(reference))
         return reference
+
+    def _weights(self, policy: Policy) -> checkpoint.Weights:
+        return checkpoint.Weights(learned=policy.learned, given=self._given)
 
     def _rewards(self, samples: tuple[Sample, ...]) -> Rewards:
         return self._evaluator.rewards(samples, step=self._state.step)
@@ -248,8 +261,16 @@ class _Run:
         self._dir.write_summary(
             {"name": self._config.run.name, "seed": self._config.run.seed, "since": since, **summarize(rows)}
         )
-        checkpoint.export_hf(self._dir.model, self._world.policy.model, self._world.processor.hf)
+        self._export()
         self._teller.close()
+
+    def _export(self) -> None:
+        """The model as a Hugging Face folder; before it an adapter alone, which is merged into the model."""
+        world = self._world
+        if world.adapter is not None:
+            checkpoint.export_hf(self._dir.adapter, world.adapter)
+            world.adapter.merge()
+        checkpoint.export_hf(self._dir.model, world.policy.model, world.processor.hf)
 
 
 def _report(place: RunDir, console: Console) -> None:

@@ -385,6 +385,7 @@ class State:
     cursor: int = 0
     version: int = 0
     barren_steps: int = 0
+    bad_steps: int = 0
     stage_done: bool = False
     metrics_bytes: int = 0
     evals: dict[str, dict[str, Any]] = field(default_factory=dict)

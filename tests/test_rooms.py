@@ -19,7 +19,7 @@ FLOORS = {
     5: ("cli", "__main__"),
     4: ("intake", "supply", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
-    2: ("score", "algo", "batch", "media", "attacks"),
+    2: ("score", "algo", "batch", "media", "attacks", "patience"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
     0: ("types", "compat", "mmrl"),
 }
@@ -60,6 +60,7 @@ ONLY_IN = {
     "torch.distributed": ("mmrl/learner/agree.py",),
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
+    "peft": ("mmrl/policy/adapters.py",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
     "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),

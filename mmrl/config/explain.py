@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from mmrl.config.load import DEFAULT, Loaded, settings
-from mmrl.config.schema import Config, Rl, Sft, Stage, Term
-
-ROLES = ("vision", "projector", "language")
+from mmrl.config.schema import ROLES, Config, Lora, Rl, Sft, Stage, Term
 
 
 def explain(loaded: Loaded) -> str:
@@ -169,20 +167,30 @@ def _kl(stage: Rl) -> str:
 
 
 def _trained(config: Config) -> str:
-    frozen = [role for role in ROLES if role in config.model.freeze]
-    trained = [role for role in ROLES if role not in frozen]
-    return f"{', '.join(trained) or 'nothing'}" + (
-        f"; frozen: {', '.join(frozen)}" if frozen else "; nothing is frozen"
-    )
+    if config.model.lora:
+        return _adapter(config.model.lora)
+    trained = config.model.trained
+    frozen = [role for role in ROLES if role not in trained]
+    return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
+
+
+def _adapter(lora: Lora) -> str:
+    below = f"sqrt({lora.rank})" if lora.rslora else f"{lora.rank}"
+    updated = f"W + {lora.alpha} / {below} · B A"
+    law = f"m · V / |V|, row by row, with V = {updated} and m learned" if lora.dora else updated
+    dropout = f", dropout {lora.dropout:g}" if lora.dropout else ""
+    return f"an adapter of rank {lora.rank}{dropout}, on {', '.join(lora.targets)}; all weights are frozen\nW' = {law}"
 
 
 def _optimizer(stage: Stage) -> str:
     adam = stage.optimizer
     warmup = f", rising over {_plural(adam.warmup_steps, 'step')}" if adam.warmup_steps else ""
     decay = f", then {adam.decay} to {adam.lr * adam.final_lr_frac:g}" if adam.decay != "constant" else ", constant"
+    rates = [f", {role} {rate:g}" for role, rate in adam.lr_by_role.model_dump(exclude_none=True).items()]
+    spared = " of matrices" if adam.decayed == "matrices" else ""
     return (
-        f"AdamW, lr {adam.lr:g}{warmup}{decay}; betas {adam.betas[0]:g}, {adam.betas[1]:g}; "
-        f"weight decay {adam.weight_decay:g}; gradient norm at most {adam.max_grad_norm:g}"
+        f"AdamW, lr {adam.lr:g}{''.join(rates)}{warmup}{decay}; betas {adam.betas[0]:g}, {adam.betas[1]:g}; "
+        f"weight decay{spared} {adam.weight_decay:g}; gradient norm at most {adam.max_grad_norm:g}"
     )
 
 

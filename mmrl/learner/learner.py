@@ -17,7 +17,7 @@ from mmrl.algo.kl import k3
 from mmrl.algo.loss import clipped_surrogate
 from mmrl.algo.schedule import learning_rate
 from mmrl.batch import Batch, Feeder, collate, rows
-from mmrl.config.schema import Loss, Optimizer
+from mmrl.config.schema import Loss, Optimizer, Role
 from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Author, Experience
 
@@ -31,8 +31,8 @@ class Engine(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`."""
 
-    def step(self, lr: float) -> float:
-        """Clip and update; returns the gradient norm before clipping."""
+    def step(self, lr: float) -> Mapping[Role, float]:
+        """Clip and update; returns the norm of each role's gradient before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,10 @@ class GrpoLearner:
             for name, value in {"learner/loss": float(loss.detach()), **parts}.items():
                 before = totals.get(name, 0.0)
                 totals[name] = max(before, value) if name.endswith("_max") else before + value
-        norm = self._engine.step(lr)
-        return {**totals, "learner/grad_norm": norm, _SKIPPED: float(not math.isfinite(norm))}
+        norms = self._engine.step(lr)
+        total = math.hypot(*norms.values())
+        by_role = {f"learner/grad_norm/{role}": norm for role, norm in norms.items()}
+        return {**totals, "learner/grad_norm": total, **by_role, _SKIPPED: float(not math.isfinite(total))}
 
     def _loss(self, batch: Batch, tokens: Counter[Author]) -> tuple[torch.Tensor, dict[str, float]]:
         scores = self._policy.score(batch)

@@ -6,7 +6,6 @@ Letters: B rows, P prompt columns, C completion columns, L = P + C, R sampled ro
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,10 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from mmrl.batch import Batch, Media, PromptBatch
-from mmrl.config.schema import Role
+from mmrl.config.schema import ROLES, Role
+from mmrl.policy.adapters import without_adapter
 from mmrl.policy.law import law_logps
+from mmrl.policy.roles import role_of
 
 _STRUCTURAL = (
     "<|im_start|>",
@@ -40,8 +41,10 @@ class Policy:
 
     def __init__(self, model: PreTrainedModel, *, freeze: tuple[Role, ...] = ()) -> None:
         self.model = model
-        for parameter in self._of_roles(freeze):
-            parameter.requires_grad_(False)
+        for name, parameter in model.named_parameters():
+            if role_of(name) in freeze:
+                parameter.requires_grad_(False)
+        self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     @property
     def device(self) -> torch.device:
@@ -50,21 +53,38 @@ class Policy:
         return device
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
+    def trainable(self) -> dict[Role, list[nn.Parameter]]:
         """Parameters that are trained."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return {role: [parameter for name, parameter in named if role_of(name) == role] for role in ROLES}
+
+    @property
+    def learned(self) -> dict[str, nn.Parameter]:
+        """What training changes, by name; a frozen copy has the same names."""
+        return {name: self.model.get_parameter(name) for name in self._learned}
+
+    @property
+    def given(self) -> dict[str, nn.Parameter]:
+        """What training leaves as it was, by name."""
+        learned = set(self._learned)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name not in learned}
 
     def frozen_copy(self) -> Policy:
-        """The policy as it is now, never to change: a reference for the KL penalty."""
-        reference = Policy(copy.deepcopy(self.model))
+        """The policy as it is now, never to change: a reference for the KL penalty. Frozen weights are shared."""
+        shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
+        reference = Policy(copy.deepcopy(self.model, shared))
         reference.model.requires_grad_(False)
         return reference
+
+    def without_adapter(self) -> Policy:
+        """The policy as its adapter found it: a reference that takes no memory."""
+        return Policy(without_adapter(self.model))
 
     def score(self, batch: Batch) -> TokenScores:
         """Score every completion token of a batch under the batch's law; columns of padding hold garbage."""
         batch = batch.to(self.device)
-        # transformers recomputes activations in training mode only, and there it would drop the sampler's cache.
-        self.model.train(self.model.is_gradient_checkpointing and torch.is_grad_enabled())
+        # transformers recomputes activations, and peft drops out, in training mode only.
+        self.model.train(torch.is_grad_enabled())
         logits = self.model(
             input_ids=batch.ids_BL,
             attention_mask=batch.mask,
@@ -115,11 +135,6 @@ class Policy:
         logits_RV: torch.Tensor = output.logits[:, -1]
         return logits_RV
 
-    def _of_roles(self, roles: tuple[Role, ...]) -> Iterator[nn.Parameter]:
-        for name, parameter in self.model.named_parameters():
-            if role_of(name) in roles:
-                yield parameter
-
 
 def _media(media: Media) -> dict[str, torch.Tensor]:
     """Arguments of the model's forward; it wants none for what is not there."""
@@ -129,13 +144,6 @@ def _media(media: Media) -> dict[str, torch.Tensor]:
     if len(media.video_grids_V3):
         arguments |= {"pixel_values_videos": media.videos_ND, "video_grid_thw": media.video_grids_V3}
     return arguments
-
-
-def role_of(parameter_name: str) -> Role:
-    """Whether a parameter belongs to the vision tower, the projector (its merger) or the language model."""
-    if ".visual." not in f".{parameter_name}":
-        return "language"
-    return "projector" if "merger" in parameter_name else "vision"
 
 
 def banned_ids(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> tuple[int, ...]:

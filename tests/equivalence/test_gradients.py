@@ -21,7 +21,7 @@ class Accumulate:
         loss.backward()
 
     def step(self, lr):
-        return 0.0
+        return {}
 
 
 def experiences(world, group_size=4, teacher=False):
@@ -54,7 +54,7 @@ def gradient(world, taught, *, micro_batch=100, shared_prefix=True, kl_coef=0.0,
     if kl_coef:
         reference = world.policy.frozen_copy()
         with torch.no_grad():
-            for parameter in reference.model.parameters():
+            for parameter in reference.learned.values():
                 parameter.mul_(1.05)
     world.policy.model.zero_grad()
     metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).learn(taught, step=0)

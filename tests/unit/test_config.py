@@ -235,6 +235,22 @@ def test_explain_follows_the_options(tmp_path):
     assert "nothing is frozen" in words
 
 
+def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
+    overrides = [
+        "model.lora={rank: 8, targets: [language.mlp, vision.mlp]}",
+        "stages.rl.optimizer={lr: 1e-5, lr_by_role: {vision: 2e-6}, weight_decay: 0.1, decayed: matrices}",
+    ]
+    path = write(tmp_path, SMALL)
+    words = explain(load(path, overrides))
+    assert "an adapter of rank 8, on language.mlp, vision.mlp; all weights are frozen" in words
+    assert "W' = W + 32 / 8 · B A\n" in words
+    assert "AdamW, lr 1e-05, vision 2e-06, constant" in words
+    assert "weight decay of matrices 0.1" in words
+    words = explain(load(path, ["model.lora={dora: true, rslora: true, dropout: 0.1}"]))
+    assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
+    assert "of rank 16, dropout 0.1, on language.attention, language.mlp" in words
+
+
 def test_json_schema_agrees_with_the_loader(tmp_path):
     validator = pytest.importorskip("jsonschema").Draft202012Validator
     validator.check_schema(json_schema())

@@ -20,7 +20,7 @@ WRONG = {
 
 
 NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
-NULLABLE.add("data.train.0.weight")
+NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
 NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
 
@@ -88,6 +88,17 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.optimizer.lr=1e999", "stages.1.optimizer.lr: 1e999 is not a finite number"),
         ("data.train.0.args.x=-.inf", "data.train.0.args.x: -.inf is not a finite number"),
         ("model.freeze=vision", "model.freeze: must be a list, got the text 'vision'; write [vision]"),
+        (
+            "model.freeze=[vision, projector, language]",
+            "model: `freeze` holds every part of the model; leave at least one to train",
+        ),
+        (
+            "model={scratch: {}, freeze: [vision], lora: {targets: [language.mlp, vision.mlp]}}",
+            "model: `lora` targets vision.mlp, which `freeze` forbids; take it out of one of them",
+        ),
+        ("model.lora={targets: []}", "model.lora.targets: needs at least one entry"),
+        ("model.lora={targets: [projector.attention]}", "model.lora.targets.0: must be 'language.attention', "),
+        ("model.gradient_checkpointing=true", "model.gradient_checkpointing: must be a list, got true"),
         ("model.freeze=[visoin]", "model.freeze.0: must be 'vision', 'projector' or 'language', got the text 'visoin'"),
         ("model.path=x", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
         ("model.scratch=null", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
@@ -150,6 +161,12 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
 )
 def test_a_bad_override_is_refused_in_words(tmp_path, override, said):
     assert said in refused(write(tmp_path, SMALL), override)
+
+
+@pytest.mark.parametrize("still", ["model.freeze=[vision]", "model.lora={targets: [language.mlp, projector.mlp]}"])
+def test_a_rate_for_a_part_that_is_not_trained_is_refused(tmp_path, still):
+    said = refused(write(tmp_path, SMALL), still, "stages.rl.optimizer.lr_by_role={vision: 1e-5}")
+    assert "stages: stage 'rl' has `optimizer.lr_by_role.vision`, but vision is not trained" in said
 
 
 @pytest.mark.parametrize(

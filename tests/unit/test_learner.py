@@ -97,7 +97,9 @@ def test_on_policy_metrics(tiny):
     assert metrics["rollout/logp_gap_nats"] < 1e-5
     assert 0.0 < metrics["learner/entropy_nats"] <= math.log(330)
     assert metrics["learner/skipped_updates"] == 0.0
-    assert metrics["learner/grad_norm"] > 0.0
+    by_role = [metrics[f"learner/grad_norm/{role}"] for role in ("vision", "projector", "language")]
+    assert min(by_role) > 0.0
+    assert metrics["learner/grad_norm"] == pytest.approx(math.hypot(*by_role))
 
 
 @pytest.mark.parametrize("step", [0, 3])
@@ -154,7 +156,7 @@ def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
 
 
 class Flaky:
-    """Norms as given, weights untouched."""
+    """Norms as given, half of the square in each role; weights untouched."""
 
     def __init__(self, *norms):
         self.norms = list(norms)
@@ -163,14 +165,15 @@ class Flaky:
         pass
 
     def step(self, lr):
-        return self.norms.pop(0)
+        return dict.fromkeys(("vision", "language"), self.norms.pop(0) / math.sqrt(2))
 
 
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
     metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).learn(taught(world), step=0)
     assert metrics["learner/skipped_updates"] == 2.0
-    assert metrics["learner/grad_norm"] == 1.0
+    assert metrics["learner/grad_norm"] == pytest.approx(1.0)
+    assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
 
 
 def test_the_rate_is_the_schedules(tiny):

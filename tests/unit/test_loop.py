@@ -54,6 +54,7 @@ class World:
 
     def __init__(self, rewards=(0.0, 1.0), done_at=None):
         self.rewards, self.done_at, self.calls, self.told, self.learned = rewards, done_at, [], [], []
+        self.skipped, self.shown = {}, []
 
     def take(self, cursor, count):
         self.calls.append(("take", cursor))
@@ -82,10 +83,13 @@ class World:
     def learn(self, experiences, *, step):
         self.calls.append(("learn", step))
         self.learned.append(experiences)
-        return {"learner/loss": 0.25}
+        update = {"learner/skipped_updates": self.skipped[step]} if step in self.skipped else {}
+        return {"learner/loss": 0.25, **update}
 
-    def show(self, state, groups, advantages):
+    def show(self, state, groups, advantages, *, at_all_events):
         self.calls.append(("show", state.step))
+        self.shown += [state.step] * at_all_events
+        return f"kept-{state.step}"
 
     def tell(self, state, metrics, times):
         self.calls.append(("tell", state.step))
@@ -105,7 +109,13 @@ def centred(totals):
 
 def train(world, state, *, steps=3, max_barren_steps=2):
     plan = loop.Plan(
-        steps=steps, prompts=2, group_size=2, law=LAW, advantages=centred, max_barren_steps=max_barren_steps
+        steps=steps,
+        prompts=2,
+        group_size=2,
+        law=LAW,
+        advantages=centred,
+        max_barren_steps=max_barren_steps,
+        max_bad_steps=2,
     )
     ports = ("source", "asker", "sampler", "judge", "learner", "teller", "gate", "keeper")
     loop.train(plan, loop.Parts(**dict.fromkeys(ports, world)), state)
@@ -232,11 +242,25 @@ def test_a_step_of_which_nothing_could_be_judged_goes_by():
         train(world, state, steps=2)
 
 
+def imitate(world, state):
+    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
+    plan = sft.Plan(steps=9, batch_size=2, imitate="label", max_bad_steps=2)
+    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+
+
+@pytest.mark.parametrize("run", [lambda world, state: train(world, state, steps=9), imitate])
+def test_bad_steps_in_a_row_are_refused_and_their_samples_named(run):
+    world, state = World(), State()
+    world.skipped = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
+    with pytest.raises(UserError, match="2 steps in a row had a gradient that is not finite.* are in kept-6"):
+        run(world, state)
+    assert (state.step, state.bad_steps) == (6, 2)
+    assert world.shown == [1, 4, 5, 6]
+
+
 def test_imitation_walks_the_data_and_tells():
     world, state = World(done_at=3), State(cursor=4)
-    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
-    plan = sft.Plan(steps=9, batch_size=2, imitate="label")
-    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+    imitate(world, state)
     assert (state.step, state.cursor, state.version, state.stage_done) == (3, 10, 3, True)
     assert [call for call in world.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
     assert [e.advantage for e in world.learned[0]] == [0.0, 0.0]

@@ -15,7 +15,8 @@ from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.law import draw
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.qwen_vl import Policy, banned_ids, role_of
+from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.roles import role_of
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingLaw, UserError
 
@@ -179,7 +180,10 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     assert moved == set(ROLES) - set(freeze)
     frozen = [p for name, p in policy.model.named_parameters() if role_of(name) in freeze]
     assert all(p.grad is None for p in frozen)
-    assert len(policy.trainable) == len(list(policy.model.parameters())) - len(frozen)
+    assert {role for role, own in policy.trainable.items() if own} == moved
+    assert len(policy.learned) == sum(map(len, policy.trainable.values()))
+    assert len(policy.learned) + len(policy.given) == len(list(policy.model.parameters()))
+    assert all(a is b for a, b in zip(policy.given.values(), frozen, strict=True))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
-from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
+from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
 from mmrl.config.schema.response import (
     AnswerGrammar,
     Judging,
@@ -19,9 +19,10 @@ from mmrl.config.schema.response import (
     Term,
     Transform,
 )
-from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
+from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
 
 __all__ = [
+    "ROLES",
     "Advantage",
     "AnswerGrammar",
     "Checkpoints",
@@ -31,6 +32,8 @@ __all__ = [
     "Judging",
     "LanguageScratch",
     "Limits",
+    "Lora",
+    "LoraTarget",
     "Loss",
     "Model",
     "OnFailure",
@@ -39,6 +42,7 @@ __all__ = [
     "Rewards",
     "Rl",
     "Role",
+    "RoleRates",
     "Run",
     "Sampling",
     "Schedule",
@@ -119,4 +123,15 @@ class Config(Strict):
         looking = [stage.name for stage in stages if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
+        return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _rates_are_of_trained_parts(cls, stages: tuple[Sft | Rl, ...], info: ValidationInfo) -> tuple[Sft | Rl, ...]:
+        trained = info.data["model"].trained if "model" in info.data else ROLES
+        for stage in stages:
+            if idle := sorted(stage.optimizer.lr_by_role.model_dump(exclude_none=True).keys() - set(trained)):
+                raise ValueError(
+                    f"stage {stage.name!r} has `optimizer.lr_by_role.{idle[0]}`, but {idle[0]} is not trained"
+                )
         return stages

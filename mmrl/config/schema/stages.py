@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Strict, Word
+from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, Word
+
+Rate = Annotated[float, Field(gt=0.0)]
 
 
 class Sampling(Strict):
@@ -22,15 +24,30 @@ class Sampling(Strict):
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
 
+class RoleRates(Strict):
+    """Peak learning rates of parts of the model; the stage's `lr` where there is none."""
+
+    vision: Rate | None = None
+    """Of the vision tower."""
+    projector: Rate | None = None
+    """Of the projector."""
+    language: Rate | None = None
+    """Of the language model."""
+
+
 class Optimizer(Strict):
     """AdamW with warm-up and decay."""
 
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    lr: Rate = 1e-6
     """Peak learning rate."""
+    lr_by_role: RoleRates = RoleRates()
+    """Peak learning rates of parts of the model; warm-up and decay are the same for all."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the moment estimates."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Decoupled weight decay."""
+    decayed: Literal["all", "matrices"] = "all"
+    """What decays: every parameter, or all but biases, norms and other vectors."""
     warmup_steps: Count = 0
     """Linear rise from 0."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -39,6 +56,11 @@ class Optimizer(Strict):
     """Share of the peak rate left at the last step."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Global gradient norm above which gradients are scaled down."""
+
+    def rate(self, role: Role) -> float:
+        """Peak learning rate of a part of the model."""
+        own: float | None = getattr(self.lr_by_role, role)
+        return self.lr if own is None else own
 
 
 class Validation(Strict):
@@ -71,6 +93,8 @@ class Stage(Strict):
     """Sequences (sft) or groups (rl) per forward pass; the gradient does not depend on it."""
     validation: Validation | None = None
     """Looks at held-out reward, and an early end by it; needs `data.validation`."""
+    max_bad_steps: Positive = 5
+    """A step whose gradient is not finite changes no weight; this many in a row end the run, their samples kept."""
 
 
 class Sft(Stage):
