@@ -149,7 +149,7 @@ def test_a_stage_ends_at_its_goal():
 
 def test_barren_steps_in_a_row_are_refused():
     state = State()
-    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all 2 rollouts"):
+    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all rollouts of a group"):
         train(World(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
     resumed = State(step=1, barren_steps=1)
