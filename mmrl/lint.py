@@ -218,6 +218,8 @@ def _repeatable(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
 
 
 def _pure(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    if reward.reward.service:
+        return Finding("pure", True, "asks a service")
     pairs = [(_response(sample, GRAMMAR.render(sample.target)), sample) for sample in samples]
     found = _guarded(partial(_watched, partial(_called_all, reward, pairs)))
     if isinstance(found, Exception):
@@ -267,7 +269,7 @@ def _speed(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
     seconds = _guarded(lambda: max(_seconds(reward, *pair) for pair in pairs))
     if isinstance(seconds, Exception):
         return Finding("speed", False, _said(seconds))
-    limit = "" if seconds <= _SLOWEST_S else f", at most {_SLOWEST_S * 1000:g} ms"
+    limit = "" if seconds <= _SLOWEST_S or reward.reward.service else f", at most {_SLOWEST_S * 1000:g} ms"
     return Finding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
 
 

@@ -320,11 +320,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One prompt, its rollouts and their scores, in the same order."""
+    """One prompt, its rollouts and their scores, in the same order.
+
+    `probes` are the scores of rollouts that never train, by what was done to their prompt (a picture left out, say).
+    """
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     scores: tuple[Score, ...]
+    probes: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
 
     @property
     def totals(self) -> tuple[float, ...]:

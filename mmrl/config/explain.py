@@ -98,6 +98,10 @@ def _reward(config: Config) -> str:
         tasks = f", only on {', '.join(term.tasks)}" if term.tasks else ""
         training = ", only in training" if term.train_only else ""
         lines.append(f"{term.weight:+g} · {name} ({term.fn}{tasks}{training})")
+    for group_term in config.rewards.group_terms:
+        name = group_term.name or group_term.fn.rpartition(":")[2]
+        tasks = f", only on {', '.join(group_term.tasks)}" if group_term.tasks else ""
+        lines.append(f"{group_term.weight:+g} · {name} ({group_term.fn}{tasks}, beside its siblings, only in training)")
     return "R_i = the sum of\n" + "\n".join(lines)
 
 

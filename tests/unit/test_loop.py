@@ -99,9 +99,15 @@ def centred(totals):
     return [total - mean for total in totals]
 
 
-def train(world, state, *, steps=3, max_barren_steps=2):
+def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group: group):
     plan = loop.Plan(
-        steps=steps, prompts=2, group_size=2, law=LAW, advantages=centred, max_barren_steps=max_barren_steps
+        steps=steps,
+        prompts=2,
+        group_size=2,
+        law=LAW,
+        shape=shape,
+        advantages=centred,
+        max_barren_steps=max_barren_steps,
     )
     ports = ("source", "asker", "sampler", "judge", "learner", "teller", "gate", "keeper")
     loop.train(plan, loop.Parts(**dict.fromkeys(ports, world)), state)

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
-from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
+from mmrl.config.schema.response import AnswerGrammar, GroupTerm, Rewards, Section, Term
 from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Config",
     "Data",
     "Evaluation",
+    "GroupTerm",
     "LanguageScratch",
     "Limits",
     "Loss",

@@ -1,0 +1,164 @@
+"""Rewards for text that is drawn: SVG, formulas, pages, programs that plot. Compared are the pictures.
+
+Most of a drawing is empty, so that a blank page is much like any other. What counts is therefore how far a picture
+gets beyond a plain page: (s - s0) / (1 - s0), clipped at 0, s its likeness to the target's picture and s0 that of the
+best plain page, white or of the target's median colour. A plain page earns 0, the very picture 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.services.encoder import embedding
+from mmrl_rewards.services.renderer import CannotDraw, External, Limits, Picture, draw
+
+Side = Annotated[int, Field(ge=32, le=1024)]
+Likeness = Callable[[Picture, Picture], float]
+
+_LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
+_WINDOW = 11
+_LEAST_INK = 1e-3
+_EXCERPT = 80
+
+
+@reward(name="render_svg", kinds=(Kind.SVG,), service=True)
+def svg(
+    response: Response,
+    sample: Sample,
+    *,
+    side: Side = 224,
+    encoder: str | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> Term:
+    """How far the drawing gets beyond a plain page in likeness to the target, both drawn on `side` x `side` pixels.
+
+    Likeness is SSIM (Wang et al. 2004, eq. 13: Gaussian window of 11, sigma 1.5) of the lightness, averaged; with
+    `encoder`, a folder with a timm backbone, the cosine of both embeddings, as the image term of SGP-RL's SVG reward
+    does with DINO (arXiv:2509.05208). Departures: measured from the best plain page, as this module says; drawn by
+    resvg in one font, each drawing fitted into the square.
+
+    Raises:
+        Unscorable: the target is no SVG, cannot be drawn or draws a plain page; there is no backbone in `encoder`.
+    """
+    target = gold(sample, Kind.SVG)
+    paint = partial(_drawn, "svg", side=side, limits=limits)
+    return _compared(response, target, paint, _likeness(encoder))
+
+
+@reward(name="render_latex", kinds=(Kind.LATEX,), service=True)
+def latex(
+    response: Response,
+    sample: Sample,
+    *,
+    encoder: str | None = None,
+    limits: Limits = Limits(max_chars=4000),  # noqa: B008 - frozen
+) -> Term:
+    """How far the formula gets beyond a plain page in likeness to the target, both set in one size of type.
+
+    Likeness as in `svg`, the smaller picture padded with white to the right and below. Source: the rendered comparison
+    of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6. Departures: SSIM, measured from the best plain
+    page, as this module says; set by ziamath, a subset of LaTeX without packages or macros.
+
+    Raises:
+        Unscorable: the target is no formula, cannot be set or sets nothing; there is no backbone in `encoder`.
+    """
+    target = gold(sample, Kind.LATEX)
+    paint = partial(_drawn, "latex", side=0, limits=limits)
+    return _compared(response, target, paint, _likeness(encoder))
+
+
+@reward(name="render_page", kinds=(Kind.TEXT,), service=True)
+def page(response: Response, sample: Sample, *, renderer: External | None = None, encoder: str | None = None) -> Term:
+    """How far a page gets beyond a plain one in likeness to the target, both drawn by the configured `renderer`.
+
+    For HTML, whole LaTeX documents, programs that plot: answer and target are texts in its language. Likeness as in
+    `svg`. Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163, 3.2, CLIP there). Departures:
+    SSIM or the backbone given, measured from the best plain page, as this module says.
+
+    Raises:
+        Unscorable: there is no renderer or it fails; the target is no text, cannot be drawn or draws a plain page.
+    """
+    if renderer is None:
+        raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")
+    return _compared(response, gold(sample, Kind.TEXT), renderer.draw, _likeness(encoder))
+
+
+def ssim(picture: Picture, target: Picture) -> float:
+    """Structural similarity of two pictures' lightness, in [-1, 1]; the smaller one is padded with white."""
+    from skimage.metrics import structural_similarity
+
+    shape = np.maximum.reduce([picture.shape[:2], target.shape[:2], (_WINDOW, _WINDOW)])
+    return float(
+        structural_similarity(
+            _lightness(picture, shape),
+            _lightness(target, shape),
+            data_range=255.0,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+        )
+    )
+
+
+def beyond_plain(picture: Picture, target: Picture, likeness: Likeness) -> float:
+    """max(0, (s - s0) / (1 - s0)), as this module says.
+
+    Raises:
+        Unscorable: a plain page is as good as the target.
+    """
+    white = np.full_like(target, 255)
+    usual = np.broadcast_to(np.median(target, axis=(0, 1)).astype(np.uint8), target.shape)
+    plain = max(likeness(white, target), likeness(usual, target))
+    if 1.0 - plain < _LEAST_INK:
+        raise Unscorable("the target draws next to nothing")
+    return min(1.0, max(0.0, (likeness(picture, target) - plain) / (1.0 - plain)))
+
+
+def _compared(response: Response, target: str, paint: Callable[[str], Picture], likeness: Likeness) -> Term:
+    try:
+        expected = paint(target)
+    except CannotDraw as error:
+        raise Unscorable(f"the target {target!r:.80}: {error}") from error
+    if _is_plain(expected):
+        raise Unscorable(f"the target {target!r:.80} draws a plain page")
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    try:
+        given = paint(response.answer.value)
+    except CannotDraw as error:
+        return Term(0.0, f"the drawing {error}"[:_EXCERPT])
+    if _is_plain(given):
+        return Term(0.0, "a plain page")
+    value = beyond_plain(given, expected, likeness)
+    return Term(value, f"{value:.2f} of the way from a plain page to the target's picture")
+
+
+@lru_cache(maxsize=64)  # the target of a group is drawn once
+def _drawn(language: Literal["svg", "latex"], source: str, *, side: int, limits: Limits) -> Picture:
+    return draw(language, source, side=side, limits=limits)
+
+
+def _likeness(encoder: str | None) -> Likeness:
+    return ssim if encoder is None else partial(_cosine, encoder)
+
+
+def _cosine(encoder: str, picture: Picture, target: Picture) -> float:
+    return float(embedding(encoder, picture) @ embedding(encoder, target))
+
+
+def _lightness(picture: Picture, shape: NDArray[np.int64]) -> NDArray[np.float64]:
+    canvas = np.full(shape, 255.0)
+    canvas[: picture.shape[0], : picture.shape[1]] = picture @ _LUMA
+    return canvas
+
+
+def _is_plain(picture: Picture) -> bool:
+    return bool((picture == picture[0, 0]).all())
