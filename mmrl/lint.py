@@ -172,7 +172,12 @@ def _tried(reward: BoundReward, sample: Sample, text: str) -> Term:
 
 
 def _called(reward: BoundReward, response: Response, sample: Sample) -> Term:
-    result = reward(response, sample)
+    try:
+        result = reward(response, sample)
+    except Unscorable as error:
+        if not reward.reward.service:
+            raise
+        result = Term(reward.reward.low, f"no verdict: {error}")  # lint need not have the service
     value, reason = result if isinstance(result, Term) else (result, "")
     low, high = reward.reward.low, reward.reward.high
     if not isinstance(value, int | float) or not low <= value <= high:

@@ -134,9 +134,9 @@ def contrast(
 def diversity(group: Group, *, correct: Names, threshold: float = 1.0, words: Length = 3) -> tuple[Term, ...]:
     """For a right response 1 - mean over its siblings of J, for a wrong one 0; J = |A & B| / |A | B| of word n-grams.
 
-    Source: DRA-GRPO (arXiv:2505.09655), which divides rewards by likeness to the group. Departures: a bounded term of its
-    own; likeness is Jaccard's index of n-grams, not a sentence embedding, and two texts too short for one are alike;
-    wrong ones earn nothing, since noise is diverse. 0 for a group of one.
+    Source: DRA-GRPO (arXiv:2505.09655), which divides rewards by likeness to the group. Departures: a bounded term of
+    its own; likeness is Jaccard's index of n-grams, not a sentence embedding, and two texts too short for one are
+    alike; wrong ones earn nothing, since noise is diverse. 0 for a group of one.
     """
     right = _right(group, correct, threshold)
     grams = [_grams(rollout.text, words) for rollout in group.rollouts]

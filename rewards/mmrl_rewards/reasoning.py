@@ -1,7 +1,7 @@
 """Rewards for the thinking: does it point at the picture, does it lead to the answer, does it reconsider.
 
 None looks at the target's value, so none says whether an answer is right: each earns its keep only beside a reward that
-does, best gated by it. All want an answer, and read the thought alone.
+does, best gated by it. All want a response as asked, and read the thought alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     """
     gold(sample, sample.target.kind)
     resize = geometry.resize_map(response, sample)
-    if response.answer.value is None:
+    if response.answer.problems:
         return Term(0.0, response.answer.problems[0])
     found = [tuple(map(float, match.groups())) for match in _first(_BOX, response.answer.thought or "", most + 1)]
     if not found:
@@ -80,7 +80,7 @@ def consistency(response: Response, sample: Sample) -> Term:
         raise Unscorable(f"the target is a {kind}, this reward reads {', '.join(_TEXTS)}")
     gold(sample, kind)
     answer, thought = response.answer.value, response.answer.thought
-    if answer is None:
+    if response.answer.problems:
         return Term(0.0, response.answer.problems[0])
     if not thought:
         return Term(0.0, "no thought")
@@ -107,15 +107,15 @@ def reflection(
         Unscorable: the target is none of its kind.
     """
     gold(sample, sample.target.kind)
-    if response.answer.value is None:
+    if response.answer.problems:
         return Term(0.0, response.answer.problems[0])
     pattern = re.compile("|".join(rf"\b{re.escape(marker)}\b" for marker in markers), re.IGNORECASE)
     _, *after = pattern.split(response.answer.thought or "", maxsplit=_WORST + most)
     count = len(after)
     if count > most:
         return Term(-2.0 * min(count, _WORST), f"{count} reflections, at most {most} are worth something")
-    said = [" ".join(text.casefold().split()[:_WORDS_AFTER]) for text in after]
-    full = [text for text in said if len(text.split()) == _WORDS_AFTER]
+    said = [tuple(_WORD.findall(text.casefold())) for text in after]
+    full = [words for words in said if len(words) >= _WORDS_AFTER]
     earns = bool(full) and len(set(said)) == len(said)
     return Term(float(earns), f"{count} reflections, {len(full)} with something to say")
 

@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
@@ -25,7 +24,6 @@ Likeness = Callable[[Picture, Picture], float]
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 _WINDOW = 11
-_LEAST_INK = 1e-3
 _EXCERPT = 80
 
 
@@ -63,7 +61,7 @@ def latex(
 ) -> Term:
     """How far the formula gets beyond a plain page in likeness to the target, both set in one size of type.
 
-    Likeness as in `svg`, the smaller picture padded with white to the right and below. Source: the rendered comparison
+    Likeness as in `svg`, both padded with white to the right and below to one size. Source: the rendered comparison
     of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6. Departures: SSIM, measured from the best plain
     page, as this module says; set by ziamath, a subset of LaTeX without packages or macros.
 
@@ -92,14 +90,13 @@ def page(response: Response, sample: Sample, *, renderer: External | None = None
 
 
 def ssim(picture: Picture, target: Picture) -> float:
-    """Structural similarity of two pictures' lightness, in [-1, 1]; the smaller one is padded with white."""
+    """Structural similarity of the lightness of two pictures of one size, in [-1, 1]."""
     from skimage.metrics import structural_similarity
 
-    shape = np.maximum.reduce([picture.shape[:2], target.shape[:2], (_WINDOW, _WINDOW)])
     return float(
         structural_similarity(
-            _lightness(picture, shape),
-            _lightness(target, shape),
+            picture @ _LUMA,
+            target @ _LUMA,
             data_range=255.0,
             gaussian_weights=True,
             sigma=1.5,
@@ -109,15 +106,16 @@ def ssim(picture: Picture, target: Picture) -> float:
 
 
 def beyond_plain(picture: Picture, target: Picture, likeness: Likeness) -> float:
-    """max(0, (s - s0) / (1 - s0)), as this module says.
+    """max(0, (s - s0) / (1 - s0)), as this module says; the plain pages are as large as the larger of both pictures.
 
     Raises:
         Unscorable: a plain page is as good as the target.
     """
-    white = np.full_like(target, 255)
-    usual = np.broadcast_to(np.median(target, axis=(0, 1)).astype(np.uint8), target.shape)
-    plain = max(likeness(white, target), likeness(usual, target))
-    if 1.0 - plain < _LEAST_INK:
+    height, width, _ = np.maximum.reduce([picture.shape, target.shape, (_WINDOW, _WINDOW, 3)])
+    picture, target = _padded(picture, height, width), _padded(target, height, width)
+    usual = np.median(target, axis=(0, 1)).astype(np.uint8)
+    plain = max(likeness(np.broadcast_to(colour, target.shape), target) for colour in (np.full_like(usual, 255), usual))
+    if plain >= 1.0:
         raise Unscorable("the target draws next to nothing")
     return min(1.0, max(0.0, (likeness(picture, target) - plain) / (1.0 - plain)))
 
@@ -154,10 +152,10 @@ def _cosine(encoder: str, picture: Picture, target: Picture) -> float:
     return float(embedding(encoder, picture) @ embedding(encoder, target))
 
 
-def _lightness(picture: Picture, shape: NDArray[np.int64]) -> NDArray[np.float64]:
-    canvas = np.full(shape, 255.0)
-    canvas[: picture.shape[0], : picture.shape[1]] = picture @ _LUMA
-    return canvas
+def _padded(picture: Picture, height: int, width: int) -> Picture:
+    page = np.full((height, width, 3), 255, dtype=np.uint8)
+    page[: picture.shape[0], : picture.shape[1]] = picture
+    return page
 
 
 def _is_plain(picture: Picture) -> bool:

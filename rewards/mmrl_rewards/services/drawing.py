@@ -121,10 +121,16 @@ def _forbid(event: str, details: tuple[object, ...]) -> None:
 
 def _painted(drawing: str) -> bytes:
     font = Path(ziafont.__file__).parent / "fonts" / "DejaVuSans.ttf"
-    families = dict.fromkeys(("font_family", "serif_family", "sans_serif_family", "monospace_family"), _FAMILY)
     return bytes(
         resvg_py.svg_to_bytes(
-            svg_string=drawing, background=_WHITE, skip_system_fonts=True, font_files=[str(font)], **families
+            svg_string=drawing,
+            background=_WHITE,
+            skip_system_fonts=True,  # every machine draws alike
+            font_files=[str(font)],
+            font_family=_FAMILY,
+            serif_family=_FAMILY,
+            sans_serif_family=_FAMILY,
+            monospace_family=_FAMILY,
         )
     )
 
