@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,9 @@ from mmrl.algo.group_terms import (
     shaped,
     shortest_correct,
 )
+from mmrl.build import group_terms_of
+from mmrl.config.explain import explain
+from mmrl.config.load import load
 from mmrl.types import (
     Answer,
     Author,
@@ -237,3 +241,49 @@ def test_a_term_leaves_other_tasks_alone_and_no_rollouts_alone():
 def test_a_term_may_not_hide_a_reward():
     with pytest.raises(UserError, match="two reward terms are named 'acc'"):
         shaped(group([1, 2], [1, 0]), [GroupTerm(name="acc", values=self_vote)])
+
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+KIMI = "{fn: 'mmrl.algo.group_terms:kimi_length', weight: 0.2, args: {correct: [count]}, tasks: [count]}"
+
+
+def configured(terms):
+    return load(QUICKSTART, [f"rewards.group_terms=[{terms}]"])
+
+
+def test_a_config_names_them_and_explains_them():
+    loaded = configured(KIMI)
+    (term,) = group_terms_of(loaded.config, QUICKSTART.parent)
+    assert (term.name, term.weight, term.tasks) == ("kimi_length", 0.2, ("count",))
+    right = group([100, 300], [1, 1])
+    named = replace(right, scores=tuple(Score(terms={"count": Term(1.0, "")}, total=1.0) for _ in right.scores))
+    assert values(term.values(named)) == [0.5, -0.5]
+    assert "+0.2 · kimi_length (mmrl.algo.group_terms:kimi_length, only on count, beside its siblings" in explain(
+        loaded
+    )
+
+
+def test_a_term_may_be_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from mmrl.types import Term\ndef flat(group, *, of: float = 0.5):\n"
+        "    return tuple(Term(of, 'flat') for _ in group.rollouts)\n"
+    )
+    (term,) = group_terms_of(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
+    assert shaped(group([1, 2], [1, 0]), [term]).totals == (1.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ("{fn: 'mmrl.algo.group_terms:kimi'}", "did you mean 'kimi_length'"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length'}", "needs the option 'correct'"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: []}}", "at least 1 item"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: [cuont]}}", "there is no term 'cuont', but count"),
+        ("{fn: 'mmrl.algo.group_terms:self_vote', args: {share: 2}}", "less than or equal to 1"),
+        ("{fn: 'mmrl.algo.group_terms:self_vote', name: count}", "two reward terms are named 'count'"),
+        (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
+    ],
+)
+def test_a_term_that_makes_no_sense_is_refused(terms, complaint):
+    with pytest.raises(UserError, match=complaint):
+        group_terms_of(configured(terms).config, QUICKSTART.parent)

@@ -208,3 +208,15 @@ def test_a_lesson_is_the_label_or_the_target():
     assert sft.lesson(sample(1, label=careless), "target") is NUMBER
     with pytest.raises(UserError, match="sample 7 has no label to imitate"):
         sft.lesson(sample(7), "label")
+
+
+def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_metrics():
+    def first_is_best(group):
+        scores = tuple(score(count=1.0, order=float(i == 0)) for i, _ in enumerate(group.scores))
+        return replace(group, scores=scores)
+
+    world = World(rewards=(1.0, 1.0))
+    train(world, State(), steps=1, shape=first_is_best)
+    assert [experience.advantage for experience in world.learned[0]] == [0.5, -0.5] * 2
+    metrics, _ = world.told[0]
+    assert (metrics["reward/total"], metrics["reward/term/order"]) == (1.5, 0.5)

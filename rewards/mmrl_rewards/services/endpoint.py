@@ -122,9 +122,14 @@ def _hung_up_after(seconds: float, line: socket.socket) -> Iterator[None]:
 
     timer = Timer(seconds, hang_up)
     timer.start()
+    late = TimeoutError(f"no whole reply within {seconds:g} s")
     try:
         yield
+    except (OSError, HTTPException) as error:
+        if over:
+            raise late from error
+        raise
     finally:
         timer.cancel()
     if over:
-        raise TimeoutError(f"no whole reply within {seconds:g} s")
+        raise late
