@@ -18,7 +18,6 @@ from typing import Any
 from mmrl import checkpoint, loop, sft
 from mmrl.algo.advantage import advantages
 from mmrl.algo.group_terms import shaped
-from mmrl.algo.sampler import Shuffled
 from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
@@ -27,7 +26,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
 from mmrl.policy.qwen_vl import Policy
-from mmrl.ports import Gate
+from mmrl.ports import Gate, Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
@@ -121,10 +120,11 @@ class _Run:
         stages = self._config.stages
         for index in range(self._state.stage, len(stages)):
             stage = stages[index]
-            with self._stop.heeded(), self._teller.stage(stage.name, stage.steps, self._state.step):
+            shown = self._teller.stage(stage.name, stage.steps, self._state.step)
+            with self._stop.heeded(), shown, self._world.source() as source:
                 if index == self._subject:
                     self._measure("before")
-                self._train(stage)
+                self._train(stage, source)
             why = ", its goal reached" if self._state.stage_done else ""
             self._console.say(f"Stage {stage.name} ended after {self._state.step} steps{why}.")
             self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
@@ -150,14 +150,13 @@ class _Run:
         checkpoint.save(folder, weights=self._world.policy.model, optimizer=optimizer, state=state)
         checkpoint.prune(self._dir.checkpoints, self._config.checkpoints.keep)
 
-    def _train(self, stage: Sft | Rl) -> None:
+    def _train(self, stage: Sft | Rl, source: Source) -> None:
         world, state = self._world, self._state
         engine = world.engine(stage)
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}
         learner = world.learner(stage, engine, self._reference(stage))
-        source = Shuffled(world.samples.train, self._config.run.seed)
         keeper = Saver(
             lambda state: self._save(engine.state(), state), self._stop.wanted, every=self._config.checkpoints.every
         )

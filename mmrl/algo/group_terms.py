@@ -74,7 +74,7 @@ def dast(group: Group, *, correct: Names, threshold: float = 1.0, longest: Lengt
     """max(0.5 - 0.5 l, 0.1) if right, min(0.9 l - 0.1, -0.1) if wrong, with l = (L - budget) / budget.
 
     budget = p L_right + (1 - p) L_max, p the share of right responses and L_right their mean length. Source: DAST
-    (arXiv:2503.04472, section 3); L_max is `longest`, there the limit of generation; without it the longest of the
+    (arXiv:2503.04472); L_max is `longest`, there the limit of generation; without it the longest of the
     group, as in UI-R1-E's code. With no right response the budget is L_max. A budget of 0 tokens pays 0.
     """
     lengths, right = _lengths(group), _right(group, correct, threshold)
@@ -114,7 +114,7 @@ def contrast(
     """1 for each right response if p >= ratio x p', else 0: p the share of right ones here, p' that of the probe.
 
     A probe answers the same question without what is to be looked at: shuffled frames, no picture. Source: T-GRPO of
-    Video-R1 (arXiv:2503.21776, 3.2), which adds 0.3 of it. Departures: none. 0 for all where none is right.
+    Video-R1 (arXiv:2503.21776), which adds 0.3 of it. Departures: none. 0 for all where none is right.
 
     Raises:
         UserError: the group has no such probe.
@@ -150,7 +150,7 @@ def diversity(group: Group, *, correct: Names, threshold: float = 1.0, words: Le
 def self_vote(group: Group, *, share: Share = 0.0) -> tuple[Term, ...]:
     """1 if the answer is the one most siblings give and at least `share` of all rollouts give it, else 0.
 
-    No target is read. Source: TTRL (arXiv:2504.16084, 3.2), majority voting as the label. Departures: a tie elects
+    No target is read. Source: TTRL (arXiv:2504.16084), majority voting as the label. Departures: a tie elects
     nobody, where the code takes the first; what cannot be parsed neither votes nor earns. Texts are compared as
     `text:exact` does, numbers by value.
 

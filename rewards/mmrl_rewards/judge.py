@@ -82,7 +82,7 @@ def scored(
 ) -> Term:
     """sigmoid(s(answer) - s(target)), s the score of a reward model for a reply to the question.
 
-    Source: PAR, preference as reward (arXiv:2502.18770, 3), with the target as its one reference. Departures: an answer
+    Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference. Departures: an answer
     that equals the target earns 0.5, one that cannot be parsed or is longer than `max_chars` earns 0, unasked.
 
     Raises:

@@ -41,7 +41,7 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     A box is valid if it has an inside, lies in the picture, covers no more than `largest` of it and comes for the first
     time. Agreement is with the response's own answer: a number must equal the valid boxes' count; a box earns the best
     IoU with one of them, a list of boxes the mean of that; a point must lie in one; answers of other kinds agree.
-    Source: the grounded-reasoning and counting rewards of GRIT (arXiv:2505.15879, 3.2). Departures: syntax alone earns
+    Source: the grounded-reasoning and counting rewards of GRIT (arXiv:2505.15879). Departures: syntax alone earns
     nothing there is to check; agreement is with the answer given, not the right one.
 
     Raises:

@@ -38,9 +38,9 @@ def svg(
 ) -> Term:
     """How far the drawing gets beyond a plain page in likeness to the target, both drawn on `side` x `side` pixels.
 
-    Likeness is SSIM (Wang et al. 2004, eq. 13: Gaussian window of 11, sigma 1.5) of the lightness, averaged; with
-    `encoder`, a folder with a timm backbone, the cosine of both embeddings, as the image term of SGP-RL's SVG reward
-    does with DINO (arXiv:2509.05208). Departures: measured from the best plain page, as this module says; drawn by
+    Likeness is SSIM of the lightness, a Gaussian window of 11 with sigma 1.5, averaged; with `encoder`, a folder with a
+    timm backbone, the cosine of both embeddings. Source: Wang et al. 2004, eq. 13; the image term of the SVG reward of
+    Symbolic Graphics Programming (arXiv:2509.05208), DINO there. Departures: measured from the best plain page, as this module says; drawn by
     resvg in one font, each drawing fitted into the square.
 
     Raises:
@@ -78,7 +78,7 @@ def page(response: Response, sample: Sample, *, renderer: External | None = None
     """How far a page gets beyond a plain one in likeness to the target, both drawn by the configured `renderer`.
 
     For HTML, whole LaTeX documents, programs that plot: answer and target are texts in its language. Likeness as in
-    `svg`. Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163, 3.2, CLIP there). Departures:
+    `svg`. Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), CLIP there. Departures:
     SSIM or the backbone given, measured from the best plain page, as this module says.
 
     Raises:

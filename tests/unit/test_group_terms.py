@@ -275,7 +275,7 @@ def test_a_term_may_be_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("terms", "complaint"),
     [
-        ("{fn: 'mmrl.algo.group_terms:kimi'}", "did you mean 'kimi_length'"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_lenght'}", "did you mean 'kimi_length'"),
         ("{fn: 'mmrl.algo.group_terms:kimi_length'}", "needs the option 'correct'"),
         ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: []}}", "at least 1 item"),
         ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: [cuont]}}", "there is no term 'cuont', but count"),
