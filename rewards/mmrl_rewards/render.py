@@ -40,8 +40,8 @@ def svg(
 
     Likeness is SSIM of the lightness, a Gaussian window of 11 with sigma 1.5, averaged; with `encoder`, a folder with a
     timm backbone, the cosine of both embeddings. Source: Wang et al. 2004, eq. 13; the image term of the SVG reward of
-    Symbolic Graphics Programming (arXiv:2509.05208), DINO there. Departures: measured from the best plain page, as this module says; drawn by
-    resvg in one font, each drawing fitted into the square.
+    Symbolic Graphics Programming (arXiv:2509.05208), DINO there. Departures: measured from the best plain page, as this
+    module says; drawn by resvg in one font, each drawing fitted into the square.
 
     Raises:
         Unscorable: the target is no SVG, cannot be drawn or draws a plain page; there is no backbone in `encoder`.
