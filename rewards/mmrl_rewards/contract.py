@@ -18,7 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec
 
@@ -40,6 +40,7 @@ class Reward(Generic[Options]):
     kinds: tuple[Kind, ...]
     attack_tolerance: Mapping[str, float] | float
     service: bool
+    deadline_s: float | None
     options: Mapping[str, Option]
 
     @property
@@ -78,20 +79,24 @@ def reward(
     kinds: tuple[Kind, ...] = (),
     attack_tolerance: Mapping[str, float] | float = 0.1,
     service: bool = False,
+    deadline_s: float | None = None,
 ) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
     """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
     is named).
 
     `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
     box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
-    it. A reward that asks a `service` (one of `mmrl_rewards.services`) is neither pure nor fast, and lint does not ask
-    it to be.
+    it. A reward that may hang on some response, as solvers do, declares `deadline_s`: it always runs in a process of
+    its own, which is killed when a call takes longer. One that asks a `service` (of `mmrl_rewards.services`) is neither
+    pure nor fast, and lint does not ask it to be.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
+    if deadline_s is not None and not 0.0 < deadline_s < inf:
+        raise UserError(f"reward {name!r}: deadline_s {deadline_s} is no number of seconds above 0")
     shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
     if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
@@ -105,6 +110,7 @@ def reward(
             kinds=kinds,
             attack_tolerance=attack_tolerance,
             service=service,
+            deadline_s=deadline_s,
             options=MappingProxyType(options_of(fn, after=2)),
         )
 
