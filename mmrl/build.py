@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from mmrl import catalogue
+from mmrl.algo.group_terms import GroupTerm
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar, Section
 from mmrl.config import Config
+from mmrl.config.schema import GroupTerm as GroupTermOptions
 from mmrl.config.schema import Loss, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, check_lessons, place_of
@@ -22,6 +24,8 @@ from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
+from mmrl.options import options_of, settle
+from mmrl.plugins import resolve
 from mmrl.policy.adapters import Adapter
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES, family_of
@@ -49,6 +53,7 @@ class World:
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
         self.judge = judge_of(config, base)
+        self.group_terms = group_terms_of(config, base)
         catalogue.check([term.fn for term in config.rewards.terms], base)
         place = place_of(config, base, run_dir.data)
         store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
@@ -164,6 +169,25 @@ def judge_of(config: Config, base: Path) -> Judge:
     return Judge([_bound_term(term, base) for term in config.rewards.terms], config.rewards)
 
 
+def group_terms_of(config: Config, base: Path) -> tuple[GroupTerm, ...]:
+    """What rollouts earn beside their siblings; functions in files are relative to `base`.
+
+    Raises:
+        UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
+    """
+    taken = [term.name or catalogue.find(term.fn, base, term.args).reward.name for term in config.rewards.terms]
+    bound = [_bound_group_term(term, base) for term in config.rewards.group_terms]
+    for name in (names := [*taken, *(term.name for term in bound)]):
+        if names.count(name) > 1:
+            raise UserError(f"two reward terms are named {name!r}; give one another `name`")
+    for options in config.rewards.group_terms:
+        if unknown := [name for name in options.args.get("correct", ()) if name not in taken]:
+            raise UserError(
+                f"group term {options.fn}: correct: there is no term {unknown[0]!r}, but {', '.join(taken)}"
+            )
+    return tuple(bound)
+
+
 def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
     """What reads for the model, without the model; a tokenizer made from scratch learns from the training `samples`.
 
@@ -207,6 +231,15 @@ def _bound_term(term: Term, base: Path) -> BoundTerm:
     load = partial(catalogue.find, term.fn, base, term.args)
     reward = load()
     return BoundTerm(name=term.name or reward.reward.name, reward=reward, load=load, options=term)
+
+
+def _bound_group_term(term: GroupTermOptions, base: Path) -> GroupTerm:
+    fn = resolve(term.fn, base)
+    if not callable(fn):
+        raise UserError(f"{term.fn!r} is no function of a group")
+    args = settle(f"group term {term.fn}", options_of(fn, after=1), term.args)
+    name = term.name or term.fn.rpartition(":")[2]
+    return GroupTerm(name=name, values=partial(fn, **args), weight=term.weight, tasks=term.tasks)
 
 
 def _device(config: Config) -> torch.device:

@@ -23,12 +23,15 @@ from mmrl.types import Experience, Finish, Group, SamplingLaw, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The numbers of a stage. `advantages` maps a group's total rewards to one advantage each."""
+    """The numbers of a stage. `shape` adds what rollouts earn beside their siblings; `advantages` maps a group's total
+    rewards to one advantage each.
+    """
 
     steps: int
     prompts: int
     group_size: int
     law: SamplingLaw
+    shape: Callable[[Group], Group]
     advantages: Callable[[Sequence[float]], Sequence[float]]
     max_barren_steps: int
     max_bad_steps: int
@@ -80,9 +83,9 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
         with clock.time("answer"):
             rollouts = parts.sampler.generate(prompts, plan.group_size, plan.law, step=state.step)
 
-        # 3. Judge: rewards score each rollout.
+        # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
         with clock.time("judge"):
-            groups = parts.judge.judge(rollouts, step=state.step)
+            groups = [plan.shape(group) for group in parts.judge.judge(rollouts, step=state.step)]
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
         advantages = [plan.advantages(group.totals) if group.rollouts else () for group in groups]

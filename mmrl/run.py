@@ -17,6 +17,7 @@ from typing import Any
 
 from mmrl import checkpoint, loop, sft
 from mmrl.algo.advantage import advantages
+from mmrl.algo.group_terms import shaped
 from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
@@ -207,6 +208,7 @@ class _Run:
                 banned=self._world.banned,
                 max_new_tokens=sampling.max_new_tokens,
             ),
+            shape=partial(shaped, terms=self._world.group_terms),
             advantages=partial(
                 advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
             ),

@@ -344,12 +344,16 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One prompt, its judged rollouts and their scores, in the same order, and those that could not be judged."""
+    """One prompt, its judged rollouts and their scores, in the same order, and those that could not be judged.
+
+    `probes` are the scores of rollouts that never train, by what was done to their prompt (a picture left out, say).
+    """
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     scores: tuple[Score, ...]
     skipped: tuple[Skip, ...] = ()
+    probes: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
 
     @property
     def drawn(self) -> tuple[Rollout, ...]:

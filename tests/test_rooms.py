@@ -56,6 +56,7 @@ ONLY_IN = {
         "mmrl/learner/",
         "mmrl/checkpoint.py",
         "mmrl/build.py",
+        "rewards/mmrl_rewards/services/encoder.py",
     ),
     "torch.distributed": ("mmrl/learner/agree.py",),
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
@@ -65,7 +66,10 @@ ONLY_IN = {
     "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
-    "skimage": ("datasets/mmrl_datasets/",),
+    "skimage": ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/render.py"),
+    "timm": ("rewards/mmrl_rewards/services/encoder.py",),
+    "resvg_py": ("rewards/mmrl_rewards/services/drawing.py",),
+    "ziamath": ("rewards/mmrl_rewards/services/drawing.py",),
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "qwen_vl_utils": ("mmrl/media/",),
@@ -77,6 +81,8 @@ ONLY_IN = {
         *("mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
     ),
 }
+# Who may open a picture: the room for media given, and the service for pictures that one's own renderer drew.
+OPENERS = ("mmrl/media/", "rewards/mmrl_rewards/services/renderer.py")
 # The rooms a reader, a reward worker or `mmrl --help` needs: none may load these libraries.
 LIGHT = (
     *("mmrl.types", "mmrl.ports", "mmrl.answer", "mmrl.config", "mmrl.score", "mmrl.loop", "mmrl.sft", "mmrl.evaluate"),
@@ -92,13 +98,14 @@ LIGHT = (
     ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
     *("mmrl_rewards.span", "mmrl_rewards.video", "mmrl_rewards.ocr", "mmrl_rewards.table"),
-    *("mmrl_rewards.ranking", "mmrl_rewards.length"),
+    *("mmrl_rewards.ranking", "mmrl_rewards.length", "mmrl_rewards.render", "mmrl_rewards.judge"),
+    "mmrl_rewards.reasoning",
     *("mmrl_rewards.classify", "mmrl_rewards.count", "mmrl_rewards.gui", "mmrl_rewards.jigsaw", "mmrl_rewards.maths"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = (
     *("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets"),
-    *("sympy", "math_verify"),
+    *("sympy", "math_verify", "timm"),
 )
 
 MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150}
@@ -173,7 +180,7 @@ def check_constructs(path: str, source: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: hasattr probes: say what the thing is"
             case ast.Global():
                 yield f"{path}:{node.lineno}: global state"
-            case ast.Call(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if "mmrl/media/" not in path:
+            case ast.Call(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if not path.startswith(OPENERS):
                 yield f"{path}:{node.lineno}: only mmrl/media opens images"
 
 

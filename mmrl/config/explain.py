@@ -108,6 +108,10 @@ def _reward(config: Config) -> str:
     for term in rewards.terms:
         name = term.name or term.fn.rpartition(":")[2]
         lines.append(f"{term.weight:+g} · {name} ({', '.join([term.fn, *_conditions(term)])})")
+    for group_term in rewards.group_terms:
+        name = group_term.name or group_term.fn.rpartition(":")[2]
+        tasks = f", only on {', '.join(group_term.tasks)}" if group_term.tasks else ""
+        lines.append(f"{group_term.weight:+g} · {name} ({group_term.fn}{tasks}, beside its siblings, only in training)")
     lines.append(f"what cannot be judged: {rewards.on_unscorable}; a reward that raises: {rewards.on_error}")
     return "\n".join(lines)
 

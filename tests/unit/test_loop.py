@@ -107,12 +107,13 @@ def centred(totals):
     return [total - mean for total in totals]
 
 
-def train(world, state, *, steps=3, max_barren_steps=2):
+def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group: group):
     plan = loop.Plan(
         steps=steps,
         prompts=2,
         group_size=2,
         law=LAW,
+        shape=shape,
         advantages=centred,
         max_barren_steps=max_barren_steps,
         max_bad_steps=2,
@@ -149,7 +150,9 @@ def test_a_stage_ends_at_its_goal():
 
 def test_barren_steps_in_a_row_are_refused():
     state = State()
-    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all rollouts of a group"):
+    with pytest.raises(
+        UserError, match="2 steps in a row had no group to learn from: in each, all rollouts of a group"
+    ):
         train(World(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
     resumed = State(step=1, barren_steps=1)
@@ -272,3 +275,15 @@ def test_a_lesson_is_the_label_or_the_target():
     assert sft.lesson(sample(1, label=careless), "target") is NUMBER
     with pytest.raises(UserError, match="sample 7 has no label to imitate"):
         sft.lesson(sample(7), "label")
+
+
+def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_metrics():
+    def first_is_best(group):
+        scores = tuple(score(count=1.0, order=float(i == 0)) for i, _ in enumerate(group.scores))
+        return replace(group, scores=scores)
+
+    world = World(rewards=(1.0, 1.0))
+    train(world, State(), steps=1, shape=first_is_best)
+    assert [experience.advantage for experience in world.learned[0]] == [0.5, -0.5] * 2
+    metrics, _ = world.told[0]
+    assert (metrics["reward/total"], metrics["reward/term/order"]) == (1.5, 0.5)

@@ -11,6 +11,7 @@ from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
 from mmrl.config.schema.response import (
     AnswerGrammar,
+    GroupTerm,
     Judging,
     OnFailure,
     Rewards,
@@ -29,6 +30,7 @@ __all__ = [
     "Config",
     "Data",
     "Evaluation",
+    "GroupTerm",
     "Judging",
     "LanguageScratch",
     "Limits",

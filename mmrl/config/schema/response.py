@@ -129,11 +129,28 @@ class Judging(Strict):
     """The same, when a reward raises anything else or returns no number in its range: a bug."""
 
 
+class GroupTerm(Strict):
+    """What a response earns by comparison with its siblings, in training only."""
+
+    fn: str
+    """`module:function` or `./file.py:function`, such as `mmrl.algo.group_terms:kimi_length`."""
+    name: str | None = None
+    """Name in metrics; the function's own name when left out."""
+    weight: float = 1.0
+    """Factor in the total."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function; `correct` names the reward terms that say whether a response is right."""
+    tasks: tuple[str, ...] = ()
+    """Tasks the term applies to; empty means all."""
+
+
 class Rewards(Judging):
     """How a response is scored."""
 
     terms: Annotated[tuple[Term, ...], Field(min_length=1)]
     """The terms."""
+    group_terms: tuple[GroupTerm, ...] = ()
+    """Added to the totals of a group before they become advantages."""
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Rewards:
