@@ -78,7 +78,7 @@ ONLY_IN = {
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": (  # where names become functions
-        *("mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
+        *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
     ),
 }
 # Who may open a picture: the room for media given, and the service for pictures that one's own renderer drew.
