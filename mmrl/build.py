@@ -15,7 +15,7 @@ from mmrl.config.schema import Loss, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, check_lessons, place_of
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.learner.learner import GrpoLearner, LearnPlan, Scorer
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
@@ -88,7 +88,7 @@ class World:
         """A fresh optimizer for a stage."""
         return TorchEngine(self.policy.trainable, stage.optimizer)
 
-    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:
+    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Scorer | None) -> GrpoLearner:
         """The learner of a stage."""
         loss, epochs, shared_prefix = Loss(), 1, False
         if isinstance(stage, Rl):

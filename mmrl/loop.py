@@ -21,13 +21,13 @@ from mmrl.types import Experience, Finish, Group, SamplingLaw, State, UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The numbers of a stage. `advantages` maps a group's total rewards to one advantage each."""
+    """The numbers of a stage. `advantages` maps a step's groups to one advantage for each of their rollouts."""
 
     steps: int
     prompts: int
     group_size: int
     law: SamplingLaw
-    advantages: Callable[[Sequence[float]], Sequence[float]]
+    advantages: Callable[[Sequence[Group]], Sequence[Sequence[float]]]
     max_barren_steps: int
 
 
@@ -82,7 +82,7 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
             groups = parts.judge.judge(rollouts)
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
-        advantages = [plan.advantages(group.totals) for group in groups]
+        advantages = plan.advantages(groups)
         experiences = [
             Experience(rollout=rollout, advantage=advantage)
             for group, row in zip(groups, advantages, strict=True)

@@ -22,11 +22,11 @@ from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import Rl, Sft
+from mmrl.learner.reference import Followed, Reference
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
-from mmrl.policy.qwen_vl import Policy
-from mmrl.ports import Gate
+from mmrl.ports import Gate, Learner
 from mmrl.rollout.hf import HfSampler
 from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
@@ -151,14 +151,18 @@ class _Run:
 
     def _train(self, stage: Sft | Rl) -> None:
         world, state = self._world, self._state
-        engine = world.engine(stage)
+        engine, reference = world.engine(stage), self._reference(stage)
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}
-        learner = world.learner(stage, engine, self._reference(stage))
+        learner: Learner = world.learner(stage, engine, reference)
+        if isinstance(stage, Rl) and reference is not None:
+            learner = Followed(learner, reference, engine, stage.reference)
         source = Shuffled(world.samples.train, self._config.run.seed)
         keeper = Saver(
-            lambda state: self._save(engine.state(), state), self._stop.wanted, every=self._config.checkpoints.every
+            lambda state: self._save({**engine.state(), **(reference.state() if reference else {})}, state),
+            self._stop.wanted,
+            every=self._config.checkpoints.every,
         )
         if isinstance(stage, Sft):
             parts = sft.Parts(
@@ -200,9 +204,7 @@ class _Run:
                 banned=self._world.banned,
                 max_new_tokens=sampling.max_new_tokens,
             ),
-            advantages=partial(
-                advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
-            ),
+            advantages=partial(advantages, options=stage.advantage, weights=self._world.judge.weights),
             max_barren_steps=stage.max_barren_steps,
         )
 
@@ -218,16 +220,19 @@ class _Run:
         rewards = "  ".join(f"{name.removeprefix('validation/')} {value:.3f}" for name, value in metrics.items())
         self._console.say(f"validation after {state.step} steps: {rewards}")
 
-    def _reference(self, stage: Sft | Rl) -> Policy | None:
-        """The weights this stage began with, kept on disk so that a resumed stage has the same."""
-        if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
+    def _reference(self, stage: Sft | Rl) -> Reference | None:
+        """What the KL penalty measures from. One that never moves is kept on disk, one that does in each checkpoint."""
+        if isinstance(stage, Sft) or not stage.loss.kl.coef:
             return None
+        reference = Reference(self._world.policy, stage.reference)
         folder = self._dir.references / stage.name
-        reference = self._world.policy.frozen_copy()
-        if self._state.step == 0:
-            checkpoint.save_weights(folder, reference.model)
+        if not reference.frozen:
+            if self._optimizer:
+                reference.load_state(self._optimizer)
+        elif self._state.step == 0:
+            checkpoint.save_weights(folder, reference.policy.model)
         else:
-            checkpoint.load_weights(folder, reference.model)
+            checkpoint.load_weights(folder, reference.policy.model)
         return reference
 
     def _rewards(self, samples: tuple[Sample, ...]) -> Rewards:

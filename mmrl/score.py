@@ -57,6 +57,11 @@ class Judge:
             raise UserError(f"two reward terms are named {repeated[0]!r}; give one another `name`")
         self._terms = tuple(terms)
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each term."""
+        return {term.name: term.weight for term in self._terms}
+
     def judge(self, rollouts: Sequence[Sequence[Rollout]]) -> tuple[Group, ...]:
         """One group per prompt, in order. Raises as `score` does."""
         return tuple(

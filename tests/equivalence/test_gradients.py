@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.config.schema import Loss, Optimizer
+from mmrl.config.schema import Kl, Loss, Optimizer
 from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
@@ -42,7 +42,7 @@ def experiences(world, group_size=4, teacher=False):
 
 def gradient(world, taught, *, micro_batch=100, shared_prefix=True, kl_coef=0.0, epochs=1):
     plan = LearnPlan(
-        loss=Loss(kl_coef=kl_coef),
+        loss=Loss(kl=Kl(coef=kl_coef)),
         optimizer=Optimizer(),
         total_steps=1,
         micro_batch=micro_batch,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algo.kl import k3
+from mmrl.algo.kl import estimate
 from mmrl.batch import collate, rows
-from mmrl.config.schema import Loss, Optimizer
+from mmrl.config.schema import Kl, Loss, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.types import Author, Experience, Segment
@@ -62,9 +62,10 @@ def test_the_penalty_equals_its_oracle(tiny):
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.mul_(1.1)
-    expected = k3(log_probs(world.policy, world, experiences), log_probs(reference, world, experiences)).mean()
+    logps, ref_logps = (log_probs(policy, world, experiences) for policy in (world.policy, reference))
+    expected = estimate(logps, ref_logps, "k3").mean()
     before = weights(world)
-    metrics = learner(world, reference=reference, kl_coef=0.5).learn(experiences, step=0)
+    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(experiences, step=0)
     assert expected > 1e-3
     assert metrics["learner/kl_nats"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(0.5 * float(expected), rel=1e-4)  # advantages are 0
@@ -76,7 +77,7 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
     world = tiny()
     reference = world.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
-    metrics = learner(world, reference=reference, kl_coef=0.5).learn(taught(world), step=0)
+    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(taught(world), step=0)
     assert metrics["learner/kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
@@ -85,8 +86,8 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
 @pytest.mark.parametrize(("kl_coef", "given"), [(0.0, True), (0.1, False)])
 def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, given):
     world = tiny()
-    with pytest.raises(ValueError, match=f"kl_coef {kl_coef} and a {'given' if given else 'missing'} reference"):
-        learner(world, reference=world.policy if given else None, kl_coef=kl_coef)
+    with pytest.raises(ValueError, match=f"kl.coef {kl_coef} and a {'given' if given else 'missing'} reference"):
+        learner(world, reference=world.policy if given else None, kl=Kl(coef=kl_coef))
 
 
 def test_on_policy_metrics(tiny):

@@ -9,22 +9,30 @@ from pydantic import Field, ValidationInfo, field_validator
 from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
+from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
+from mmrl.config.schema.presets import Algorithm
 from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
-from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
+from mmrl.config.schema.stages import Optimizer, Rl, Sampling, Sft, Stage, Validation
 
 __all__ = [
     "Advantage",
+    "Algorithm",
     "AnswerGrammar",
     "Checkpoints",
+    "Coefficient",
     "Config",
+    "Correction",
     "Data",
     "Evaluation",
+    "Kl",
     "LanguageScratch",
     "Limits",
     "Loss",
     "Model",
+    "Nll",
     "Optimizer",
     "Origin",
+    "Reference",
     "Rewards",
     "Rl",
     "Role",
@@ -36,6 +44,7 @@ __all__ = [
     "Stage",
     "Strict",
     "Term",
+    "Uncertainty",
     "Validation",
     "Video",
     "VisionScratch",

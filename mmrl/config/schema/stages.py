@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Strict, Word
+from mmrl.config.schema.objective import Advantage, Loss, Reference
+from mmrl.config.schema.presets import PRESETS, Algorithm
 
 
 class Sampling(Strict):
@@ -84,30 +86,8 @@ class Sft(Stage):
     """Learn the annotator's label, or the exact target."""
 
 
-class Advantage(Strict):
-    """A_i = (R_i - baseline) / scale, within a group."""
-
-    baseline: Literal["group_mean", "none"] = "group_mean"
-    """What is subtracted."""
-    scale: Literal["group_std", "none"] = "group_std"
-    """What divides: the group's standard deviation (GRPO) or nothing (Dr.GRPO)."""
-    eps: Annotated[float, Field(gt=0.0)] = 1e-4
-    """Added to the standard deviation."""
-
-
-class Loss(Strict):
-    """Token-level clipped surrogate and the optional KL penalty."""
-
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
-    """The ratio is clipped at 1 + clip_high."""
-    kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the k3 estimate of KL(policy || reference); above 0 a frozen copy of the stage's start is kept."""
-
-
 class Rl(Stage):
-    """Group-relative policy optimisation (GRPO)."""
+    """Policy optimisation on groups of rollouts: GRPO and its relatives."""
 
     kind: Literal["rl"]
     """Selects this kind of stage."""
@@ -117,10 +97,14 @@ class Rl(Stage):
     """Rollouts per prompt."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn."""
+    algorithm: Algorithm = "grpo"
+    """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
     advantage: Advantage = Advantage()
     """From rewards to advantages."""
     loss: Loss = Loss()
     """From advantages to gradients."""
+    reference: Reference = Reference()
+    """What the KL penalty measures from."""
     epochs: Positive = 1
     """Optimizer steps over the same rollouts."""
     shared_prefix: bool = True
@@ -130,11 +114,24 @@ class Rl(Stage):
 
     @model_validator(mode="after")
     def _group_compares(self) -> Rl:
-        if self.group_size < 2 and self.advantage.baseline == "group_mean":
+        within = {self.advantage.baseline, self.advantage.scale} & {"group_mean", "leave_one_out", "group_std"}
+        if self.group_size < 2 and within:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
                 "use 2 or more"
             )
+        if self.reference.update != "never" and not self.loss.kl.coef:
+            raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
+        return self
+
+    @model_validator(mode="after")
+    def _bundle_is_in_place(self) -> Rl:
+        for part, settings in PRESETS[self.algorithm].items():
+            if missing := settings.keys() - getattr(self, part).model_fields_set:
+                raise ValueError(
+                    f"algorithm {self.algorithm!r} stands for {part}.{min(missing)} too, which only loading a config "
+                    "file fills in; set it"
+                )
         return self
