@@ -64,7 +64,7 @@ def whitened(rows: Rows, eps: float) -> list[tuple[float, ...]]:
     """(A_i - mean(A)) / (std(A) + eps) over the whole step, sample deviation.
 
     Source: REINFORCE++ (arXiv:2501.03262, eq. 10), and the last step of GDPO (arXiv:2601.05242). Departure: a rollout
-    counts once, however many tokens it has. A mean that is 0 up to rounding is not subtracted: what was exactly 0 stays.
+    counts once, however many tokens it has. A mean that is 0 up to rounding is not subtracted: exact 0 stays.
     """
     everything = _flat(rows)
     if not informative(everything):

@@ -29,7 +29,7 @@ def ratios(log_ratio_N: Tensor, sequence_N: Tensor, kind: Literal["token", "sequ
 
 
 def truncated(weight: Tensor, high: float) -> Tensor:
-    """Truncated importance sampling: min(w, high); w itself where `high` is never reached.
+    """Truncated importance sampling: min(w, high), the weight itself where `high` is never reached.
 
     Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), TIS; the idea
     is Ionides, "Truncated Importance Sampling" (2008).
@@ -38,7 +38,7 @@ def truncated(weight: Tensor, high: float) -> Tensor:
 
 
 def masked(weight: Tensor, low: float, high: float) -> Tensor:
-    """w inside [low, high], 0 outside: what sampler and learner disagree on too much teaches nothing.
+    """The weight inside [low, high], 0 outside: what sampler and learner disagree on too much teaches nothing.
 
     Source: IcePop, Ling team, "Small Leak Can Sink a Great Ship" (2025); there low 0.5, high 5.
     """

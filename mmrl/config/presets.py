@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mmrl.config.schema.presets import PRESETS
+from mmrl.config.schema.presets import PRESETS, Settings
 from mmrl.config.tree import Node, merge
 
 
@@ -18,14 +16,15 @@ def expand(root: Node) -> Node:
 
 
 def _expanded(stage: Node) -> Node:
-    algorithm = stage.value.get("algorithm") if isinstance(stage.value, dict) else None
-    bundles = [bundle for name, bundle in PRESETS.items() if algorithm is not None and name == algorithm.value]
-    if not bundles:
-        return stage
-    return Node(merge(_node(bundles[0], f"algorithm {algorithm.value}"), stage).value, stage.origin)
+    named = stage.value.get("algorithm") if isinstance(stage.value, dict) else None
+    for algorithm, bundle in PRESETS.items():
+        if named is not None and named.value == algorithm:
+            origin = f"algorithm {algorithm}"
+            return merge(Node({part: _node(settings, origin) for part, settings in bundle.items()}, origin), stage)
+    return stage
 
 
-def _node(value: Any, origin: str) -> Node:
+def _node(value: Settings | str | float | bool, origin: str) -> Node:
     if isinstance(value, dict):
         return Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
     return Node(value, origin)

@@ -221,7 +221,8 @@ class _Tokens:
 
 
 def _only(scores: Scores, kept_N: Tensor) -> Scores:
-    return Scores(*(None if values_N is None else values_N[kept_N] for values_N in scores))
+    reference_N = None if scores.reference_N is None else scores.reference_N[kept_N]
+    return Scores(scores.logps_N[kept_N], scores.entropies_N[kept_N], scores.start_N[kept_N], reference_N)
 
 
 def _imitated(experience: Experience, options: Loss) -> list[bool]:

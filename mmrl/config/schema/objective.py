@@ -78,7 +78,7 @@ class Nll(Coefficient):
 
 
 class Correction(Strict):
-    """Importance weight w = policy at the start of the step / sampler, where the two compute different probabilities."""
+    """Importance weight w = policy at the step's start / sampler, where the two compute different probabilities."""
 
     kind: Literal["none", "truncate", "mask"] = "none"
     """w at most `high` (truncated importance sampling); or 0 outside [low, high] (IcePop)."""
@@ -103,7 +103,7 @@ class Loss(Strict):
     """New to old probability: of each token; of the response, as the geometric mean over its tokens (GSPO); or that
     value with each token's own gradient (GSPO-token)."""
     surrogate: Literal["clip", "cispo"] = "clip"
-    """min(r A, clip(r) A) (PPO); or clip(r) A log policy, r without gradient, so that no token loses its own (CISPO)."""
+    """min(r A, clip(r) A) (PPO); or clip(r) A log policy, r without gradient: no token loses its own (CISPO)."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     """The ratio is clipped at 1 - clip_low; 1 sets no lower bound."""
     clip_high: Above0 = 0.2

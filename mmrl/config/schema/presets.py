@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 Algorithm = Literal[
     "grpo",
@@ -22,7 +22,9 @@ Algorithm = Literal[
     "gdpo",
 ]
 
-PRESETS: Mapping[Algorithm, Mapping[str, Any]] = {
+Settings: TypeAlias = "dict[str, Settings | str | float | bool]"
+
+PRESETS: Mapping[Algorithm, dict[str, Settings]] = {
     # DeepSeekMath, arXiv:2402.03300, aggregated over tokens as in TRL and verl today: the schema's own defaults.
     "grpo": {},
     # The same with the mean over responses of their token means, as published (eq. 3), which favours short ones.
