@@ -8,10 +8,10 @@ import torch
 
 from mmrl.algo.kl import estimate
 from mmrl.batch import collate, rows
-from mmrl.config.schema import Kl, Loss, Optimizer
+from mmrl.config.schema import Correction, Kl, Loss, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.types import Author, Experience, Segment
+from mmrl.types import Author, Experience, Finish, Segment
 
 
 def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, **loss):
@@ -197,3 +197,109 @@ def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
     teacher = learner(world, lr=0.01)
     losses = [teacher.learn(lessons, step=step)["learner/loss"] for step in range(4)]
     assert losses[3] < losses[0] - 0.5
+
+
+def shifted(experiences, by):
+    """The same, off a sampler whose log-probs are lower by so many nats."""
+    moved = []
+    for each in experiences:
+        (segment,) = each.rollout.segments
+        other = replace(segment, logps=tuple(logp - by for logp in segment.logps))
+        moved.append(replace(each, rollout=replace(each.rollout, segments=(other,))))
+    return moved
+
+
+def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
+    """The ratio begins at 1 whatever the sampler said, and moves with the second update; the gap is still reported."""
+    world = tiny()
+    off = shifted(taught(world), 0.5)
+    start = log_probs(world.policy, world, off)
+    metrics = learner(world, lr=0.02, old="learner").learn(off, step=0)
+    assert metrics["learner/ratio_max"] == pytest.approx(1.0)
+    assert metrics["learner/clipped_frac"] == 0.0
+    assert metrics["rollout/logp_gap_nats"] == pytest.approx(0.5, abs=1e-4)
+
+    once, twice = tiny(), tiny()
+    learner(once, lr=0.02, old="learner").learn(off, step=0)
+    second = learner(twice, lr=0.02, old="learner", epochs=2).learn(off, step=0)
+    moved = (log_probs(once.policy, once, off) - start).exp()
+    assert second["learner/ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
+    assert second["learner/ratio_max"] > 1.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "factor"), [("truncate", 0.5, 1.5), ("truncate", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)]
+)
+def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
+    world = tiny()
+    plain = learner(world, engine=Still(world), old="learner").learn(taught(world), step=0)
+    correction = Correction(kind=kind, low=0.5, high=1.5)
+    metrics = learner(world, engine=Still(world), old="learner", correction=correction).learn(
+        shifted(taught(world), by), step=0
+    )
+    assert metrics["learner/correction_mean"] == pytest.approx(factor, rel=1e-3)
+    assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
+    assert metrics["learner/grad_norm"] == pytest.approx(factor * plain["learner/grad_norm"], rel=1e-3)
+
+
+class Still:
+    """The norm of the gradient; weights untouched."""
+
+    def __init__(self, world):
+        self.parameters = world.policy.trainable
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self, lr):
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf))
+        for parameter in self.parameters:
+            parameter.grad = None
+        return norm
+
+
+def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
+    world = tiny()
+    before = weights(world)
+    with pytest.raises(ValueError, match=rf"sample {world.samples[0].id}, rollout 1: advantage nan is not finite"):
+        learner(world).learn(taught(world, advantages=(1.0, math.nan)), step=0)
+    assert same(before, weights(world))
+
+
+def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
+    world = tiny()
+    before = weights(world)
+    cut = [replace(each, rollout=replace(each.rollout, finish=Finish.LENGTH)) for each in taught(world)]
+    assert learner(world, mask_truncated=True).learn(cut, step=0)["learner/skipped_frac"] == 1.0
+    assert same(before, weights(world))
+
+
+def test_an_empty_completion_is_not_run(tiny):
+    world = tiny()
+    first, *others = taught(world)
+    nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], ids=(), logps=()),))
+    learned = learner(world, engine=Still(world)).learn([replace(first, rollout=nothing), *others], step=0)
+    alone = learner(world, engine=Still(world)).learn(others, step=0)
+    assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
+    assert learned["learner/skipped_frac"] == pytest.approx(1 / 9)
+
+
+def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
+    """At advantage 0 its gradient is that of sum_t kl_remaining(t) log policy(t), here for responses of one token."""
+    world = tiny()
+    brief = []
+    for each in taught(world, advantages=(0.0, 0.0)):
+        (segment,) = each.rollout.segments
+        one = replace(segment, ids=segment.ids[:1], logps=segment.logps[:1])
+        brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))
+    reference = world.policy.frozen_copy()
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            parameter.mul_(1.1)
+    kl = log_probs(world.policy, world, brief) - log_probs(reference, world, brief)
+    penalised = [replace(each, advantage=-0.5 * float(k)) for each, k in zip(brief, kl, strict=True)]
+    in_reward = Kl(coef=0.5, estimator="k1", place="reward")
+    metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).learn(brief, step=0)
+    by_hand = learner(world, engine=Still(world)).learn(penalised, step=0)
+    assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
+    assert metrics["learner/kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)
