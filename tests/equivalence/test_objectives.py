@@ -40,7 +40,7 @@ def reference(world):
 
 @pytest.fixture(scope="module")
 def taught(world):
-    """Five groups of four, off the sampler by a little; some with a forced trigger, some cut, one group that is idle."""
+    """Five groups of four, a little off the sampler; some with a forced trigger, some cut, one group idle."""
     prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
     made = []
     for g, group in enumerate(world.sampler().generate(prompts, 4, world.law, step=0)):
