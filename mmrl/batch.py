@@ -46,11 +46,12 @@ class PromptTensors:
     images_ND: torch.Tensor
     videos_ND: torch.Tensor
     positions_3P: torch.Tensor
+    seconds_V: torch.Tensor  # from one pair of frames to the next; an engine works out positions by itself
 
     @property
     def nbytes(self) -> int:
-        """Memory of all three."""
-        return self.images_ND.nbytes + self.videos_ND.nbytes + self.positions_3P.nbytes
+        """Memory of all of them."""
+        return sum(getattr(self, f.name).nbytes for f in fields(self))
 
 
 class Feeder(Protocol):

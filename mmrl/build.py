@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -26,12 +27,15 @@ from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.ports import Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
+from mmrl.supply import Supply
 from mmrl.types import Sample, SamplingLaw, UserError
 from mmrl_rewards.contract import bind
 
 PICTURE_BYTES = 256 * 2**20
+WORKER_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
 
 
 class World:
@@ -62,6 +66,8 @@ class World:
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         intake.plan_videos(self.samples, encoder.clip_rule)
         self.samples = intake.askable(self.samples, encoder.measure)
+        self._supply = Supply(config, place, self.samples, self.processor)
+        self._afresh = encoder_of(config, loaded, MediaStore(place.access, config.data.limits, max_bytes=WORKER_BYTES))
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
         console.say(self._introduction())
@@ -83,6 +89,10 @@ class World:
         return Evaluator(
             asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
         )
+
+    def source(self) -> AbstractContextManager[Source]:
+        """The training samples, endlessly, for one stage."""
+        return self._supply.opened(self._afresh, self.console)
 
     def engine(self, stage: Sft | Rl) -> TorchEngine:
         """A fresh optimizer for a stage."""

@@ -41,3 +41,12 @@ def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
     for operator in _OPERATORS:
         library.define(operator)  # type: ignore[no-untyped-call]
     return (library,)
+
+
+def vllm_platform_plugin() -> None:
+    """Apply the remedy in every process that vLLM starts; pyproject.toml names it. None says that it is no platform.
+
+    vLLM inspects models in processes of its own and spawns its engine, and neither imports our code. Its general
+    plugins are called when its own imports have failed already, its platform plugins before them.
+    """
+    tolerate_cuda_builds()

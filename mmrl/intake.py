@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +44,8 @@ class Samples:
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
     test: tuple[Sample, ...]
+    origin: Mapping[str, int]
+    """Which source, counted from 0, a training sample is from, by id."""
 
     def parts(self) -> dict[str, tuple[Sample, ...]]:
         """The samples by part of the data."""
@@ -67,9 +70,11 @@ class Intake:
                 samples where `data.bad_sample` is `stop`.
         """
         parts: dict[str, tuple[Sample, ...]] = {}
+        origin: dict[str, int] = {}
         for name, origins in sources(self._config.data).items():
-            rows = [row for origin in origins for row in read(origin, self._place)]
-            samples, rejects = divided(rows)
+            rows = [(row, k) for k, source in enumerate(origins) for row in self._first(name, source)]
+            origin |= {row.id: k for row, k in rows if name == "train"}
+            samples, rejects = divided(row for row, _ in rows)
             _check_unique(samples)
             problems = self._problems(samples)
             rejects += [Reject(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
@@ -80,7 +85,7 @@ class Intake:
         if repeated := {s.id for s in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}:
             raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
         check_enough(self._config, parts["train"])
-        return Samples(**parts)
+        return Samples(**parts, origin=origin)
 
     def plan_videos(self, samples: Samples, rule: ClipRule) -> None:
         """Open videos in worker processes, so that `askable` finds done what it would do one by one."""
@@ -108,7 +113,12 @@ class Intake:
             if given and not kept:
                 raise UserError(f"data.{name}: there is not one usable sample")
         check_enough(self._config, parts["train"])
-        return Samples(**parts)
+        return Samples(**parts, origin=samples.origin)
+
+    def _first(self, part: str, origin: Origin) -> Iterator[Sample | Reject]:
+        """All rows of a source, or of a streamed one as many as are held at once."""
+        stream = self._config.data.stream if part == "train" else None
+        return islice(read(origin, self._place), stream.buffer if stream else None)
 
     def _problems(self, samples: Sequence[Sample]) -> dict[str, str]:
         """What is wrong with the media of samples, by id."""

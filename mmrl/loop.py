@@ -95,9 +95,10 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
             parts.sampler.sync(state.version + 1)
 
         # 6. Tell: record the step; perhaps this is the end, or time to save.
-        state.step, state.cursor, state.version = state.step + 1, state.cursor + len(samples), state.version + 1
+        state.step, state.cursor, state.version = state.step + 1, state.cursor + plan.prompts, state.version + 1
         parts.teller.show(state, groups, advantages)
-        parts.teller.tell(state, {**describe(groups, advantages), **learned}, clock.seconds)
+        skipped = {"data/skipped": float(plan.prompts - len(samples))}
+        parts.teller.tell(state, {**skipped, **describe(groups, advantages), **learned}, clock.seconds)
         _refuse_barrenness(plan, state, advantages)
         state.stage_done = parts.gate.passed(state)
         parts.keeper.keep(state)

@@ -12,7 +12,11 @@ class Source(Protocol):
     """Where samples come from: an endless, seeded order that a cursor can return to."""
 
     def take(self, cursor: int, count: int) -> Sequence[Sample]:
-        """The `count` samples that follow position `cursor`."""
+        """The samples at the `count` positions from `cursor` on; unusable ones are left out.
+
+        Raises:
+            UserError: not one is usable, or an unusable one is to stop the run.
+        """
 
 
 class Asker(Protocol):

@@ -17,7 +17,6 @@ from typing import Any
 
 from mmrl import checkpoint, loop, sft
 from mmrl.algo.advantage import advantages
-from mmrl.algo.sampler import Shuffled
 from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
@@ -26,7 +25,7 @@ from mmrl.learner.reference import Followed, Reference
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
-from mmrl.ports import Gate, Learner
+from mmrl.ports import Gate, Learner, Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
@@ -120,10 +119,11 @@ class _Run:
         stages = self._config.stages
         for index in range(self._state.stage, len(stages)):
             stage = stages[index]
-            with self._stop.heeded(), self._teller.stage(stage.name, stage.steps, self._state.step):
+            shown = self._teller.stage(stage.name, stage.steps, self._state.step)
+            with self._stop.heeded(), shown, self._world.source() as source:
                 if index == self._subject:
                     self._measure("before")
-                self._train(stage)
+                self._train(stage, source)
             why = ", its goal reached" if self._state.stage_done else ""
             self._console.say(f"Stage {stage.name} ended after {self._state.step} steps{why}.")
             self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
@@ -149,7 +149,7 @@ class _Run:
         checkpoint.save(folder, weights=self._world.policy.model, optimizer=optimizer, state=state)
         checkpoint.prune(self._dir.checkpoints, self._config.checkpoints.keep)
 
-    def _train(self, stage: Sft | Rl) -> None:
+    def _train(self, stage: Sft | Rl, source: Source) -> None:
         world, state = self._world, self._state
         engine, reference = world.engine(stage), self._reference(stage)
         if self._optimizer:
@@ -158,7 +158,6 @@ class _Run:
         learner: Learner = world.learner(stage, engine, reference)
         if isinstance(stage, Rl) and reference is not None:
             learner = Followed(learner, reference, engine, stage.reference)
-        source = Shuffled(world.samples.train, self._config.run.seed)
         keeper = Saver(
             lambda state: self._save({**engine.state(), **(reference.state() if reference else {})}, state),
             self._stop.wanted,

@@ -45,8 +45,9 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
             rollouts = [parts.asker.demonstrate(prompt, answer) for prompt, answer in lessons]
         with clock.time("learn"):
             learned = parts.learner.learn([Experience(rollout=r, advantage=0.0) for r in rollouts], step=state.step)
-        state.step, state.cursor, state.version = state.step + 1, state.cursor + len(samples), state.version + 1
-        parts.teller.tell(state, learned, clock.seconds)
+        state.step, state.cursor, state.version = state.step + 1, state.cursor + plan.batch_size, state.version + 1
+        skipped = {"data/skipped": float(plan.batch_size - len(samples))}
+        parts.teller.tell(state, {**skipped, **learned}, clock.seconds)
         state.stage_done = parts.gate.passed(state)
         parts.keeper.keep(state)
 

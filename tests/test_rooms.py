@@ -17,7 +17,7 @@ CODE = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets", "tools")
 FLOORS = {
     6: ("tools",),
     5: ("cli", "__main__"),
-    4: ("intake", "build", "doctor", "run", "catalogue"),
+    4: ("intake", "supply", "build", "doctor", "run", "catalogue"),
     3: ("loop", "sft", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint", "lint"),
     2: ("score", "algo", "batch", "media", "attacks"),
     1: ("ports", "answer", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -30,6 +30,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
@@ -60,7 +62,7 @@ ONLY_IN = {
     "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
     "tokenizers": ("mmrl/policy/",),
     "safetensors": ("mmrl/policy/", "mmrl/checkpoint.py"),
-    "vllm": ("mmrl/rollout/vllm.py",),
+    "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
     "skimage": ("datasets/mmrl_datasets/",),
@@ -88,7 +90,8 @@ LIGHT = (
         "mmrl_rewards.choice",
     ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
-    *("mmrl_rewards.span", "mmrl_rewards.video"),
+    *("mmrl_rewards.span", "mmrl_rewards.video", "mmrl_rewards.ocr", "mmrl_rewards.table"),
+    *("mmrl_rewards.ranking", "mmrl_rewards.length"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from mmrl.algo.seeds import derive
-from mmrl.types import Sample
+from mmrl.types import Reject, Sample
+
+Row = Sample | Reject
+"""What a data source gives: a sample, or a row it could not turn into one."""
+RowT = TypeVar("RowT", bound=Row)
 
 
-class Shuffled:
+class Order(Protocol):
+    """An endless order of rows. A row that is no sample has a position like any other, so positions are lasting."""
+
+    def take(self, cursor: int, count: int) -> Sequence[Row]:
+        """The `count` rows that follow position `cursor`."""
+
+
+class Shuffled(Generic[RowT]):
     """Every sample once per epoch, in an order drawn anew for each; position `cursor` always means the same sample."""
 
-    def __init__(self, samples: Sequence[Sample], seed: int) -> None:
+    def __init__(self, samples: Sequence[RowT], seed: int) -> None:
         if not samples:
             raise ValueError("there are no samples to draw from")
         self._samples = samples
         self._seed = seed
         self._drawn: tuple[int, list[int]] = (-1, [])
 
-    def take(self, cursor: int, count: int) -> list[Sample]:
+    def take(self, cursor: int, count: int) -> list[RowT]:
         """The `count` samples that follow position `cursor`."""
-        taken: list[Sample] = []
+        taken: list[RowT] = []
         while len(taken) < count:
             epoch, start = divmod(cursor + len(taken), len(self._samples))
             order = self._order(epoch)

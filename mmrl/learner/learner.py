@@ -1,6 +1,6 @@
 """Experiences to a gradient: micro-batches, epochs, and one update each. What is optimised is in `objective`.
 
-Letters: B rows, C completion columns, N completion tokens of a micro-batch.
+Letters: B rows, C completion columns, N learned tokens of a micro-batch, the policy's and a teacher's.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class GrpoLearner:
         """One pass over the experiences and one update. The first pass fills `starts`, the later ones read it."""
         totals: dict[str, float] = {}
         for index, (packed, batch) in enumerate(self._micro_batches(active)):
-            scores = self._policy.score(batch, entropy_gradient=self._objective.needs_entropy_gradient)
-            logps_N = _flat(scores.logps_BC, packed)
+            scores = self._policy.score(batch)
+            logps_N = _flat(scores.logps_BC, batch)
             if index == len(starts):
-                starts.append(_Start(logps_N.detach(), self._refer(batch, packed)))
+                starts.append(_Start(logps_N.detach(), self._refer(batch)))
             loss, parts = self._objective(
                 [experience for row in packed for experience in row],
-                Scores(logps_N, _flat(scores.entropies_BC, packed), *starts[index]),
+                Scores(logps_N, _flat(scores.entropies_BC, batch), *starts[index]),
                 counts,
                 step=step,
             )
@@ -117,11 +117,11 @@ class GrpoLearner:
         norm = self._engine.step(self._lr(step))
         return {**totals, "learner/grad_norm": norm, _SKIPPED: float(not math.isfinite(norm))}
 
-    def _refer(self, batch: Batch, packed: Packed) -> torch.Tensor | None:
+    def _refer(self, batch: Batch) -> torch.Tensor | None:
         if self._reference is None:
             return None
         with torch.no_grad():
-            return _flat(self._reference.score(batch).logps_BC, packed)
+            return _flat(self._reference.score(batch).logps_BC, batch)
 
     def _micro_batches(self, active: Sequence[Experience]) -> Iterator[tuple[Packed, Batch]]:
         """Prompts with completions of like length go together, so that little is padded."""
@@ -150,7 +150,6 @@ class _Start(NamedTuple):
     reference_N: torch.Tensor | None
 
 
-def _flat(values_BC: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The values of completion tokens, response after response, [N]."""
-    widths = [sum(experience.rollout.num_tokens for experience in row) for row in packed]
-    return torch.cat([values_BC[b, :width] for b, width in enumerate(widths)])
+def _flat(values_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The values of learned tokens, response after response, [N]."""
+    return values_BC[(batch.policy_BC | batch.teacher_BC).to(values_BC.device)]

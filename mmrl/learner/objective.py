@@ -1,12 +1,12 @@
 """The objective: from the log-probs of a micro-batch to its part of the step's loss, and what there is to say of it.
 
-Letters: N completion tokens of a micro-batch, response after response in the order of its experiences; T those of them
-that the policy sampled.
+Letters: N learned tokens of a micro-batch, the policy's and a teacher's, response after response in the order of its
+experiences; T those of them that the policy sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import NamedTuple
@@ -58,7 +58,7 @@ class Objective:
         return self._options.kl.coef > 0.0
 
     @property
-    def needs_entropy_gradient(self) -> bool:
+    def has_entropy_bonus(self) -> bool:
         """Whether there is an entropy bonus."""
         return self._options.entropy.coef > 0.0
 
@@ -91,7 +91,7 @@ class Objective:
     def teaches(self, experience: Experience) -> bool:
         """Whether an experience can move a weight; one that cannot need not be run, but counts."""
         written = {segment.author for segment in experience.rollout.segments if segment.ids}
-        always = self.needs_reference or self.needs_entropy_gradient
+        always = self.needs_reference or self.has_entropy_bonus
         return Author.TEACHER in written or (Author.POLICY in written and (experience.advantage != 0.0 or always))
 
     def __call__(
@@ -132,7 +132,7 @@ class Objective:
                 advantage_T = advantage_T - weighs * remaining_sums(kl_T, tokens.sequence_N)
             else:
                 loss_T = loss_T + weighs * kl_T
-        if self.needs_entropy_gradient:
+        if self.has_entropy_bonus:
             loss_T = loss_T - coefficient(step, total=self._total_steps, options=options.entropy) * scores.entropies_N
         if options.surrogate == "cispo":
             policy_T = cispo(scores.logps_N, ratio_T, advantage_T, options.clip_low, options.clip_high)
@@ -184,7 +184,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokens:
-    """What experiences say of their completion tokens, each [N]."""
+    """What experiences say of their learned tokens, each [N]."""
 
     sequence_N: Tensor
     policy_N: Tensor
@@ -197,16 +197,16 @@ class _Tokens:
     @staticmethod
     def of(experiences: Sequence[Experience], options: Loss) -> _Tokens:
         """From experiences, in their order; `lengths_N` is what `aggregate: fixed` divides by."""
-        counts = torch.tensor([experience.rollout.num_tokens for experience in experiences])
-        segments = [segment for experience in experiences for segment in experience.rollout.segments]
-        authors = [segment.author for segment in segments for _ in segment.ids]
+        learned = [list(_learned(experience, options)) for experience in experiences]
+        counts = torch.tensor([len(tokens) for tokens in learned])
         lengths = [float(options.fixed_length or e.rollout.law.max_new_tokens) for e in experiences]
+        tokens = [token for of_one in learned for token in of_one]
         return _Tokens(
             sequence_N=torch.arange(len(experiences)).repeat_interleave(counts),
-            policy_N=torch.tensor([author is Author.POLICY for author in authors], dtype=torch.bool),
-            teacher_N=torch.tensor([author is Author.TEACHER for author in authors], dtype=torch.bool),
-            imitated_N=torch.tensor([own for e in experiences for own in _imitated(e, options)], dtype=torch.bool),
-            behaviour_N=torch.tensor([logp for segment in segments for logp in segment.logps]),
+            policy_N=torch.tensor([token.author is Author.POLICY for token in tokens], dtype=torch.bool),
+            teacher_N=torch.tensor([token.author is Author.TEACHER for token in tokens], dtype=torch.bool),
+            imitated_N=torch.tensor([token.imitated for token in tokens], dtype=torch.bool),
+            behaviour_N=torch.tensor([token.logp for token in tokens]),
             advantages_N=torch.tensor([e.advantage for e in experiences]).repeat_interleave(counts),
             lengths_N=torch.tensor(lengths).repeat_interleave(counts),
         )
@@ -225,14 +225,20 @@ def _only(scores: Scores, kept_N: Tensor) -> Scores:
     return Scores(scores.logps_N[kept_N], scores.entropies_N[kept_N], scores.start_N[kept_N], reference_N)
 
 
-def _imitated(experience: Experience, options: Loss) -> list[bool]:
-    """For each token, whether the NLL term teaches it: VL-Rethinker (arXiv:2504.08837), where a forced second look
-    earned more than the group's mean.
+class _Learned(NamedTuple):
+    author: Author
+    logp: float
+    imitated: bool
+
+
+def _learned(experience: Experience, options: Loss) -> Iterator[_Learned]:
+    """The learned tokens, and whether the NLL term teaches them too: VL-Rethinker (arXiv:2504.08837), where a forced
+    second look earned more than the group's mean.
     """
     good = options.nll.coef > 0.0 and experience.advantage > 0.0
     begun = options.nll.on == "response"
-    marks: list[bool] = []
     for segment in experience.rollout.segments:
         begun = begun or segment.author is Author.TRIGGER
-        marks += [good and begun and segment.author is Author.POLICY] * len(segment.ids)
-    return marks
+        if segment.author in (Author.POLICY, Author.TEACHER):
+            imitated = good and begun and segment.author is Author.POLICY
+            yield from (_Learned(segment.author, logp, imitated) for logp in segment.logps)

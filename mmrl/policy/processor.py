@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from mmrl.answer import checked, reframed
@@ -29,6 +30,7 @@ class QwenProcessor:
         self.placeholders = encoder.placeholders
         self._cache: OrderedDict[str, Feed] = OrderedDict()
         self._cached_bytes = 0
+        self._held: frozenset[str] = frozenset()
 
     def ask(self, sample: Sample) -> Prompt:
         """The sample as the model reads it.
@@ -76,13 +78,32 @@ class QwenProcessor:
             law=SamplingLaw(max_new_tokens=len(ids)),
         )
 
+    def process(self, sample: Sample) -> Feed:
+        """What `ask` keeps, made anew. Raises as `Encoder.encode`."""
+        return self.encoder.encode(sample)
+
+    def cached(self, sample: Sample) -> Feed | None:
+        """The feed of a sample, if it is in the cache."""
+        feed = self._cache.get(sample.id)
+        # Two sets of data may use one id for two samples.
+        return feed if feed is not None and feed.prompt.sample is sample else None
+
+    def hold(self, samples: Sequence[Sample], feeds: Sequence[Feed]) -> None:
+        """Keep the feeds of a step's samples, whatever their size, until those of the next step are held."""
+        self._held = frozenset(sample.id for sample in samples)
+        for sample, feed in zip(samples, feeds, strict=True):  # a feed from another process carries a copy of its own
+            self._keep(replace(feed, prompt=replace(feed.prompt, sample=sample)))
+
     def _feed(self, sample: Sample) -> Feed:
-        feed = self._cache.pop(sample.id, None)
-        if feed is None or feed.prompt.sample is not sample:  # two sets of data may use one id for two samples
-            self._cached_bytes -= feed.tensors.nbytes if feed else 0
-            feed = self.encoder.encode(sample)
-            self._cached_bytes += feed.tensors.nbytes
-        self._cache[sample.id] = feed
-        while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= self._cache.popitem(last=False)[1].tensors.nbytes
+        feed = self.cached(sample)
+        return self._keep(self.process(sample) if feed is None else feed)
+
+    def _keep(self, feed: Feed) -> Feed:
+        """Put a feed last in the cache; the first ones leave it when it is full."""
+        before = self._cache.pop(feed.prompt.sample.id, None)
+        self._cached_bytes += feed.tensors.nbytes - (before.tensors.nbytes if before else 0)
+        self._cache[feed.prompt.sample.id] = feed
+        for key in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
+            if key not in self._held and self._cached_bytes > _CACHE_BYTES:
+                self._cached_bytes -= self._cache.pop(key).tensors.nbytes
         return feed

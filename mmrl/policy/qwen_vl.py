@@ -29,7 +29,7 @@ _STRUCTURAL = (
 
 
 class TokenScores(NamedTuple):
-    """Log-probability (with gradient) and entropy (with, where asked for) of each completion token, nats, [B, C]."""
+    """Log-probability and entropy of each completion token, nats, float32 [B, C]; both carry gradients."""
 
     logps_BC: torch.Tensor
     entropies_BC: torch.Tensor
@@ -60,7 +60,7 @@ class Policy:
         reference.model.requires_grad_(False)
         return reference
 
-    def score(self, batch: Batch, *, entropy_gradient: bool = False) -> TokenScores:
+    def score(self, batch: Batch) -> TokenScores:
         """Score every completion token of a batch under the batch's law; columns of padding hold garbage."""
         batch = batch.to(self.device)
         # transformers recomputes activations in training mode only, and there it would drop the sampler's cache.
@@ -77,10 +77,9 @@ class Policy:
         logps = law_logps(logits, batch.law)
         index = batch.source_BC.unsqueeze(-1).expand(-1, -1, logps.shape[-1])
         predicting = logps.gather(1, index)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            # A banned token has log-prob -inf: 0 log 0 is 0, and so must its gradient be.
-            finite = predicting.masked_fill(predicting == -torch.inf, 0.0)
-            entropies = -(predicting.exp() * finite).sum(dim=-1)
+        # A banned token has log-prob -inf: 0 log 0 is 0, and so must its gradient be.
+        finite = predicting.masked_fill(predicting == -torch.inf, 0.0)
+        entropies = -(predicting.exp() * finite).sum(dim=-1)
         return TokenScores(predicting.gather(2, batch.completion_ids_BC.unsqueeze(-1)).squeeze(-1), entropies)
 
     @torch.no_grad()

@@ -37,6 +37,7 @@ model:
   scratch: {family: qwen3_vl, vision: {depth: 1}, language: {depth: 1}}
 data:
   train: [{fn: "a:b", args: {n: 3, deep: {list: [1, {x: 2}]}}, weight: 1.5}]
+  stream: {buffer: 5}
   validation: [{fn: "a:c"}]
   test: [{fn: "a:d", args: {on: true}}]
 answer: {think: required}

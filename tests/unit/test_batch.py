@@ -36,7 +36,8 @@ class Feed:
     def tensors(self, prompt):
         images_ND, videos_ND = (torch.full((prompt.ids.count(t), 2), float(prompt.ids[0])) for t in (IMAGE, VIDEO))
         positions_3P = torch.arange(len(prompt.ids)).expand(3, -1)
-        return PromptTensors(images_ND=images_ND, videos_ND=videos_ND, positions_3P=positions_3P)
+        seconds_V = torch.ones(prompt.ids.count(VIDEO))
+        return PromptTensors(images_ND=images_ND, videos_ND=videos_ND, positions_3P=positions_3P, seconds_V=seconds_V)
 
 
 REFS = {IMAGE: ImageRef(path="p.png", sha256=""), VIDEO: VideoRef(path="v.mp4", sha256="")}

@@ -113,6 +113,15 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model.scratch.language.vocab: must be greater than or equal to 300, got 299",
         ),
         ("model.scratch.family=qwen2_5vl", "did you mean 'qwen2_5_vl'?"),
+        ("data.train=[{fn: a, weight: 1.0}, {fn: b}]", "data: give a `weight` to every training source or to none"),
+        (
+            "data.test=[{fn: a, weight: 1.0}]",
+            "data: `weight` mixes training sources; held-out data are looked at whole",
+        ),
+        (
+            "data={train: [{fn: a}, {fn: b}], stream: {}}",
+            "data: with `stream`, several training sources need a `weight` each",
+        ),
         ("rewards.terms=[]", "rewards.terms: needs at least one entry"),
         ("rewards.terms.0.fn=3", "rewards.terms.0.fn: must be text, got 3; put quotes around it"),
         ("data.train={fn: x}", "data.train: must be a list, got a mapping; begin each entry with `- `"),

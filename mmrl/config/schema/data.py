@@ -44,6 +44,13 @@ class Limits(Strict):
     """Size of a medium written into a data URL."""
 
 
+class Stream(Strict):
+    """Training sources are read as training goes, again for each epoch, and never held in memory."""
+
+    buffer: Positive = 1000
+    """Rows held to be shuffled. The checks at start look at so many rows of each source."""
+
+
 class Data(Strict):
     """Where samples come from."""
 
@@ -64,6 +71,9 @@ class Data(Strict):
     """Kinds of URLs that may name a medium; `http` stands for https too and is fetched once, when samples are read."""
     workers: Count = 0
     """Processes that open media: all at the start, the next step's while this one trains; 0 does it in between."""
+    stream: Stream | None = None
+    """For sets that do not fit in memory, and endless generators; several sources need weights. A resumed run reads
+    the rows it had seen again."""
     limits: Limits = Limits()
     """Safety limits on media."""
 
@@ -74,4 +84,8 @@ class Data(Strict):
             raise ValueError("give a `weight` to every training source or to none")
         if any(origin.weight is not None for origin in (*self.validation, *self.test)):
             raise ValueError("`weight` mixes training sources; held-out data are looked at whole")
+        if self.stream and len(self.train) > 1 and not all(weighted):
+            raise ValueError(
+                "with `stream`, several training sources need a `weight` each; they are mixed as they come"
+            )
         return self

@@ -1,0 +1,132 @@
+"""Mixtures, streams and processes that work ahead, in whole runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+
+import mmrl.media.store as store_module
+import mmrl.policy.processor as processor_module
+from mmrl.policy.processor import QwenProcessor
+
+STREAMED = {
+    "train": [counting("train", 40, label_miss=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
+    "stream": {"buffer": 8},
+    "bad_sample": "skip",
+}
+ENDLESS = """
+from itertools import count
+from mmrl.types import Kind, Reject, Sample, Target
+
+def endless(place):
+    for i in count():
+        if i > 8 and i % 3 == 0:
+            yield Reject(f"n{i}", "unlucky")
+        else:
+            digit = Target(kind=Kind.NUMBER, value=i % 10)
+            yield Sample(id=f"n{i}", task="say", parts=(f"Say {i % 10}",), target=digit, label=digit)
+"""
+
+
+def streamed(run_dir: Path, **data: object) -> dict[str, object]:
+    """Imitation and reinforcement on a mixture of two streams, one of them endless and with bad rows."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    (run_dir.parent / "mine.py").write_text(ENDLESS)
+    stages = [imitation(steps=6), reinforcement(steps=6, max_barren_steps=7)]
+    return experiment(run_dir, stages=stages, data=STREAMED | data)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_that_work_ahead_change_no_byte(
+    tmp_path: Path, whole: Path, here: Command, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
+    config = experiment(tmp_path / "run")
+    config["data"]["workers"] = workers
+    assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_picture_is_decoded_and_processed_once_a_step(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the group, however many epochs, with a reference, and with no cache to help."""
+    opened: Counter[str] = Counter()
+    processed: list[str] = []
+    open_image, process = store_module.open_image, QwenProcessor.process
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
+    monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
+    monkeypatch.setattr(QwenProcessor, "process", lambda self, s: processed.append(s.id) or process(self, s))
+    stage = reinforcement(steps=1, prompts_per_step=6, group_size=8, epochs=2)
+    config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
+    assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
+    assert "learner/kl_nats" in metrics(tmp_path / "run")[-1]
+    assert len(processed) == len(set(processed)) == 6
+    assert len(opened) == 6
+    assert set(opened.values()) == {1}  # decoded at the start, and still in memory for the step
+
+
+@pytest.mark.slow
+def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -> None:
+    config = write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
+    done = here("train", config)
+    assert done.code == 0, done.errors
+    records = metrics(tmp_path / "a" / "run")
+    assert sum(record.get("data/skipped", 0) for record in records) > 0
+    assert {"reward/task/count", "reward/task/say"} <= set().union(*records)
+    assert "left out: row n" in done.output
+
+    again = write(streamed(tmp_path / "b" / "run", workers=1), tmp_path / "b" / "tiny.yaml")
+    done = mmrl("train", again, strike=("mmrl.learner.learner:GrpoLearner.learn", 10, "SIGKILL"))
+    assert done.code == -signal.SIGKILL
+    assert here("train", again).code == 0
+    assert contents(tmp_path / "b" / "run") == contents(tmp_path / "a" / "run")
+
+
+def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Command) -> None:
+    done = here("train", write(streamed(tmp_path / "run", bad_sample="stop"), tmp_path / "tiny.yaml"))
+    assert done.code == 2
+    assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.bad_sample=skip", done.errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
+    config = experiment(tmp_path / "run", stages=[reinforcement(steps=10_000, max_barren_steps=10_000)])
+    config["data"]["workers"] = 2
+    command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
+    with (tmp_path / "errors").open("w") as errors:
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+    wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(metrics(tmp_path / "run")) > 3)
+    if blow is signal.SIGINT:
+        os.killpg(run.pid, blow)  # as a terminal does: every process gets it
+        assert run.wait(60) == 128 + signal.SIGINT
+    else:
+        run.kill()
+        run.wait(60)
+    wait_for(lambda: not group_lives(run.pid))
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def group_lives(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    return True

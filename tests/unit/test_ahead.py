@@ -1,0 +1,248 @@
+"""Feeds are ready when a step begins: the same bytes from any number of processes, deaths named, no more than a step
+ahead, memory flat.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import mmrl.policy.processor as processor_module
+from mmrl.algo.sampler import Shuffled
+from mmrl.algo.stream import Streamed
+from mmrl.policy.ahead import Ahead
+from mmrl.policy.workers import Workers
+from mmrl.types import ImageRef, Kind, Reject, Sample, Target, TooLongError, UserError
+
+NUMBER = Target(kind=Kind.NUMBER, value=3)
+
+
+def sample(name, *parts):
+    return Sample(id=name, task="t", parts=parts or ("?",), target=NUMBER)
+
+
+class Rows:
+    """An order that writes down what was taken."""
+
+    def __init__(self, rows):
+        self.rows, self.taken = rows, 0
+
+    def take(self, cursor, count):
+        self.taken = max(self.taken, cursor + count)
+        return self.rows[cursor : cursor + count]
+
+
+@contextmanager
+def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
+    options = {"skip": False, "warn": warn, **left_out}
+    if not count:
+        yield Ahead(order, processor, None, **options)
+        return
+    with closing(Workers(work, count)) as workers:
+        yield Ahead(order, processor, workers, **options)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
+    world = tiny()
+    order = Shuffled(world.samples, 7)
+    plain, processor = world.fresh(), world.fresh()
+    with (
+        ahead(order, plain) as here,
+        ahead(order, processor, work=world.fresh().process, count=count) as there,
+    ):
+        for cursor in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
+            samples = there.take(cursor, 5)
+            assert samples == here.take(cursor, 5) == order.take(cursor, 5)
+            for one in samples:
+                prompt = processor.ask(one)
+                assert prompt == plain.ask(one)
+                assert prompt.sample is one
+                assert torch.equal(processor.tensors(prompt).images_ND, plain.tensors(prompt).images_ND)
+                assert torch.equal(processor.tensors(prompt).positions_3P, plain.tensors(prompt).positions_3P)
+
+
+def test_processes_are_one_step_ahead_and_no_more(tiny):
+    world = tiny()
+    order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in world.samples])
+    processor = world.fresh()
+    with ahead(order, processor, work=world.fresh().process, count=1) as source:
+        for cursor in (0, 4, 8):
+            assert len(source.take(cursor, 4)) == 4
+            assert order.taken == cursor + 8
+    with ahead(Rows(order.rows), processor) as source:
+        source.take(0, 4)
+        assert source._order.taken == 4
+
+
+def deadly(one):
+    """Work that dies of some samples."""
+    match one.id.split("-")[0]:
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "bug":
+            raise ZeroDivisionError("a bug")
+        case "bad":
+            raise UserError(f"sample {one.id}: bad")
+        case "slow":
+            time.sleep(600)
+    return os.getpid()
+
+
+@pytest.fixture
+def workers():
+    with closing(Workers(deadly, 2)) as workers:
+        yield workers
+
+
+def test_a_process_that_dies_takes_no_more_with_it_than_its_sample(workers):
+    names = ["a", "crash-1", "b", "killed-1", "bad-1", "c", "d"]
+    futures = {name: workers.submit(sample(name)) for name in names}
+    with pytest.raises(UserError, match="sample crash-1: the process that read its media was killed by SIGSEGV"):
+        futures["crash-1"].result(60)
+    with pytest.raises(UserError, match="sample killed-1: .* SIGKILL; its file crashes the decoder, or memory ran out"):
+        futures["killed-1"].result(60)
+    with pytest.raises(UserError, match="sample bad-1: bad"):
+        futures["bad-1"].result(60)
+    assert all(futures[name].result(60) for name in "abcd")
+
+
+def test_a_bug_is_no_bad_sample(workers):
+    with pytest.raises(RuntimeError, match="sample bug-1: .* its traceback stands above"):
+        workers.submit(sample("bug-1")).result(60)
+
+
+def test_a_process_killed_while_idle_is_replaced(workers):
+    seen = {workers.submit(sample(f"a{i}")).result(60) for i in range(4)}
+    for pid in seen:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    again = {workers.submit(sample(f"b{i}")).result(60) for i in range(4)}
+    assert again
+    assert not seen & again
+
+
+def test_closing_does_not_wait_for_work():
+    workers = Workers(deadly, 1)
+    running = workers.submit(sample("a")).result(60)
+    workers.submit(sample("slow-1"))
+    waiting = workers.submit(sample("b"))
+    start = time.perf_counter()
+    workers.close()
+    assert time.perf_counter() - start < 5
+    assert waiting.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(running, 0)
+
+
+def unusable(tmp_path):
+    damaged = tmp_path / "damaged.png"
+    Image.new("RGB", (48, 48)).save(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    ref = ImageRef(path=str(damaged), sha256=hashlib.sha256(damaged.read_bytes()).hexdigest())
+    return [
+        sample("damaged", ref, "?"),
+        Reject("broken", "no answer in the row"),
+        sample("long", "many words " * 500),
+        sample("same", "a"),
+        sample("same", "b"),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
+    world, told = tiny(), []
+    rows = [*world.samples[:2], *unusable(tmp_path), *world.samples[2:4]]
+    processor = world.fresh()
+    made = ahead(
+        Rows(rows), processor, work=world.fresh().process, count=count, skip=True, drop_long=True, warn=told.append
+    )
+    with made as source:
+        samples = source.take(0, len(rows))
+    assert samples == [*rows[:2], rows[5], *rows[-2:]]
+    assert [line.split(":")[0:2] for line in told] == [
+        ["left out", " sample damaged"],
+        ["left out", " row broken"],
+        ["left out", " sample long"],
+        ["left out", " sample same"],
+    ]
+
+
+def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_path):
+    damaged, broken, long, *_ = unusable(tmp_path)
+    for row, message in ((damaged, "damaged.png: damaged"), (broken, "row broken: no answer"), (long, "sample long")):
+        with (
+            ahead(Rows([tiny().samples[0], row]), tiny().fresh()) as source,
+            pytest.raises(UserError, match=message),
+        ):
+            source.take(0, 2)
+    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip=True) as source, pytest.raises(TooLongError):
+        source.take(0, 2)
+    nothing = "not one of the 2 samples from position 0 on can be used"
+    with (
+        ahead(Rows([damaged, broken]), tiny().fresh(), skip=True) as source,
+        pytest.raises(UserError, match=nothing),
+    ):
+        source.take(0, 2)
+
+
+def test_many_bad_rows_do_not_flood_the_console(tiny):
+    told = []
+    rows = [tiny().samples[0], *(Reject(str(i), "no") for i in range(50))]
+    with ahead(Rows(rows), tiny().fresh(), skip=True, warn=told.append) as source:
+        assert len(source.take(0, 51)) == 1
+    assert len(told) == 5
+    assert told[-1].endswith("from here on they are only counted, in data/skipped")
+
+
+def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
+    world = tiny()
+    processor, processed = world.fresh(), []
+    process = processor.process
+    processor.process = lambda one: processed.append(one.id) or process(one)
+    with ahead(Rows(world.samples), processor) as source:
+        step = source.take(0, 6)
+        held_out = processor.ask(world.samples[8])  # an evaluation in between
+        prompts = [processor.ask(one) for one in step]
+        for prompt in [*prompts, *prompts]:
+            processor.tensors(prompt)
+        assert processed == [one.id for one in (*step, world.samples[8])]
+        source.take(6, 2)
+        processor.tensors(prompts[0])  # the step before is gone
+        processor.tensors(held_out)
+    assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
+
+
+def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch):
+    """Held, the rows would take 200 MB, and the patches of every fourth, which has a picture, 140 MB."""
+    monkeypatch.setattr(processor_module, "_CACHE_BYTES", 4_000_000)
+    world = tiny()
+    models = (world.samples[0], *[world.samples[2]] * 3)
+
+    def rows():
+        for i in range(10_000):
+            yield replace(models[i % 4], id=str(i), meta={"notes": "x" * 20_000 + str(i)})
+
+    processor = world.fresh()
+    with ahead(Streamed(rows, buffer=100, seed=0), processor) as source:
+        taken, start = 0, 0
+        for cursor in range(0, 10_000, 50):
+            taken += len(source.take(cursor, 50))
+            start = resident_bytes() if cursor == 1000 else start
+    assert taken == 10_000
+    assert resident_bytes() - start < 20_000_000
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
