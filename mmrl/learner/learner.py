@@ -1,6 +1,6 @@
 """Experiences to a gradient: the clipped surrogate on the policy's own tokens, likelihood on a teacher's.
 
-Letters: B rows, C completion columns.
+Letters: N learned tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from mmrl.algo.kl import k3
 from mmrl.algo.loss import clipped_surrogate
 from mmrl.algo.schedule import learning_rate
-from mmrl.batch import Batch, Feeder, collate, rows
+from mmrl.batch import Batch, Feeder, collate, pack
 from mmrl.config.schema import Loss, Optimizer
+from mmrl.learner.self_check import check_shared_prefix
 from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Author, Experience
 
@@ -37,12 +38,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnPlan:
-    """The numbers of learning in one stage; `micro_batch` counts prompts."""
+    """The numbers of learning in one stage; a micro-batch has at most so many prompts and so many tokens."""
 
     loss: Loss
     optimizer: Optimizer
     total_steps: int
     micro_batch: int
+    token_budget: int
     epochs: int
     shared_prefix: bool
     pad_id: int
@@ -63,6 +65,7 @@ class GrpoLearner:
         self._engine = engine
         self._plan = plan
         self._reference = reference
+        self._checked = not plan.shared_prefix
 
     def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """One optimizer step per epoch over all experiences.
@@ -100,50 +103,55 @@ class GrpoLearner:
     def _loss(self, batch: Batch, tokens: Counter[Author]) -> tuple[torch.Tensor, dict[str, float]]:
         scores = self._policy.score(batch)
         batch = batch.to(self._policy.device)
-        loss = scores.logps_BC.new_zeros(())
+        loss = scores.logps_N.new_zeros(())
         parts: dict[str, float] = {}
         if tokens[Author.TEACHER]:
-            share = batch.teacher_BC / tokens[Author.TEACHER]
-            loss = loss - (scores.logps_BC * share).sum()
+            share = batch.teacher_N / tokens[Author.TEACHER]
+            loss = loss - (scores.logps_N * share).sum()
         if tokens[Author.POLICY]:
-            share = batch.policy_BC / tokens[Author.POLICY]
+            share = batch.policy_N / tokens[Author.POLICY]
             options = self._plan.loss
             surrogate = clipped_surrogate(
-                scores.logps_BC, batch.old_logps_BC, batch.advantages_BC, options.clip_low, options.clip_high
+                scores.logps_N, batch.old_logps_N, batch.advantages_N, options.clip_low, options.clip_high
             )
             loss = loss + (surrogate * share).sum()
-            parts = self._watch(batch, scores.logps_BC.detach(), scores.entropies_BC, share)
+            parts = self._watch(batch, scores.logps_N.detach(), scores.entropies_N.detach(), share)
             if self._reference is not None:
                 with torch.no_grad():
-                    reference_BC = self._reference.score(batch).logps_BC
-                kl = (k3(scores.logps_BC, reference_BC) * share).sum()
+                    reference_N = self._reference.score(batch).logps_N
+                kl = (k3(scores.logps_N, reference_N) * share).sum()
                 loss = loss + options.kl_coef * kl
                 parts["learner/kl_nats"] = float(kl.detach())
         return loss, parts
 
     def _watch(
-        self, batch: Batch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor, share_BC: torch.Tensor
+        self, batch: Batch, logps_N: torch.Tensor, entropies_N: torch.Tensor, share_N: torch.Tensor
     ) -> dict[str, float]:
-        gap = torch.where(batch.policy_BC, logps_BC - batch.old_logps_BC, 0.0)
+        gap = torch.where(batch.policy_N, logps_N - batch.old_logps_N, 0.0)
         ratio = gap.exp()
         low, high = 1.0 - self._plan.loss.clip_low, 1.0 + self._plan.loss.clip_high
         return {
-            "learner/entropy_nats": float((entropies_BC * share_BC).sum()),
-            "learner/clipped_frac": float((((ratio < low) | (ratio > high)) * share_BC).sum()),
-            "learner/ratio_max": float((ratio * batch.policy_BC).max()),
-            _GAP: float((gap.abs() * share_BC).sum()),
+            "learner/entropy_nats": float((entropies_N * share_N).sum()),
+            "learner/clipped_frac": float((((ratio < low) | (ratio > high)) * share_N).sum()),
+            "learner/ratio_max": float((ratio * batch.policy_N).max()),
+            _GAP: float((gap.abs() * share_N).sum()),
         }
 
     def _micro_batches(self, active: Sequence[Experience]) -> Iterator[Batch]:
-        """Prompts with completions of like length go together, so that little is padded."""
-        groups = sorted(rows(active, shared_prefix=True), key=lambda row: sum(e.rollout.num_tokens for e in row))
-        for start in range(0, len(groups), self._plan.micro_batch):
-            chunk = [experience for group in groups[start : start + self._plan.micro_batch] for experience in group]
-            packed = rows(chunk, shared_prefix=self._plan.shared_prefix)
-            yield collate(packed, self._feeder, pad_id=self._plan.pad_id)
+        plan = self._plan
+        micro_batches = pack(
+            active, max_groups=plan.micro_batch, max_tokens=plan.token_budget, shared_prefix=plan.shared_prefix
+        )
+        if not self._checked:
+            siblings = next((group for groups in micro_batches for group in groups if len(group) > 1), None)
+            if siblings is not None:
+                check_shared_prefix(self._policy, siblings, self._feeder, pad_id=plan.pad_id)
+                self._checked = True
+        for groups in micro_batches:
+            yield collate(groups, self._feeder, pad_id=plan.pad_id, shared_prefix=plan.shared_prefix)
 
     def _teaches(self, experience: Experience) -> bool:
-        authors = {segment.author for segment in experience.rollout.segments}
+        authors = {segment.author for segment in experience.rollout.segments if segment.ids}
         by_policy = Author.POLICY in authors and (experience.advantage != 0.0 or self._reference is not None)
         return by_policy or Author.TEACHER in authors
 

@@ -40,12 +40,13 @@ def experiences(world, group_size=4, teacher=False):
     return made
 
 
-def gradient(world, taught, *, micro_batch=100, shared_prefix=True, kl_coef=0.0, epochs=1):
+def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_prefix=True, kl_coef=0.0, epochs=1):
     plan = LearnPlan(
         loss=Loss(kl_coef=kl_coef),
         optimizer=Optimizer(),
         total_steps=1,
         micro_batch=micro_batch,
+        token_budget=token_budget,
         epochs=epochs,
         shared_prefix=shared_prefix,
         pad_id=world.eos_id,
