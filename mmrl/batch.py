@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -353,5 +353,6 @@ _T = TypeVar("_T", Media, Batch, PromptBatch)
 
 def _moved(batch: _T, device: torch.device) -> _T:
     """A batch on another device; what is no tensor stays."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{n: v.to(device) for n, v in values.items() if isinstance(v, torch.Tensor | Media)})
+    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor | Media)}
+    return replace(batch, **(values | moved))

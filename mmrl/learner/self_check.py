@@ -54,7 +54,7 @@ def check_shared_prefix(policy: Policy, siblings: Sequence[Experience], feeder: 
         raise UserError(
             f"shared_prefix: on sample {siblings[0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logps:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logps:g} and {bound.gradient:g} "
-            "would be rounding. Set shared_prefix: off, and tell us the model and the versions of torch and transformers"
+            "would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
         )
 
 

@@ -85,7 +85,7 @@ class Policy:
     @property
     def shares_prefixes(self) -> bool:
         """Whether it can score packed batches: with any attention but transformers' eager one."""
-        return self.model.get_decoder().config._attn_implementation == TREE
+        return bool(self.model.get_decoder().config._attn_implementation == TREE)
 
     def frozen_copy(self) -> Policy:
         """The policy as it is now, never to change: a reference for the KL penalty."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from mmrl.policy.law import law_logps
 from mmrl.types import SamplingLaw
@@ -56,8 +56,12 @@ class ScoringHead(nn.Linear):
             return super().forward(hidden)
         request = self._request
         rows_NW = hidden.flatten(0, -2)[request.source_N]
-        scores_2N: torch.Tensor = _Scores.apply(rows_NW, self.weight, request)
+        scores_2N: torch.Tensor = _Scores.apply(rows_NW, self.weight, request)  # type: ignore[no-untyped-call]
         return scores_2N
+
+
+class _Context(BackwardCFunction):
+    request: Request
 
 
 class _Scores(torch.autograd.Function):
@@ -67,7 +71,7 @@ class _Scores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: Request) -> torch.Tensor:
+    def forward(ctx: _Context, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: Request) -> torch.Tensor:
         scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
         for at in _chunks(len(hidden_NW), request.chunk):
             logps = law_logps(hidden_NW[at] @ weight_VW.T, request.law)
@@ -78,11 +82,12 @@ class _Scores(torch.autograd.Function):
         return scores_2N
 
     @staticmethod
-    def backward(ctx: Any, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        hidden_NW, weight_VW, scores_2N = ctx.saved_tensors
-        request: Request = ctx.request
-        d_hidden = torch.empty_like(hidden_NW) if ctx.needs_input_grad[0] else None
-        d_weight = torch.zeros(weight_VW.shape, device=weight_VW.device) if ctx.needs_input_grad[1] else None
+    def backward(ctx: _Context, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
+        wanted: tuple[bool, ...] = ctx.needs_input_grad
+        (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
+        d_hidden = torch.empty_like(hidden_NW) if wanted[0] else None
+        d_weight = torch.zeros(weight_VW.shape, device=weight_VW.device) if wanted[1] else None
         for at in _chunks(len(hidden_NW), request.chunk):
             probs = law_logps(hidden_NW[at] @ weight_VW.T, request.law).exp_()
             d_logp, d_entropy = grad_2N[:, at, None]

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -50,8 +52,10 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
+    scaling: float,
     tree: Tree | None = None,
-    **options: Any,
+    sliding_window: int | None = None,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
     """An attention function of transformers: query [1, H, T, D], key and value [1, K, T, D], output [1, T, H, D].
 
@@ -59,13 +63,17 @@ def attend(
         UserError: the layer attends within a sliding window only.
     """
     if tree is None:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **options
+        )
         return output, None
-    if options.get("sliding_window"):
-        raise UserError("shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off")
+    if sliding_window:
+        raise UserError(
+            "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
+        )
     if query.is_cuda:
-        return _flex(query, key, value, tree, options["scaling"]), None
-    merged: torch.Tensor = _SpanAttention.apply(query, key, value, tree, options["scaling"])
+        return _flex(query, key, value, Walk(tree, scaling)), None
+    merged: torch.Tensor = _SpanAttention.apply(query, key, value, Walk(tree, scaling))  # type: ignore[no-untyped-call]
     return merged, None
 
 
@@ -84,33 +92,43 @@ def spans(tree: Tree) -> Iterator[Span]:
     """What is visible in a packed row, in disjoint parts; the first to name a query does not join."""
     start = 0
     for prompt, completions in tree:
-        trunk, end = slice(start, start + prompt), start + prompt + sum(completions)
+        end = start + prompt + sum(completions)
         if len(completions) < 2:  # nothing is shared: one sequence
-            trunk, completions = slice(start, end), ()
-        yield Span(trunk, trunk, causal=True, joins=False)
-        if completions:
+            yield Span(slice(start, end), slice(start, end), causal=True, joins=False)
+        else:
+            trunk = slice(start, start + prompt)
+            yield Span(trunk, trunk, causal=True, joins=False)
             yield Span(slice(trunk.stop, end), trunk, causal=False, joins=False)
-        start = trunk.stop
-        for length in completions:
-            own = slice(start, start + length)
-            yield Span(own, own, causal=True, joins=True)
-            start = own.stop
+            for first, last in pairwise(accumulate(completions, initial=trunk.stop)):
+                yield Span(slice(first, last), slice(first, last), causal=True, joins=True)
+        start = end
+
+
+class Walk(NamedTuple):
+    """Along which tree to attend, and what scores are multiplied by."""
+
+    tree: Tree
+    scale: float
+
+
+class _Context(BackwardCFunction):
+    walk: Walk
 
 
 class _SpanAttention(torch.autograd.Function):
     """The union of all spans. Query heads that share a key head stand in the kernel's batch, so no key is copied."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float
-    ) -> torch.Tensor:
+    def forward(ctx: _Context, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, walk: Walk) -> torch.Tensor:
         q, k, v = _by_key_head(query, key, value)
         groups, heads, length, width = q.shape
         merged = torch.empty(length, heads, groups, width, device=q.device)
         out, lse = merged.permute(2, 1, 0, 3), torch.empty(groups, heads, length, device=q.device)
-        for span in spans(tree):
+        for span in spans(walk.tree):
             at = (..., span.queries, slice(None))
-            part, part_lse = _flash(q[at], k[..., span.keys, :], v[..., span.keys, :], 0.0, span.causal, scale=scale)
+            part, part_lse = _flash(
+                q[at], k[..., span.keys, :], v[..., span.keys, :], 0.0, span.causal, scale=walk.scale
+            )
             if not span.joins:
                 out[at], lse[..., span.queries] = part, part_lse
                 continue
@@ -120,40 +138,49 @@ class _SpanAttention(torch.autograd.Function):
             lse[..., span.queries] = both
         merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, lse)
-        ctx.tree, ctx.scale = tree, scale
+        ctx.walk = walk
         return merged.view(1, length, heads * groups, width)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        query, key, value, merged, lse = ctx.saved_tensors
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
+        query, key, value, merged, lse = saved
         q, k, v = _by_key_head(query, key, value)
         out, d_out = (x.reshape(merged.shape).permute(2, 1, 0, 3) for x in (merged, grad))
         d_query = torch.zeros(merged.shape, device=q.device)
         d_q = d_query.permute(2, 1, 0, 3)
         d_k, d_v = (torch.zeros(key.shape, device=q.device) for _ in range(2))
-        for span in spans(ctx.tree):
+        for span in spans(ctx.walk.tree):
             at, keys = (..., span.queries, slice(None)), (..., span.keys, slice(None))
             part_q, part_k, part_v = _flash_backward(
-                d_out[at], q[at], k[keys], v[keys], out[at], lse[..., span.queries], 0.0, span.causal, scale=ctx.scale
+                d_out[at],
+                q[at],
+                k[keys],
+                v[keys],
+                out[at],
+                lse[..., span.queries],
+                0.0,
+                span.causal,
+                scale=ctx.walk.scale,
             )
             d_q[at] += part_q
             d_k[keys] += part_k.sum(dim=0)
             d_v[keys] += part_v.sum(dim=0)
         d_query = d_query.view(query.shape[2], query.shape[1], -1).transpose(0, 1).unsqueeze(0)
-        return d_query.to(query.dtype), d_k.to(key.dtype), d_v.to(value.dtype), None, None
+        return d_query.to(query.dtype), d_k.to(key.dtype), d_v.to(value.dtype), None
 
 
 def _by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """[1, H, T, D] becomes [G, K, T, D], keys and values as views."""
     heads = key.shape[1]
     groups = query.shape[1] // heads
-    return query[0].unflatten(0, (heads, groups)).transpose(0, 1), *(x.expand(groups, -1, -1, -1) for x in (key, value))
+    by_key = query[0].view(heads, groups, *query.shape[2:])
+    return by_key.transpose(0, 1), key.expand(groups, -1, -1, -1), value.expand(groups, -1, -1, -1)
 
 
-def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float) -> torch.Tensor:
-    kernel = _compiled() if query.is_cuda else flex_attention
-    mask = block_mask(tree, query.device)
-    output: torch.Tensor = kernel(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, walk: Walk) -> torch.Tensor:
+    mask = block_mask(walk.tree, query.device)
+    output: torch.Tensor = _compiled()(query, key, value, block_mask=mask, scale=walk.scale, enable_gqa=True)
     return output.transpose(1, 2).contiguous()
 
 

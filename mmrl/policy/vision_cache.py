@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers.utils import ModelOutput
 
 from mmrl.batch import Media
 
@@ -36,7 +37,7 @@ class VisionCache:
         self._max_bytes = max_bytes
         self._features: OrderedDict[str, Features] = OrderedDict()
         self._bytes = 0
-        self._output: type[Any] | None = None
+        self._output: type[ModelOutput] | None = None
 
     @contextmanager
     def serving(self, tower: nn.Module, media: Media) -> Iterator[None]:
@@ -46,8 +47,8 @@ class VisionCache:
         """
         encode, waiting = tower.forward, iter([keys for keys in (media.image_keys, media.video_keys) if keys])
 
-        def forward(patches_ND: torch.Tensor, grid_thw: torch.Tensor, **options: Any) -> Any:
-            pieces = patches_ND.split(grid_thw.prod(dim=-1).tolist())
+        def forward(patches_ND: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
+            pieces = torch.split(patches_ND, grid_thw.prod(dim=-1).tolist())
             found = []
             for key, piece, grid in zip(next(waiting), pieces, grid_thw, strict=True):
                 if key not in self._features:
@@ -56,13 +57,13 @@ class VisionCache:
                 found.append(self._features[key])
             return self._joined(found)
 
-        tower.forward = forward  # type: ignore[method-assign]
+        tower.forward = forward
         try:
             yield
         finally:
-            tower.forward = encode  # type: ignore[method-assign]
+            tower.forward = encode
 
-    def _keep(self, key: str, output: Any) -> None:
+    def _keep(self, key: str, output: ModelOutput) -> None:
         self._output = type(output)
         features = Features(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
         self._features[key] = features
@@ -70,7 +71,7 @@ class VisionCache:
         while self._bytes > self._max_bytes and len(self._features) > 1:
             self._bytes -= self._features.popitem(last=False)[1].nbytes
 
-    def _joined(self, found: list[Features]) -> Any:
+    def _joined(self, found: list[Features]) -> ModelOutput:
         """The tower's own kind of output."""
         assert self._output is not None
         joined = {"pooler_output": torch.cat([features.tokens for features in found])}

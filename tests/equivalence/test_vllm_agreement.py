@@ -18,7 +18,7 @@ from videos import write_video
 from vllm_worker import SIBLINGS, TOKENS, Questions, Raw
 
 from mmrl.answer import Grammar
-from mmrl.batch import PromptTensors, collate, rows
+from mmrl.batch import PromptTensors, by_prompt, collate
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
 from mmrl.media.resize import fit

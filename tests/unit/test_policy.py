@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load, save
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mmrl.batch import by_prompt, collate
+from mmrl.batch import collate
 from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.law import draw

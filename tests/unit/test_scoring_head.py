@@ -90,9 +90,9 @@ class Widest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         output = function(*arguments, **(options or {}))
-        if isinstance(output, torch.Tensor) and output.dim() > 1 and output.shape[-1] == VOCABULARY:
-            if output.data_ptr() != self.weight.data_ptr():
-                self.rows = max(self.rows, output.shape[:-1].numel())
+        if isinstance(output, torch.Tensor) and output.data_ptr() != self.weight.data_ptr():
+            rows, columns = output.shape[:-1].numel(), output.shape[-1] if output.dim() > 1 else 0
+            self.rows = max(self.rows, rows if columns == VOCABULARY else 0)
         return output
 
 
