@@ -54,7 +54,6 @@ def attend(
     *,
     scaling: float,
     tree: Tree | None = None,
-    sliding_window: int | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """An attention function of transformers: query [1, H, T, D], key and value [1, K, T, D], output [1, T, H, D].
@@ -63,11 +62,9 @@ def attend(
         UserError: the layer attends within a sliding window only.
     """
     if tree is None:
-        output, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **options
-        )
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return output, None
-    if sliding_window:
+    if options.get("sliding_window"):
         raise UserError(
             "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
         )
