@@ -30,6 +30,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
@@ -86,7 +88,8 @@ LIGHT = (
         "mmrl_rewards.choice",
     ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
-    *("mmrl_rewards.span", "mmrl_rewards.video"),
+    *("mmrl_rewards.span", "mmrl_rewards.video", "mmrl_rewards.ocr", "mmrl_rewards.table"),
+    *("mmrl_rewards.ranking", "mmrl_rewards.length"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
 HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")

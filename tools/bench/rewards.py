@@ -33,6 +33,19 @@ FLOORS = {
     "mmrl_rewards.point:f1": 0,
     "mmrl_rewards.span:iou": 0,
     "mmrl_rewards.video:tube": 0,
+    "mmrl_rewards.ocr:cer": 2_000,
+    "mmrl_rewards.ocr:wer": 2_000,
+    "mmrl_rewards.ocr:anls": 2_000,
+    "mmrl_rewards.ocr:exact": 2_000,
+    "mmrl_rewards.ocr:fields": 0,
+    "mmrl_rewards.text:exact": 0,
+    "mmrl_rewards.text:rouge": 0,
+    "mmrl_rewards.text:bleu": 0,
+    "mmrl_rewards.text:chrf": 0,
+    "mmrl_rewards.text:repetition": 0,
+    "mmrl_rewards.table:teds": 0,
+    "mmrl_rewards.ranking:ndcg": 0,
+    "mmrl_rewards.length:cosine": 0,
 }
 """Calls a second that a reward must reach; 0 for what is only shown."""
 
