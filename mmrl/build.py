@@ -56,7 +56,9 @@ class World:
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
         check_lessons(config, self.samples.train, self.grammar)
         loaded = self._model()
-        self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
+        self.policy = Policy(
+            loaded.model.to(_device(config)), freeze=config.model.freeze, logits_chunk=config.model.logits_chunk
+        )
         if not self.policy.trainable:
             raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
         encoder = encoder_of(config, loaded, store)
@@ -102,17 +104,25 @@ class World:
         """The learner of a stage."""
         loss, epochs, shared_prefix = Loss(), 1, False
         if isinstance(stage, Rl):
-            loss, epochs, shared_prefix = stage.loss, stage.epochs, stage.shared_prefix
+            loss, epochs, shared_prefix = stage.loss, stage.epochs, self._shares_prefix(stage)
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
             micro_batch=stage.micro_batch,
+            token_budget=stage.token_budget,
             epochs=epochs,
             shared_prefix=shared_prefix,
             pad_id=self.eos_id,
         )
         return GrpoLearner(self.policy, self.processor, engine, plan, reference)
+
+    def _shares_prefix(self, stage: Rl) -> bool:
+        if stage.shared_prefix == "on" and not self.policy.shares_prefixes:
+            raise UserError(
+                f"stage {stage.name!r}: shared_prefix needs model.attention: sdpa, not {self.config.model.attention}"
+            )
+        return stage.shared_prefix != "off" and self.policy.shares_prefixes
 
     def _model(self) -> Loaded:
         options = self.config.model

@@ -1,6 +1,6 @@
 """Experiences to a gradient: micro-batches, epochs, and one update each. What is optimised is in `objective`.
 
-Letters: B rows, C completion columns, N learned tokens of a micro-batch, the policy's and a teacher's.
+Letters: N learned tokens of a micro-batch, the policy's and a teacher's.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mmrl.algo.schedule import learning_rate
-from mmrl.batch import Batch, Feeder, collate, rows
+from mmrl.batch import Batch, Feeder, collate, pack
 from mmrl.config.schema import Loss, Optimizer
 from mmrl.learner.objective import Counts, Objective, Scores
+from mmrl.learner.self_check import check_shared_prefix
 from mmrl.policy.qwen_vl import Policy, TokenScores
 from mmrl.types import Experience
 
-Packed = Sequence[Sequence[Experience]]
-"""A micro-batch's experiences, row by row."""
+Groups = Sequence[Sequence[Experience]]
+"""A micro-batch's experiences, by prompt."""
 
 _GAP = "rollout/logp_gap_nats"
 _SKIPPED = "learner/skipped_updates"
@@ -38,12 +39,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnPlan:
-    """The numbers of learning in one stage; `micro_batch` counts prompts."""
+    """The numbers of learning in one stage; a micro-batch has at most so many prompts and so many tokens."""
 
     loss: Loss
     optimizer: Optimizer
     total_steps: int
     micro_batch: int
+    token_budget: int
     epochs: int
     shared_prefix: bool
     pad_id: int
@@ -72,6 +74,7 @@ class GrpoLearner:
         self._engine = engine
         self._plan = plan
         self._reference = reference
+        self._checked = not plan.shared_prefix
 
     def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """One optimizer step per epoch over all experiences.
@@ -99,14 +102,13 @@ class GrpoLearner:
     def _epoch(self, active: Sequence[Experience], counts: Counts, step: int, starts: list[_Start]) -> dict[str, float]:
         """One pass over the experiences and one update. The first pass fills `starts`, the later ones read it."""
         totals: dict[str, float] = {}
-        for index, (packed, batch) in enumerate(self._micro_batches(active)):
+        for index, (groups, batch) in enumerate(self._micro_batches(active)):
             scores = self._policy.score(batch)
-            logps_N = _flat(scores.logps_BC, batch)
             if index == len(starts):
-                starts.append(_Start(logps_N.detach(), self._refer(batch)))
+                starts.append(_Start(scores.logps_N.detach(), self._refer(batch)))
             loss, parts = self._objective(
-                [experience for row in packed for experience in row],
-                Scores(logps_N, _flat(scores.entropies_BC, batch), *starts[index]),
+                [experience for group in groups for experience in group],
+                Scores(scores.logps_N, scores.entropies_N, *starts[index]),
                 counts,
                 step=step,
             )
@@ -121,15 +123,20 @@ class GrpoLearner:
         if self._reference is None:
             return None
         with torch.no_grad():
-            return _flat(self._reference.score(batch).logps_BC, batch)
+            return self._reference.score(batch).logps_N
 
-    def _micro_batches(self, active: Sequence[Experience]) -> Iterator[tuple[Packed, Batch]]:
-        """Prompts with completions of like length go together, so that little is padded."""
-        groups = sorted(rows(active, shared_prefix=True), key=lambda row: sum(e.rollout.num_tokens for e in row))
-        for start in range(0, len(groups), self._plan.micro_batch):
-            chunk = [experience for group in groups[start : start + self._plan.micro_batch] for experience in group]
-            packed = rows(chunk, shared_prefix=self._plan.shared_prefix)
-            yield packed, collate(packed, self._feeder, pad_id=self._plan.pad_id)
+    def _micro_batches(self, active: Sequence[Experience]) -> Iterator[tuple[Groups, Batch]]:
+        plan = self._plan
+        micro_batches = pack(
+            active, max_groups=plan.micro_batch, max_tokens=plan.token_budget, shared_prefix=plan.shared_prefix
+        )
+        if not self._checked:
+            siblings = next((group for groups in micro_batches for group in groups if len(group) > 1), None)
+            if siblings is not None:
+                check_shared_prefix(self._policy, siblings, self._feeder, pad_id=plan.pad_id)
+                self._checked = True
+        for groups in micro_batches:
+            yield groups, collate(groups, self._feeder, pad_id=plan.pad_id, shared_prefix=plan.shared_prefix)
 
     def _lr(self, step: int) -> float:
         options = self._plan.optimizer
@@ -148,8 +155,3 @@ class _Start(NamedTuple):
 
     logps_N: torch.Tensor
     reference_N: torch.Tensor | None
-
-
-def _flat(values_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The values of learned tokens, response after response, [N]."""
-    return values_BC[(batch.policy_BC | batch.teacher_BC).to(values_BC.device)]

@@ -64,6 +64,7 @@ def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=Tru
         optimizer=Optimizer(),
         total_steps=4,
         micro_batch=micro_batch,
+        token_budget=10_000,
         epochs=1,
         shared_prefix=shared_prefix,
         pad_id=world.eos_id,

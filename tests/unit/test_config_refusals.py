@@ -83,7 +83,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.reference.reset_optimizer=true", "stages.1.reference: reset_optimizer is for `update: reset`"),
         ("stages.rl.advantage.uncertainty={}", "stages.1.advantage.uncertainty.term: missing; the reward term"),
         ("stages.rl.sampling.temperature=0", "stages.1: temperature 0 makes all rollouts of a group equal"),
-        ("stages.rl.shared_prefix=on", "stages.1.shared_prefix: must be true or false, got the text 'on'; write true"),
+        ("stages.rl.shared_prefix=yes", "stages.1.shared_prefix: must be 'auto', 'on' or 'off', got the text 'yes'"),
         ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft' or 'rl', got the text 'grpo'"),
         ("stages.rl.kind=rll", "stages.1.kind: must be 'sft' or 'rl', got the text 'rll'; did you mean 'rl'?"),
         ("stages.rl.kind=3", "stages.1.kind: must be 'sft' or 'rl', got 3"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.algo.kl import estimate
-from mmrl.batch import collate, rows
+from mmrl.batch import by_prompt, collate
 from mmrl.config.schema import Correction, Kl, Loss, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
@@ -21,6 +21,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, *
         optimizer=optimizer,
         total_steps=steps,
         micro_batch=2,
+        token_budget=10_000,
         epochs=epochs,
         shared_prefix=True,
         pad_id=world.eos_id,
@@ -49,10 +50,9 @@ def same(before, after):
 
 def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
-    packed = rows(experiences, shared_prefix=False)
-    batch = collate(packed, world.processor, pad_id=world.eos_id)
+    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
     with torch.no_grad():
-        return policy.score(batch).logps_BC[batch.policy_BC]
+        return policy.score(batch).logps_N[batch.policy_N]
 
 
 def test_the_penalty_equals_its_oracle(tiny):
@@ -181,6 +181,7 @@ def test_the_rate_is_the_schedules(tiny):
         optimizer=Optimizer(lr=1.0, warmup_steps=2, decay="linear"),
         total_steps=5,
         micro_batch=1,
+        token_budget=10_000,
         epochs=1,
         shared_prefix=False,
         pad_id=world.eos_id,

@@ -111,6 +111,8 @@ class Model(Strict):
     """Parts that are not trained."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    logits_chunk: Positive = 1024
+    """Tokens whose logits exist at a time while learning: each takes 4 bytes per token of the vocabulary, thrice."""
     min_pixels: Positive = 3136
     """Smaller pictures are enlarged to this area."""
     max_pixels: Positive = 1003520

@@ -70,7 +70,10 @@ class Stage(Strict):
     optimizer: Optimizer = Optimizer()
     """A stage starts with a fresh optimizer."""
     micro_batch: Positive = 8
-    """Sequences (sft) or groups (rl) per forward pass; the gradient does not depend on it."""
+    """Sequences (sft) or groups (rl) per forward pass, at most; the gradient does not depend on it."""
+    token_budget: Positive = 16384
+    """Tokens per forward pass, at most: a larger group is split, and its prompt repeated. A sequence that is longer
+    alone goes alone. The gradient does not depend on it."""
     validation: Validation | None = None
     """Looks at held-out reward, and an early end by it; needs `data.validation`."""
 
@@ -107,8 +110,9 @@ class Rl(Stage):
     """What the KL penalty measures from."""
     epochs: Positive = 1
     """Optimizer steps over the same rollouts."""
-    shared_prefix: bool = True
-    """Encode image and prompt once per group in the learner; the gradient is the same without."""
+    shared_prefix: Literal["auto", "on", "off"] = "auto"
+    """Encode media and prompt once per group in the learner; the gradient is the same without, and the first group is
+    computed both ways to make sure. `auto` does so wherever `model.attention` is not `eager`."""
     max_barren_steps: Positive = 20
     """This many steps in a row without a single informative group end the run with an explanation."""
 
