@@ -20,7 +20,7 @@ from mmrl.config.schema import Loss, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, check_lessons, place_of
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.learner.learner import GrpoLearner, LearnPlan, Scorer
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
@@ -68,7 +68,9 @@ class World:
         loaded = self._model()
         lora = config.model.lora
         self.adapter = Adapter(loaded.model, lora, seed=derive(config.run.seed, "adapter")) if lora else None
-        self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
+        self.policy = Policy(
+            loaded.model.to(_device(config)), freeze=config.model.freeze, logits_chunk=config.model.logits_chunk
+        )
         encoder = encoder_of(config, loaded, store)
         self.processor = QwenProcessor(encoder)
         recompute_activations(loaded.model, config.model.gradient_checkpointing)
@@ -120,21 +122,29 @@ class World:
         """A fresh optimizer for a stage."""
         return TorchEngine(self.policy.trainable, stage.optimizer)
 
-    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:
+    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Scorer | None) -> GrpoLearner:
         """The learner of a stage."""
         loss, epochs, shared_prefix = Loss(), 1, False
         if isinstance(stage, Rl):
-            loss, epochs, shared_prefix = stage.loss, stage.epochs, stage.shared_prefix
+            loss, epochs, shared_prefix = stage.loss, stage.epochs, self._shares_prefix(stage)
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
             micro_batch=stage.micro_batch,
+            token_budget=stage.token_budget,
             epochs=epochs,
             shared_prefix=shared_prefix,
             pad_id=self.eos_id,
         )
         return GrpoLearner(self.policy, self.processor, engine, plan, reference)
+
+    def _shares_prefix(self, stage: Rl) -> bool:
+        if stage.shared_prefix == "on" and not self.policy.shares_prefixes:
+            raise UserError(
+                f"stage {stage.name!r}: shared_prefix needs model.attention: sdpa, not {self.config.model.attention}"
+            )
+        return stage.shared_prefix != "off" and self.policy.shares_prefixes
 
     def _model(self) -> Loaded:
         options = self.config.model

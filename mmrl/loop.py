@@ -23,8 +23,8 @@ from mmrl.types import Experience, Finish, Group, SamplingLaw, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The numbers of a stage. `shape` adds what rollouts earn beside their siblings; `advantages` maps a group's total
-    rewards to one advantage each.
+    """The numbers of a stage. `shape` adds what rollouts earn beside their siblings; `advantages` maps a step's groups
+    to one advantage for each of their rollouts.
     """
 
     steps: int
@@ -32,7 +32,7 @@ class Plan:
     group_size: int
     law: SamplingLaw
     shape: Callable[[Group], Group]
-    advantages: Callable[[Sequence[float]], Sequence[float]]
+    advantages: Callable[[Sequence[Group]], Sequence[Sequence[float]]]
     max_barren_steps: int
     max_bad_steps: int
 
@@ -88,7 +88,7 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
             groups = [plan.shape(group) for group in parts.judge.judge(rollouts, step=state.step)]
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
-        advantages = [plan.advantages(group.totals) if group.rollouts else () for group in groups]
+        advantages = plan.advantages(groups)
         experiences = [
             Experience(rollout=rollout, advantage=advantage)
             for group, row in zip(groups, advantages, strict=True)

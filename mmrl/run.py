@@ -22,11 +22,12 @@ from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import Rl, Sft
+from mmrl.learner.reference import Followed, Reference
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
 from mmrl.policy.qwen_vl import Policy
-from mmrl.ports import Gate, Source
+from mmrl.ports import Gate, Learner, Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
@@ -154,13 +155,17 @@ class _Run:
 
     def _train(self, stage: Sft | Rl, source: Source) -> None:
         world, state = self._world, self._state
-        engine = world.engine(stage)
+        engine, reference = world.engine(stage), self._reference(stage)
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}
-        learner = world.learner(stage, engine, self._reference(stage))
+        learner: Learner = world.learner(stage, engine, reference)
+        if isinstance(stage, Rl) and reference is not None:
+            learner = Followed(learner, reference, engine, stage.reference)
         keeper = Saver(
-            lambda state: self._save(engine.state(), state), self._stop.wanted, every=self._config.checkpoints.every
+            lambda state: self._save({**engine.state(), **(reference.state() if reference else {})}, state),
+            self._stop.wanted,
+            every=self._config.checkpoints.every,
         )
         if isinstance(stage, Sft):
             parts = sft.Parts(
@@ -209,9 +214,7 @@ class _Run:
                 max_new_tokens=sampling.max_new_tokens,
             ),
             shape=partial(shaped, terms=self._world.group_terms),
-            advantages=partial(
-                advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
-            ),
+            advantages=partial(advantages, options=stage.advantage, weights=self._world.judge.weights),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
         )
@@ -228,18 +231,22 @@ class _Run:
         rewards = "  ".join(f"{name.removeprefix('validation/')} {value:.3f}" for name, value in metrics.items())
         self._console.say(f"validation after {state.step} steps: {rewards}")
 
-    def _reference(self, stage: Sft | Rl) -> Policy | None:
-        """The weights this stage began with, kept on disk so that a resumed stage has the same."""
-        if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
+    def _reference(self, stage: Sft | Rl) -> Reference | None:
+        """What the KL penalty measures from. One that never moves is kept on disk, one that does in each checkpoint."""
+        if isinstance(stage, Sft) or not stage.loss.kl.coef:
             return None
-        if self._config.model.lora and self._state.stage == 0:  # a new adapter has changed nothing
-            return self._world.policy.without_adapter()
+        policy, options = self._world.policy, stage.reference
+        if options.update == "never" and self._config.model.lora and self._state.stage == 0:
+            return Reference(policy, options, start=policy.without_adapter())  # a new adapter has changed nothing
+        reference = Reference(policy, options)
         folder = self._dir.references / stage.name
-        reference = self._world.policy.frozen_copy()
-        if self._state.step == 0:
-            checkpoint.save_weights(folder, self._weights(reference))
+        if not reference.frozen:
+            if self._optimizer:
+                reference.load_state(self._optimizer)
+        elif self._state.step == 0:
+            checkpoint.save_weights(folder, self._weights(reference.policy))
         else:
-            checkpoint.load_weights(folder, self._weights(reference))
+            checkpoint.load_weights(folder, self._weights(reference.policy))
         return reference
 
     def _weights(self, policy: Policy) -> checkpoint.Weights:

@@ -49,6 +49,8 @@ ONLY_IN = {
         "mmrl/compat.py",
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
+        "mmrl/algo/importance.py",
+        "mmrl/algo/aggregate.py",
         "mmrl/batch.py",
         "mmrl/media/",
         "mmrl/policy/",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import MappingProxyType
 
+from mmrl.config import formulas
 from mmrl.config.load import DEFAULT, Loaded, settings
 from mmrl.config.schema import ROLES, Config, Lora, Rl, Sft, Stage, Term
 
@@ -48,9 +49,8 @@ def _stage(config: Config, index: int) -> str:
     stage = config.stages[index]
     facts = _rl(config, stage) if isinstance(stage, Rl) else _sft(config, stage)
     facts += [("trains", _trained(config)), ("optimizer", _optimizer(stage)), ("ends", _end(stage))]
-    title = (
-        f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {'GRPO' if isinstance(stage, Rl) else 'imitation'}"
-    )
+    what = stage.algorithm if isinstance(stage, Rl) else "imitation"
+    title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {what}"
     lines = [title]
     for label, text in facts:
         first, *more = text.split("\n")
@@ -86,9 +86,9 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
             f"{_cut('top-k', law.top_k, law.top_k > 0)}, at most {law.max_new_tokens} tokens each",
         ),
         ("reward", _reward(config)),
-        ("advantage", _advantage(stage)),
-        ("objective", _objective(stage)),
-        ("KL", _kl(stage)),
+        ("advantage", formulas.advantage(stage)),
+        ("objective", formulas.objective(stage)),
+        ("KL", formulas.penalty(stage)),
     ]
 
 
@@ -140,34 +140,6 @@ def _conditions(term: Term) -> Iterator[str]:
 
 def _ends(ends: tuple[float, float]) -> str:
     return f"[{ends[0]:g}, {ends[1]:g}]"
-
-
-def _advantage(stage: Rl) -> str:
-    advantage = stage.advantage
-    centred = "R_i - mean(R)" if advantage.baseline == "group_mean" else "R_i"
-    group = f"over the {stage.group_size} rollouts of one prompt"
-    if advantage.scale == "group_std":
-        return f"A_i = ({centred}) / (std(R) + {advantage.eps:g}), {group}"
-    return f"A_i = {centred}, {group if advantage.baseline == 'group_mean' else 'no baseline'}; nothing scales it"
-
-
-def _objective(stage: Rl) -> str:
-    low, high = 1 - stage.loss.clip_low, 1 + stage.loss.clip_high
-    penalty = f" + {stage.loss.kl_coef:g} · KL" if stage.loss.kl_coef else ""
-    moved = "1 up to rounding, as each rollout is used once" if stage.epochs == 1 else "clipped per token"
-    return (
-        f"L = -(1/N) Σ_i Σ_t min(r_t A_i, clip(r_t, {low:g}, {high:g}) A_i){penalty}\n"
-        f"r_t = π(y_t) / π_old(y_t), π_old as recorded while sampling; {moved}\n"
-        "N counts every sampled token of the whole step; a group of equal rewards has A = 0 and teaches nothing"
-    )
-
-
-def _kl(stage: Rl) -> str:
-    if not stage.loss.kl_coef:
-        return "none; no reference model is kept"
-    return (
-        "mean of exp(d) - d - 1 over the N tokens, d = log π_ref(y_t) - log π(y_t); π_ref is the stage's start, frozen"
-    )
 
 
 def _trained(config: Config) -> str:

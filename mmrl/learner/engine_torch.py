@@ -46,6 +46,10 @@ class TorchEngine:
         self._optimizer.zero_grad(set_to_none=True)
         return norms
 
+    def forget(self) -> None:
+        """Drop the moments, as if the stage began here."""
+        self._optimizer.state.clear()
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: optimizer moments, and the masters where they are not the weights themselves."""
         masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]

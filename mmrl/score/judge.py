@@ -44,6 +44,11 @@ class Judge:
         self._isolated = {term.name for term in terms if options.workers or term.deadline_s is not None}
         self._workers: Workers | None = None
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each term, without schedules."""
+        return {term.name: term.weight(None) for term in self._terms}
+
     def judge(self, rollouts: Sequence[Sequence[Rollout]], *, step: int) -> tuple[Group, ...]:
         """One group per prompt, in order; weights are those of `step`.
 

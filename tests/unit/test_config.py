@@ -111,7 +111,7 @@ def test_extends_cannot_multiply_without_bound(tmp_path):
 def test_overrides_reach_every_place(tmp_path):
     overrides = [
         "stages.1.optimizer.lr=1e-4",
-        "stages.rl.loss.kl_coef=0.1",
+        "stages.rl.loss.kl.coef=0.1",
         "data.train.0.args.a.b=[1, 2]",
         "run.name=x=y",
     ]
@@ -119,7 +119,7 @@ def test_overrides_reach_every_place(tmp_path):
     assert "file name" in refused(path, *overrides)
     config = load(path, overrides[:-1]).config
     assert config.stages[1].optimizer.lr == 1e-4
-    assert config.stages[1].loss.kl_coef == 0.1
+    assert config.stages[1].loss.kl.coef == 0.1
     assert config.data.train[0].args == {"a": {"b": [1, 2]}}
     assert load(path, ["run.seed=1", "run.seed=2"]).config.run.seed == 2
 
@@ -196,11 +196,12 @@ def test_explain_shows_origins_and_the_objective_with_this_configs_numbers(tmp_p
     path = write(tmp_path, SMALL)
     words = explain(
         load(
-            path, ["stages.rl.loss={kl_coef: 0.02, clip_high: 0.28}", "stages.rl.group_size=4", "model.freeze=[vision]"]
+            path,
+            ["stages.rl.loss={kl: {coef: 0.02}, clip_high: 0.28}", "stages.rl.group_size=4", "model.freeze=[vision]"],
         )
     )
     assert re.search(rf"stages\.0\.steps +10 +{re.escape(str(path))}:13", words)
-    assert re.search(r"stages\.1\.loss\.kl_coef +0\.02 +command line", words)
+    assert re.search(r"stages\.1\.loss\.kl\.coef +0\.02 +command line", words)
     assert re.search(r"run\.seed +0 +·", words)
     assert "16 prompts x 4 rollouts = 64 rollouts" in words
     assert "min(r_t A_i, clip(r_t, 0.8, 1.28) A_i) + 0.02 · KL" in words

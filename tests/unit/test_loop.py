@@ -102,9 +102,9 @@ class World:
         self.calls.append(("keep", state.step))
 
 
-def centred(totals):
-    mean = sum(totals) / len(totals)
-    return [total - mean for total in totals]
+def centred(groups):
+    means = [sum(group.totals) / len(group.totals) for group in groups]
+    return [[total - mean for total in group.totals] for group, mean in zip(groups, means, strict=True)]
 
 
 def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group: group):

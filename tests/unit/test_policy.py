@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load, save
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mmrl.batch import collate, rows
+from mmrl.batch import collate
 from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.law import draw
@@ -173,9 +173,8 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     policy = Policy(world.policy.model, freeze=freeze)
     prompt = world.processor.ask(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
-    packed = rows([Experience(rollout=rollout, advantage=1.0)], shared_prefix=True)
-    batch = collate(packed, world.processor, pad_id=world.eos_id)
-    policy.score(batch).logps_BC.sum().backward()
+    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
+    policy.score(batch).logps_N.sum().backward()
     moved = {role_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == set(ROLES) - set(freeze)
     frozen = [p for name, p in policy.model.named_parameters() if role_of(name) in freeze]

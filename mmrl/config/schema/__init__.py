@@ -9,6 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
+from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
+from mmrl.config.schema.presets import Algorithm
 from mmrl.config.schema.response import (
     AnswerGrammar,
     GroupTerm,
@@ -20,27 +22,33 @@ from mmrl.config.schema.response import (
     Term,
     Transform,
 )
-from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
+from mmrl.config.schema.stages import Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
 
 __all__ = [
     "ROLES",
     "Advantage",
+    "Algorithm",
     "AnswerGrammar",
     "Checkpoints",
+    "Coefficient",
     "Config",
+    "Correction",
     "Data",
     "Evaluation",
     "GroupTerm",
     "Judging",
+    "Kl",
     "LanguageScratch",
     "Limits",
     "Lora",
     "LoraTarget",
     "Loss",
     "Model",
+    "Nll",
     "OnFailure",
     "Optimizer",
     "Origin",
+    "Reference",
     "Rewards",
     "Rl",
     "Role",
@@ -55,6 +63,7 @@ __all__ = [
     "Strict",
     "Term",
     "Transform",
+    "Uncertainty",
     "Validation",
     "Video",
     "VisionScratch",

@@ -132,6 +132,8 @@ class Model(Strict):
     """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
     """Parts whose activations are recomputed in the backward pass: less memory, about a third more time."""
+    logits_chunk: Positive = 1024
+    """Tokens whose logits exist at a time while learning: each takes 4 bytes per token of the vocabulary, thrice."""
     min_pixels: Positive = 3136
     """Smaller pictures are enlarged to this area."""
     max_pixels: Positive = 1003520
