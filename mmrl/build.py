@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from mmrl import catalogue
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar, Section
 from mmrl.config import Config
@@ -20,7 +22,6 @@ from mmrl.learner.learner import GrpoLearner, LearnPlan, Scorer
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
-from mmrl.plugins import resolve
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES, family_of
 from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
@@ -32,7 +33,6 @@ from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
 from mmrl.supply import Supply
 from mmrl.types import Sample, SamplingLaw, UserError
-from mmrl_rewards.contract import bind
 
 PICTURE_BYTES = 256 * 2**20
 WORKER_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
@@ -47,6 +47,7 @@ class World:
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
         self.judge = judge_of(config, base)
+        catalogue.check([term.fn for term in config.rewards.terms], base)
         place = place_of(config, base, run_dir.data)
         store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
         intake = Intake(config, place, store, console)
@@ -54,6 +55,8 @@ class World:
         self.samples = intake.load()
         self.judge.check(self.samples.train, self.grammar)
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
+        for name in self.judge.unused([sample for part in self.samples.parts().values() for sample in part]):
+            console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
         check_lessons(config, self.samples.train, self.grammar)
         loaded = self._model()
         self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
@@ -87,7 +90,12 @@ class World:
         law = SamplingLaw(temperature=options.temperature, banned=self.banned, max_new_tokens=options.max_new_tokens)
         sampler = HfSampler(self.policy, self.processor, salt=(self.config.run.seed, "evaluation"))
         return Evaluator(
-            asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
+            asker=self.processor,
+            sampler=sampler,
+            judge=self.judge,
+            law=law,
+            batch_size=options.batch_size,
+            warn=self.console.warn,
         )
 
     def source(self) -> AbstractContextManager[Source]:
@@ -144,7 +152,7 @@ def grammar_of(config: Config) -> Grammar:
 
 def judge_of(config: Config, base: Path) -> Judge:
     """The rewards; functions in files are relative to `base`."""
-    return Judge([_bound_term(term, base) for term in config.rewards.terms])
+    return Judge([_bound_term(term, base) for term in config.rewards.terms], config.rewards)
 
 
 def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
@@ -187,14 +195,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
 
 
 def _bound_term(term: Term, base: Path) -> BoundTerm:
-    reward = bind(resolve(term.fn, base), term.args)
-    return BoundTerm(
-        name=term.name or reward.reward.name,
-        reward=reward,
-        weight=term.weight,
-        tasks=term.tasks,
-        train_only=term.train_only,
-    )
+    load = partial(catalogue.find, term.fn, base, term.args)
+    reward = load()
+    return BoundTerm(name=term.name or reward.reward.name, reward=reward, load=load, options=term)
 
 
 def _device(config: Config) -> torch.device:

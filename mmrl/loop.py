@@ -10,6 +10,7 @@ a clock or on what ran before, so a run continued from a checkpoint is the run t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
 
         # 3. Judge: rewards score each rollout.
         with clock.time("judge"):
-            groups = parts.judge.judge(rollouts)
+            groups = parts.judge.judge(rollouts, step=state.step)
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
         advantages = plan.advantages(groups)
@@ -105,18 +106,23 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
 
 
 def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics of a step's rollouts: mean reward, by term and by task; informative groups; lengths; truncation."""
-    scored = [(r, s) for group in groups for r, s in zip(group.rollouts, group.scores, strict=True)]
-    named: dict[str, list[float]] = {"reward/total": [score.total for _, score in scored]}
-    for rollout, score in scored:
-        named.setdefault(f"reward/task/{rollout.prompt.sample.task}", []).append(score.total)
-        for name, term in score.terms.items():
-            named.setdefault(f"reward/term/{name}", []).append(term.value)
+    """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
+    drawn = [rollout for group in groups for rollout in group.drawn]
+    failed = Counter(f"reward/{name}/{failure.fault}" for group in groups for name, failure in group.failures)
+    failed["reward/skipped"] = sum(len(group.skipped) for group in groups)
+    named: dict[str, list[float]] = {}
+    for group in groups:
+        for score in group.scores:
+            named.setdefault("reward/total", []).append(score.total)
+            named.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
+            for name, term in score.terms.items():
+                named.setdefault(f"reward/term/{name}", []).append(term.value)
     return {
         **{name: fmean(values) for name, values in named.items()},
+        **+failed,
         "group/informative_frac": fmean(any(row) for row in advantages),
-        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout, _ in scored),
-        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout, _ in scored),
+        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
+        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
     }
 
 
@@ -125,5 +131,6 @@ def _refuse_barrenness(plan: Plan, state: State, advantages: Sequence[Sequence[f
     if state.barren_steps >= plan.max_barren_steps:
         raise UserError(
             f"{state.barren_steps} steps in a row had no group to learn from: in each, all {plan.group_size} rollouts "
-            "earned the same. The task is solved or out of reach, or temperature is too low; look at rollouts/"
+            "earned the same, or could not be judged. The task is solved or out of reach, temperature is too low, or a "
+            "reward fails; look at rollouts/"
         )

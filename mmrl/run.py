@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,8 @@ def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = No
             with _nothing_left_behind(place, unless=has_begun):
                 world = World(config, loaded.files[0].parent, place, console)
                 place.write_manifest(config, world.samples.digests())
-            _Run(world, stop).go()
+            with closing(world.judge):
+                _Run(world, stop).go()
             _report(place, console)
     except (Interrupted, KeyboardInterrupt) as stopped:
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped; the last checkpoint is what is saved."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import MappingProxyType
+
 from mmrl.config import formulas
 from mmrl.config.load import DEFAULT, Loaded, settings
-from mmrl.config.schema import Config, Rl, Sft, Stage
+from mmrl.config.schema import Config, Rl, Sft, Stage, Term
 
 ROLES = ("vision", "projector", "language")
 
@@ -91,14 +94,50 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
     ]
 
 
+_COMBINED = MappingProxyType(
+    {
+        "sum": "the sum of weight · value over",
+        "product": "the product of value^weight over",
+        "min": "the least value of",
+        "lexicographic": "the values, the earlier ones outweighing all later ones, of",
+    }
+)
+
+
 def _reward(config: Config) -> str:
-    lines = []
-    for term in config.rewards.terms:
+    rewards = config.rewards
+    lines = [f"R_i = {_COMBINED[rewards.combine]}"]
+    for term in rewards.terms:
         name = term.name or term.fn.rpartition(":")[2]
-        tasks = f", only on {', '.join(term.tasks)}" if term.tasks else ""
-        training = ", only in training" if term.train_only else ""
-        lines.append(f"{term.weight:+g} · {name} ({term.fn}{tasks}{training})")
-    return "R_i = the sum of\n" + "\n".join(lines)
+        lines.append(f"{term.weight:+g} · {name} ({', '.join([term.fn, *_conditions(term)])})")
+    lines.append(f"what cannot be judged: {rewards.on_unscorable}; a reward that raises: {rewards.on_error}")
+    return "\n".join(lines)
+
+
+def _conditions(term: Term) -> Iterator[str]:
+    """How a term departs from its plain value."""
+    for column, allowed in term.when.items():
+        yield f"only where {column} is {' or '.join(allowed)}"
+    if term.train_only:
+        yield "only in training"
+    if term.gate is not None:
+        yield f"0 unless {term.gate} > {term.gate_above:g}"
+    shaping = term.transform
+    if shaping.clip is not None:
+        yield f"cut to {_ends(shaping.clip)}"
+    if shaping.threshold is not None:
+        yield f"1 from {shaping.threshold:g} up, else 0"
+    if shaping.power != 1.0:
+        yield f"to the power of {shaping.power:g}"
+    if shaping.scale is not None:
+        yield f"stretched to {_ends(shaping.scale)}"
+    if term.schedule is not None:
+        points = ", ".join(f"{factor:g} at step {step}" for step, factor in term.schedule.points)
+        yield f"its weight times {points}, {'in steps' if term.schedule.shape == 'steps' else 'linear between'}"
+
+
+def _ends(ends: tuple[float, float]) -> str:
+    return f"[{ends[0]:g}, {ends[1]:g}]"
 
 
 def _trained(config: Config) -> str:

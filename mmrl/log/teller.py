@@ -38,7 +38,7 @@ class Teller:
 
     def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
         """Keep the step's rollouts for reading, if it is one of those kept."""
-        self._tokens = sum(rollout.num_tokens for group in groups for rollout in group.rollouts)
+        self._tokens = sum(rollout.num_tokens for group in groups for rollout in group.drawn)
         if state.step == 1 or state.step % self._every == 0:
             write_rollouts(self._rollouts, self._stage, state.step, groups, advantages)
 

@@ -216,7 +216,10 @@ def test_explain_follows_the_options(tmp_path):
         "stages.rl.validation={until: 0.7, until_each: 0.2}",
         "data.validation=[{fn: a:b}]",
         "stages.cold.optimizer={decay: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
-        "rewards.terms.0.tasks=[count]",
+        "rewards.terms.0.when={task: [count], level: [hard, harder]}",
+        "rewards.terms.0.gate=form",
+        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, scale: [-1, 1]}",
+        "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
     words = explain(load(write(tmp_path, SMALL), overrides))
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
@@ -224,7 +227,12 @@ def test_explain_follows_the_options(tmp_path):
     assert "no reference model is kept" in words
     assert "once the held-out reward reaches 0.7 and every task's reaches 0.2 (looked at every 50 steps)" in words
     assert "lr 0.001, rising over 3 steps, then cosine to 0.0001" in words
-    assert "+1 · exact (mmrl_rewards.number:exact, only on count)" in words
+    assert (
+        "+1 · exact (mmrl_rewards.number:exact, only where task is count, only where level is hard or harder, "
+        "0 unless form > 0, cut to [0, 0.9], to the power of 2, stretched to [-1, 1], "
+        "its weight times 1 at step 0, 0.5 at step 50, linear between)"
+    ) in words
+    assert "what cannot be judged: skip_rollout; a reward that raises: stop" in words
     assert "nothing is frozen" in words
 
 

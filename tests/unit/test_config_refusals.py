@@ -21,11 +21,13 @@ WRONG = {
 
 NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
 NULLABLE.add("data.train.0.weight")
+NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
+NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
 
 
 @pytest.mark.parametrize("turn", range(6))
 def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
-    right = {path: value for path, value in settings(full_tree()).items() if ".args" not in path}
+    right = {path: value for path, value in settings(full_tree()).items() if not re.search(r"\.(args|when)", path)}
     right = {path: value for path, value in right.items() if not path.endswith(".kind") and value is not None}
     assert len(right) > 80
     tree, wrong = full_tree(), {}
@@ -45,7 +47,7 @@ def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
 
 def test_every_mapping_refuses_an_unknown_key(tmp_path):
     tree = full_tree()
-    places = {path.rpartition(".")[0] for path in settings(tree) if ".args" not in path} - {""}
+    places = {path.rpartition(".")[0] for path in settings(tree) if not re.search(r"\.(args|when|points)", path)} - {""}
     assert {"stages.1.loss", "model.scratch.vision", "data.train.0"} < places
     for place in places:
         put(tree, f"{place}.zzz", 1)
@@ -113,6 +115,16 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model.scratch.language.vocab: must be greater than or equal to 300, got 299",
         ),
         ("model.scratch.family=qwen2_5vl", "did you mean 'qwen2_5_vl'?"),
+        ("rewards.terms.0.when.task=count", "rewards.terms.0.when.task: must be a list, got the text 'count'; write"),
+        ("rewards.terms.0.tasks=[count]", "rewards.terms.0.tasks: unknown key"),
+        ("rewards.on_error=skip", "rewards.on_error: must be 'stop', 'skip_rollout', 'skip_group' or 'fallback', got"),
+        ("rewards.deadline_s=0", "rewards.deadline_s: must be greater than 0, got 0"),
+        ("rewards.terms.0.schedule={points: [[5, 1], [5, 2]]}", "steps must rise from point to point, got 5, 5"),
+        (
+            "rewards={combine: min, terms: [{fn: a:b, weight: 2}]}",
+            "rewards: combine min takes no weights, and a:b has one",
+        ),
+        ("rewards={combine: product, terms: [{fn: a:b, weight: -1}]}", "rewards: combine product takes weights as"),
         ("data.train=[{fn: a, weight: 1.0}, {fn: b}]", "data: give a `weight` to every training source or to none"),
         (
             "data.test=[{fn: a, weight: 1.0}]",

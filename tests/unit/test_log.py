@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
 from mmrl.types import (
     Answer,
     Author,
+    Failure,
+    Fault,
     Finish,
     Frame,
     Group,
@@ -28,6 +31,7 @@ from mmrl.types import (
     SamplingLaw,
     Score,
     Segment,
+    Skip,
     State,
     Target,
     Term,
@@ -313,6 +317,18 @@ def test_rollouts_are_written_to_be_read(tmp_path):
         "segments": [{"author": "policy", "n": 2}, {"author": "trigger", "n": 1}],
     }
     assert second["advantage"] is None
+
+
+def test_rollouts_that_could_not_be_judged_are_written_with_the_reason(tmp_path):
+    group = group_of()
+    kept, left = group.rollouts
+    failures = {"exact": Failure(Fault.TIMEOUT, "took more than 1 s")}
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], skipped=(Skip(left, failures),))
+    first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
+    assert first["total"] == 1.0
+    assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
+    assert second["response"] == left.text
+    assert "total" not in second
 
 
 # Console

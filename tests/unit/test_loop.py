@@ -8,6 +8,8 @@ from mmrl import loop, sft
 from mmrl.types import (
     Answer,
     Author,
+    Failure,
+    Fault,
     Finish,
     Frame,
     Group,
@@ -18,6 +20,7 @@ from mmrl.types import (
     SamplingLaw,
     Score,
     Segment,
+    Skip,
     State,
     Target,
     Term,
@@ -69,7 +72,8 @@ class World:
     def sync(self, version):
         self.calls.append(("sync", version))
 
-    def judge(self, rollouts):
+    def judge(self, rollouts, *, step):
+        self.calls.append(("judge", step))
         return [Group(prompt=r[0].prompt, rollouts=tuple(r), scores=self.scores()) for r in rollouts]
 
     def scores(self):
@@ -95,7 +99,7 @@ class World:
 
 
 def centred(groups):
-    means = [sum(group.totals) / len(group.totals) for group in groups]
+    means = [sum(group.totals) / max(len(group.totals), 1) for group in groups]
     return [[total - mean for total in group.totals] for group, mean in zip(groups, means, strict=True)]
 
 
@@ -110,7 +114,7 @@ def train(world, state, *, steps=3, max_barren_steps=2):
 def test_a_step_is_its_verbs_in_order():
     world, state = World(), State(step=4, cursor=8, version=6)
     train(world, state, steps=5)
-    steps = [("take", 8), ("answer", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
+    steps = [("take", 8), ("answer", 4), ("judge", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
     assert world.calls == steps
     assert (state.step, state.cursor, state.version, state.barren_steps) == (5, 10, 7, 0)
     metrics, times = world.told[0]
@@ -146,8 +150,8 @@ def test_barren_steps_in_a_row_are_refused():
 
 def test_one_informative_group_ends_the_row():
     class Seldom(World):
-        def judge(self, rollouts):
-            first, *rest = super().judge(rollouts)
+        def judge(self, rollouts, *, step):
+            first, *rest = super().judge(rollouts, step=step)
             self.rewards = (0.0, 1.0) if len(self.told) % 2 else (0.5, 0.5)
             return [replace(first, scores=self.scores()), *rest]
 
@@ -184,6 +188,48 @@ def test_metrics_of_a_step_by_hand():
         "rollout/tokens_mean": 2.5,
         "rollout/truncated_frac": 0.25,
     }
+
+
+class Skipping(World):
+    """Judges the first group's first `judged` rollouts, and nothing else."""
+
+    def __init__(self, judged):
+        super().__init__()
+        self.judged = judged
+
+    def judge(self, rollouts, *, step):
+        group, *others = super().judge(rollouts, step=step)
+        failures = {"count": Failure(Fault.TIMEOUT, "took more than 1 s")}
+        return [self.only(group, self.judged, failures), *(self.only(other, 0, {}) for other in others)]
+
+    def only(self, group, count, failures):
+        skipped = tuple(Skip(rollout, failures) for rollout in group.rollouts[count:])
+        return replace(group, rollouts=group.rollouts[:count], scores=group.scores[:count], skipped=skipped)
+
+
+def test_skipped_rollouts_teach_nothing_and_are_counted():
+    world, state = Skipping(2), State()
+    train(world, state, steps=1)
+    assert [(e.rollout.prompt.sample.id, e.advantage) for e in world.learned[0]] == [("0", -0.5), ("0", 0.5)]
+    assert state.barren_steps == 0
+    metrics, _ = world.told[0]
+    assert metrics["reward/skipped"] == 2
+    assert metrics["reward/total"] == 0.5  # of what was judged
+    assert metrics["rollout/tokens_mean"] == 2.0  # of everything
+    assert metrics["group/informative_frac"] == 0.5
+
+
+def test_a_step_of_which_nothing_could_be_judged_goes_by():
+    world, state = Skipping(0), State()
+    train(world, state, steps=1)
+    assert world.learned == [[]]
+    assert state.barren_steps == 1
+    metrics, _ = world.told[0]
+    assert metrics["reward/count/timeouts"] == 2  # the other group's rollouts only went along
+    assert metrics["reward/skipped"] == 4
+    assert "reward/total" not in metrics
+    with pytest.raises(UserError, match="or could not be judged"):
+        train(world, state, steps=2)
 
 
 def test_imitation_walks_the_data_and_tells():

@@ -11,7 +11,16 @@ from mmrl.config.schema.data import Data, Limits, Origin
 from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
 from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
 from mmrl.config.schema.presets import Algorithm
-from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
+from mmrl.config.schema.response import (
+    AnswerGrammar,
+    Judging,
+    OnFailure,
+    Rewards,
+    Schedule,
+    Section,
+    Term,
+    Transform,
+)
 from mmrl.config.schema.stages import Optimizer, Rl, Sampling, Sft, Stage, Validation
 
 __all__ = [
@@ -24,12 +33,14 @@ __all__ = [
     "Correction",
     "Data",
     "Evaluation",
+    "Judging",
     "Kl",
     "LanguageScratch",
     "Limits",
     "Loss",
     "Model",
     "Nll",
+    "OnFailure",
     "Optimizer",
     "Origin",
     "Reference",
@@ -38,12 +49,14 @@ __all__ = [
     "Role",
     "Run",
     "Sampling",
+    "Schedule",
     "Scratch",
     "Section",
     "Sft",
     "Stage",
     "Strict",
     "Term",
+    "Transform",
     "Uncertainty",
     "Validation",
     "Video",
@@ -115,4 +128,16 @@ class Config(Strict):
         looking = [stage.name for stage in stages if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
+        if "rewards" in info.data and (plain := _not_summed(info.data["rewards"])):
+            separate = [stage.name for stage in stages if stage.kind == "rl" and stage.advantage.combine == "per_term"]
+            if separate:
+                raise ValueError(f"stage {separate[0]!r}: advantage.combine per_term sums terms by weight; {plain}")
         return stages
+
+
+def _not_summed(rewards: Rewards) -> str:
+    """What of the rewards is more than terms with weights."""
+    if rewards.combine != "sum":
+        return f"rewards.combine {rewards.combine!r} does not"
+    gated = [term.fn for term in rewards.terms if term.gate is not None or term.schedule is not None]
+    return f"term {gated[0]} has a gate or a schedule, which that would ignore" if gated else ""
