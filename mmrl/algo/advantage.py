@@ -19,16 +19,20 @@ Rows = Sequence[Sequence[float]]
 
 
 def advantages(groups: Sequence[Group], options: Advantage, weights: Mapping[str, float]) -> list[tuple[float, ...]]:
-    """The advantages of a step's groups; `weights` are those of the reward terms.
+    """The advantages of a step's groups, none for a group without rollouts; `weights` are those of the reward terms.
 
     Raises:
-        ValueError: a group without rollouts, or with a reward that is not finite.
+        ValueError: a group with a reward that is not finite.
         UserError: a group lacks the term that its uncertainty is read from.
     """
-    for group in groups:
+    judged = [group for group in groups if group.scores]
+    for group in judged:
         _refuse_unusable(group)
-    if not groups:
-        return []
+    rows = iter(_of_judged(judged, options, weights) if judged else ())
+    return [next(rows) if group.scores else () for group in groups]
+
+
+def _of_judged(groups: Sequence[Group], options: Advantage, weights: Mapping[str, float]) -> list[tuple[float, ...]]:
     if options.combine == "total":
         rows = relative([group.totals for group in groups], options)
     else:
@@ -138,7 +142,7 @@ def _weighed(row: Sequence[float], group: Group, options: Uncertainty) -> tuple[
 
 def _refuse_unusable(group: Group) -> None:
     rewards = [*group.totals, *(term.value for score in group.scores for term in score.terms.values())]
-    if not group.scores or not all(isfinite(reward) for reward in rewards):
+    if not all(isfinite(reward) for reward in rewards):
         raise ValueError(f"sample {group.prompt.sample.id}: a group needs finite rewards, got {list(group.totals)}")
 
 

@@ -148,8 +148,8 @@ def test_what_is_no_reward_is_refused_by_name(bad):
     with pytest.raises(ValueError, match="sample q7: a group needs finite rewards"):
         advantages([group([0.0, 1.0]), group([bad, 1.0], name="q7")], GRPO, {})
     empty = Group(prompt=group([0.0]).prompt, rollouts=(), scores=())
-    with pytest.raises(ValueError, match="sample q: a group needs finite rewards"):
-        advantages([empty], GRPO, {})
+    assert advantages([empty, group([0.0, 1.0]), empty], Advantage(scale="none"), {}) == [(), (-0.5, 0.5), ()]
+    assert advantages([empty], GRPO, {}) == [()]
 
 
 def test_a_single_outlier_is_informative():

@@ -103,7 +103,7 @@ class World:
 
 
 def centred(groups):
-    means = [sum(group.totals) / len(group.totals) for group in groups]
+    means = [sum(group.totals) / max(len(group.totals), 1) for group in groups]
     return [[total - mean for total in group.totals] for group, mean in zip(groups, means, strict=True)]
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from config_samples import SMALL, write
+from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
 from mmrl.config import load
@@ -129,3 +129,16 @@ def test_explain_writes_every_option(tmp_path, override, formulas):
 def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
     words = explain(loaded(tmp_path, "stages.rl.loss.kl.coef=0.1", f"stages.rl.reference={reference}"))
     assert re.search(re.escape(said) + r"$", words, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ("{combine: min, terms: [{fn: a:b}]}", "rewards.combine 'min' does not"),
+        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "term a:b has a gate or a schedule"),
+    ],
+)
+def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):
+    gdpo = ("stages.rl.algorithm=gdpo", f"rewards={rewards}")
+    assert said in refused(write(tmp_path, SMALL), *gdpo)
+    assert loaded(tmp_path, gdpo[1]).config.rewards.terms[0].fn == "a:b"

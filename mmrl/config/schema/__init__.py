@@ -134,6 +134,10 @@ class Config(Strict):
         looking = [stage.name for stage in stages if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
+        if "rewards" in info.data and (plain := _not_summed(info.data["rewards"])):
+            separate = [stage.name for stage in stages if stage.kind == "rl" and stage.advantage.combine == "per_term"]
+            if separate:
+                raise ValueError(f"stage {separate[0]!r}: advantage.combine per_term sums terms by weight; {plain}")
         return stages
 
     @field_validator("stages")
@@ -146,3 +150,11 @@ class Config(Strict):
                     f"stage {stage.name!r} has `optimizer.lr_by_role.{idle[0]}`, but {idle[0]} is not trained"
                 )
         return stages
+
+
+def _not_summed(rewards: Rewards) -> str:
+    """What of the rewards is more than terms with weights."""
+    if rewards.combine != "sum":
+        return f"rewards.combine {rewards.combine!r} does not"
+    gated = [term.fn for term in rewards.terms if term.gate is not None or term.schedule is not None]
+    return f"term {gated[0]} has a gate or a schedule, which that would ignore" if gated else ""
