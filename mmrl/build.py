@@ -126,7 +126,8 @@ class World:
         """The learner of a stage."""
         loss, epochs, shared_prefix = Loss(), 1, False
         if isinstance(stage, Rl):
-            loss, epochs, shared_prefix = stage.loss, stage.epochs, self._shares_prefix(stage)
+            loss, epochs = stage.loss, stage.epochs
+            shared_prefix = stage.shared_prefix != "off" and self.policy.shares_prefixes
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
@@ -138,13 +139,6 @@ class World:
             pad_id=self.eos_id,
         )
         return GrpoLearner(self.policy, self.processor, engine, plan, reference)
-
-    def _shares_prefix(self, stage: Rl) -> bool:
-        if stage.shared_prefix == "on" and not self.policy.shares_prefixes:
-            raise UserError(
-                f"stage {stage.name!r}: shared_prefix needs model.attention: sdpa, not {self.config.model.attention}"
-            )
-        return stage.shared_prefix != "off" and self.policy.shares_prefixes
 
     def _model(self) -> Loaded:
         options = self.config.model

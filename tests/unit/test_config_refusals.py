@@ -184,6 +184,11 @@ def test_a_rate_for_a_part_that_is_not_trained_is_refused(tmp_path, still):
     assert "stages: stage 'rl' has `optimizer.lr_by_role.vision`, but vision is not trained" in said
 
 
+def test_eager_attention_cannot_share_prefixes(tmp_path):
+    said = refused(write(tmp_path, SMALL), "model.attention=eager", "stages.rl.shared_prefix=on")
+    assert "stage 'rl' has `shared_prefix: on`, which eager `model.attention` cannot do" in said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -185,6 +185,12 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     assert all(a is b for a, b in zip(policy.given.values(), frozen, strict=True))
 
 
+def test_prefixes_are_shared_with_any_attention_but_eager(tokenizer):
+    for attention, shares in (("sdpa", True), ("eager", False)):
+        policy = Policy(make_model(spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
+        assert policy.shares_prefixes == policy.frozen_copy().shares_prefixes == shares
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])
 def test_truncation_keeps_what_transformers_keeps(top_k, top_p):
     logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))

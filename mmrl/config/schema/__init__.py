@@ -131,6 +131,9 @@ class Config(Strict):
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+        sharing = [stage.name for stage in stages if isinstance(stage, Rl) and stage.shared_prefix == "on"]
+        if sharing and "model" in info.data and info.data["model"].attention == "eager":
+            raise ValueError(f"stage {sharing[0]!r} has `shared_prefix: on`, which eager `model.attention` cannot do")
         looking = [stage.name for stage in stages if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
