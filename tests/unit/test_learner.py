@@ -250,7 +250,7 @@ class Still:
     """The norm of the gradient; weights untouched."""
 
     def __init__(self, world):
-        self.parameters = world.policy.trainable
+        self.parameters = list(world.policy.learned.values())
 
     def backward(self, loss):
         loss.backward()
@@ -259,7 +259,7 @@ class Still:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf))
         for parameter in self.parameters:
             parameter.grad = None
-        return norm
+        return {"language": norm}
 
 
 def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
