@@ -33,9 +33,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,9 +47,8 @@ from torch import nn
 
 from mmrl.algo.advantage import advantages
 from mmrl.build import World
-from mmrl.checkpoint import load_weights, save_weights
 from mmrl.config import load
-from mmrl.config.schema import LanguageScratch, Rl, Scratch, VisionScratch
+from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.quiet import without_bars
@@ -61,12 +61,10 @@ MODEL = Scratch(
     vision=VisionScratch(depth=4, width=256, heads=4, mlp=512, patch=14),
     language=LanguageScratch(depth=6, width=512, heads=8, kv_heads=2, mlp=1536, vocab=4096),
 )
-PIXELS = (3136, 1003520)
 REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
 KL_COEF = 0.04
 DRIFT = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
 TOLERANCE = 1e-4
-COLUMNS = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +100,6 @@ Make = Callable[[Path, Cell], Side]
 Ask = Callable[[Callable[[Side], Any]], Any]
 
 
-class Cost(NamedTuple):
-    """CPU seconds of one pass."""
-
-    user: float
-    system: float
-
-
 class Gradients:
     """An engine of ours that leaves the weights alone."""
 
@@ -126,14 +117,11 @@ class Ours:
 
     def __init__(self, folder: Path, cell: Cell) -> None:
         world = open_world(folder, "policy")
-        reference = world.policy.frozen_copy()
-        load_weights(folder / "reference-weights", reference.model)
-        stage = world.config.stages[0]
-        assert isinstance(stage, Rl)
+        reference = open_world(folder, "reference").policy
+        (stage,) = world.config.stages
         self._learner = world.learner(stage, Gradients(), reference)
-        rollouts = read_rollouts(folder)
         scores = advantages(REWARDS, baseline="group_mean", scale="group_std", eps=stage.advantage.eps)
-        pairs = zip(rollouts, scores, strict=True)
+        pairs = zip(read_rollouts(folder), scores, strict=True)
         self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(config_of(folder, 'policy'))}"
@@ -191,8 +179,7 @@ class Theirs:
         )
         self.model = self._trainer.model.train()
         self._trainer.current_gradient_accumulation_steps = 1  # set by `train`, which we do not call
-        with Image.open(folder / "picture.png") as picture:
-            asked = [row | {"image": picture.convert("RGB")} for _ in rollouts]
+        asked = [row | {"image": picture(cell)} for _ in rollouts]
         self._batch = self._trainer._prepare_inputs(asked)
         # It reuses the current log-probs as the old ones unless it is given those.
         self._batch["old_per_token_logps"] = self._batch.pop("sampling_per_token_logps")
@@ -227,11 +214,12 @@ def read_rollouts(folder: Path) -> list[Rollout]:
 
 def config_of(folder: Path, weights: str) -> dict[str, Any]:
     """Our config; what it does not say is the default."""
-    table = {"path": "rows.jsonl", "kind": "number", "columns": COLUMNS}
+    columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
+    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
     stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch": 1}
     return {
         "run": {"name": "bench", "threads": 1},
-        "model": {"path": str(folder / weights), "dtype": "float32", "device": "cpu"},
+        "model": {"path": f"{folder}/{weights}", "dtype": "float32", "device": "cpu"},
         "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}]},
         "answer": {"instruct": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
@@ -252,7 +240,7 @@ def prepare(folder: Path, cell: Cell) -> None:
     words = random.Random(0)
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, MODEL.language.vocab)
-    processor = make_processor(MODEL, tokenizer, PIXELS)
+    processor = make_processor(MODEL, tokenizer, (3136, 1003520))
     reference = make_model(MODEL, tokenizer, seed=0)
     policy = make_model(MODEL, tokenizer, seed=0)
     torch.manual_seed(1)
@@ -264,16 +252,18 @@ def prepare(folder: Path, cell: Cell) -> None:
         with without_bars():
             model.save_pretrained(folder / name)
         processor.save_pretrained(folder / name)
-    save_weights(folder / "reference-weights", reference)
-    pixels = cell.side * MODEL.vision.patch * MODEL.vision.merge
-    noise = np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(folder / "picture.png")
+    picture(cell).save(folder / "picture.png")
     blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
     template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
     digits = cell.prompt - cell.side**2 - (len(tokenizer(template).input_ids) - 1)  # each is a token
     row = {"id": "0", "image": "picture.png", "question": "".join(words.choices("0123456789", k=digits)), "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row))
     (folder / "rollouts.pickle").write_bytes(pickle.dumps(sampled(folder, cell)))
+
+
+def picture(cell: Cell) -> Image.Image:
+    pixels = cell.side * MODEL.vision.patch * MODEL.vision.merge
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8))
 
 
 def sampled(folder: Path, cell: Cell) -> list[Rollout]:
@@ -286,16 +276,13 @@ def sampled(folder: Path, cell: Cell) -> list[Rollout]:
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
     (group,) = sampler.generate([prompt], len(cell.lengths), endless, step=0)
     # TRL's learner knows no banned tokens, so ours is told of none.
-    return [replace(cut(rollout, n), law=plain) for rollout, n in zip(group, cell.lengths, strict=True)]
+    return [cut(rollout, length, plain) for rollout, length in zip(group, cell.lengths, strict=True)]
 
 
-def cut(rollout: Rollout, length: int) -> Rollout:
+def cut(rollout: Rollout, length: int, law: SamplingLaw) -> Rollout:
     (segment,) = rollout.segments
-    return replace(rollout, segments=(replace(segment, ids=segment.ids[:length], logps=segment.logps[:length]),))
-
-
-def settings(side: Side) -> str:
-    return side.settings
+    segment = replace(segment, ids=segment.ids[:length], logps=segment.logps[:length])
+    return replace(rollout, segments=(segment,), law=law)
 
 
 def result(side: Side) -> tuple[float, dict[str, np.ndarray]]:
@@ -304,11 +291,13 @@ def result(side: Side) -> tuple[float, dict[str, np.ndarray]]:
     return loss, {n: p.grad.numpy() for n, p in side.model.named_parameters() if p.grad is not None}
 
 
-def cost(side: Side) -> Cost:
+def cost(side: Side) -> tuple[float, float]:
+    """CPU seconds of a pass: all, and those of its own code, without what the kernel did for it."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     side.learn()
     after = resource.getrusage(resource.RUSAGE_SELF)
-    return Cost(after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime)
+    user = after.ru_utime - before.ru_utime
+    return user + after.ru_stime - before.ru_stime, user
 
 
 def memory(side: Side) -> int:
@@ -322,9 +311,8 @@ def memory(side: Side) -> int:
 
 
 def resident(what: str) -> int:
-    found = re.search(rf"^{what}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE))
+    return int(sizes[what]) * 1024
 
 
 @cache
@@ -361,15 +349,13 @@ def disagreements(ours: Ask, theirs: Ask) -> tuple[float, float]:
 
 def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
     """A row of the table; None where both sides did not compute the same."""
-    print(
-        f"{name}: prompt {cell.prompt} ({cell.side}x{cell.side} of the picture), completions {cell.lengths}", flush=True
-    )
+    print(f"{name}: {cell.side}x{cell.side} of {cell.prompt} tokens are the picture, completions {cell.lengths}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             process.submit(prepare, folder, cell).result()
         with running(Ours, folder, cell) as ours, running(Theirs, folder, cell) as theirs:
-            print(f"  {ours(settings)}\n  {theirs(settings)}", flush=True)
+            print("", ours(attrgetter("settings")), theirs(attrgetter("settings")), sep="\n  ", flush=True)
             loss, gradient = disagreements(ours, theirs)
             print(f"  relative difference: loss {loss:.1e}, gradient {gradient:.1e}", flush=True)
             if not max(loss, gradient) < TOLERANCE:
@@ -379,12 +365,11 @@ def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
     return [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
 
 
-def ratios(costs: Sequence[tuple[Cost, Cost]]) -> list[str]:
-    """Medians of both sides' CPU seconds and of their ratios, with and without what the kernel did for them."""
-    whole = sorted(sum(theirs) / sum(ours) for theirs, ours in costs)
-    user = median(theirs.user / ours.user for theirs, ours in costs)
-    sides = [f"{median(sum(pair[side]) for pair in costs):.2f} s" for side in (0, 1)]
-    return [*sides, f"{median(whole):.2f} [{whole[0]:.2f}, {whole[-1]:.2f}]", f"{user:.2f}"]
+def ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
+    """Medians of both sides' CPU seconds, and of their ratios with and without the kernel's share."""
+    sides = [f"{median(pair[side][0] for pair in costs):.2f} s" for side in (0, 1)]
+    whole, user = (sorted(theirs[part] / ours[part] for theirs, ours in costs) for part in (0, 1))
+    return [*sides, f"{median(whole):.2f} [{whole[0]:.2f}, {whole[-1]:.2f}]", f"{median(user):.2f}"]
 
 
 def peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> str:
@@ -399,9 +384,7 @@ def main() -> None:
     parser.add_argument("--cell", choices=CELLS, action="append", help="one or more; all without it")
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
     options = parser.parse_args()
-    table = Table(
-        "cell", "TRL", "mmrl", "TRL / mmrl [least, most]", "user time alone", "target", "peak memory above base"
-    )
+    table = Table("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target", "peak memory above base")
     rows = {name: measure(name, CELLS[name], options.pairs) for name in options.cell or CELLS}
     for row in filter(None, rows.values()):
         table.add_row(*row)
