@@ -33,8 +33,14 @@ class Supply:
         data = self._config.data
         with ExitStack() as stack:
             workers = stack.enter_context(closing(Workers(afresh.encode, data.workers))) if data.workers else None
-            skip = data.bad_sample == "skip"
-            yield Ahead(self.order(), self._processor, workers, skip=skip, warn=console.warn)
+            yield Ahead(
+                self.order(),
+                self._processor,
+                workers,
+                skip=data.bad_sample == "skip",
+                drop_long=data.over_long == "drop",
+                warn=console.warn,
+            )
 
     def order(self) -> Order:
         """Every sample once per epoch; with weights, sources in their shares; streams as they come."""

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from videos import EVERYWHERE, SMALL, write_video
+from videos import SMALL, write_video
 
 from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, VisionScratch
+from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
 from mmrl.media.store import MediaStore
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import family_of
@@ -19,7 +19,7 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Place, Sample, SamplingLaw, VideoRef
+from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
 from mmrl_datasets import scenes
 
 
@@ -38,6 +38,21 @@ class Tiny:
     @property
     def eos_id(self) -> int:
         return self.processor.tokenizer.eos_token_id
+
+    def fresh(
+        self,
+        *,
+        store_bytes: int = 0,
+        instruct: bool = False,
+        max_prompt_tokens: int = 500,
+        video: Video = SMALL,
+        root: Path = Path("/"),
+    ) -> QwenProcessor:
+        """A processor like this world's with nothing in its caches."""
+        known = self.processor.encoder
+        store = MediaStore(Access(roots=(root,)), Limits(), max_bytes=store_bytes)
+        options = {"video": video, "instruct": instruct, "max_prompt_tokens": max_prompt_tokens}
+        return QwenProcessor(Encoder(known.hf, known.family, known.grammar, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
@@ -90,7 +105,7 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
             make_processor(spec, tokenizer, (2304, 2304)),
             family_of(policy.model.config),
             Grammar(),
-            MediaStore(EVERYWHERE, Limits(), max_bytes=10**8),
+            MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8),
             video=SMALL,
             instruct=False,
             max_prompt_tokens=500,

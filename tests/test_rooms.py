@@ -30,6 +30,8 @@ SIDEWAYS = {
     ("doctor", "intake"),
     ("doctor", "build"),
     ("run", "build"),
+    ("build", "supply"),
+    ("supply", "intake"),
     ("sft", "loop"),  # the clock is the loop's
     ("stages", "evaluate"),
     ("rollout", "policy"),
@@ -67,6 +69,7 @@ ONLY_IN = {
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
     "decord": (),  # tests compare with it
+    "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
     "mmrl.plugins": (  # where names become functions
         *("mmrl/build.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
@@ -86,10 +89,15 @@ LIGHT = (
         "mmrl_rewards.choice",
     ),
     *("mmrl_rewards.format", "mmrl_rewards.number", "mmrl_rewards.text", "mmrl_rewards.detect", "mmrl_rewards.point"),
-    *("mmrl_rewards.span", "mmrl_rewards.video"),
+    *("mmrl_rewards.span", "mmrl_rewards.video", "mmrl_rewards.ocr", "mmrl_rewards.table"),
+    *("mmrl_rewards.ranking", "mmrl_rewards.length"),
+    *("mmrl_rewards.classify", "mmrl_rewards.count", "mmrl_rewards.gui", "mmrl_rewards.jigsaw", "mmrl_rewards.maths"),
     *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
 )
-HEAVY = ("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets")
+HEAVY = (
+    *("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets"),
+    *("sympy", "math_verify"),
+)
 
 MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150}
 MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS = 60, 4, 8

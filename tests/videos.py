@@ -11,12 +11,11 @@ import av
 import numpy as np
 
 from mmrl.config.schema import Video
-from mmrl.types import Access, VideoRef
+from mmrl.types import VideoRef
 
 RATE = 12
 SMALL = Video(min_pixels=1024, max_pixels=2304)
 """Frames for a tiny model."""
-EVERYWHERE = Access(roots=(Path("/"),))
 _TICKS = 100  # of a frame's duration, so that times may vary
 
 

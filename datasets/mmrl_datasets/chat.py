@@ -34,7 +34,7 @@ def rows(
     corners: Corners = "xyxy",
     exchange: Literal["only", "first"] = "only",
     task: str | None = None,
-    media_root: str = ".",
+    media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | Reject]:
     """Samples of conversations: what the user asks, and what the assistant answers. The rest as in `table.rows`.
@@ -52,7 +52,7 @@ def rows(
         UserError: no such file; an impossible option; a column that no row has.
     """
     roles = columns_of(columns, ROLES, ("turns",))
-    files = media_files(place, media_root)
+    files = media_files(place, media_root, path)
     answers = forms(kind, frame, corners)
     source = Source(path=path, split=split, task=task, limit=limit)
     return source.samples(

@@ -32,7 +32,7 @@ def rows(
     prompt: str = "Find every {{ category }}.",
     categories: tuple[str, ...] = (),
     task: str | None = None,
-    media_root: str = ".",
+    media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | Reject]:
     """A sample for every category that a picture shows: the boxes of all its things, in pixels, each with its label.
@@ -50,7 +50,7 @@ def rows(
         UserError: no such file, or not one of annotations; an unknown category.
     """
     asked = template(prompt, "prompt")
-    files = media_files(place, media_root)
+    files = media_files(place, media_root, path)
     source = Source(path=path, split=split, task=task, limit=limit)
     return source.samples(
         _joined(place.base / path, categories), asked.needs, lambda cells: _fields(cells, asked, files)

@@ -64,7 +64,7 @@ def write_table(samples: Iterable[Sample | Reject], folder: Path, form: Format) 
     own = [_own_columns(sample, f"{options['task']}/{options['split']}/", folder) for sample in kept]
     used = [role for role in ROLES if any(row[role] not in (None, []) for row in own)]
     rows = [{role: row[role] for role in used} | dict(sample.meta) for sample, row in zip(kept, own, strict=True)]
-    options |= {"path": f"samples.{form}", "media_root": ".", "columns": {role: role for role in used}}
+    options |= {"path": f"samples.{form}", "columns": {role: role for role in used}}
     with _writing(folder / options["path"]):
         if form == "parquet":
             parquet.write(folder / options["path"], rows)

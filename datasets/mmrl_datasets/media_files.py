@@ -218,10 +218,16 @@ class MediaFiles:
         return "max_video_bytes", self.access.max_video_bytes
 
 
-def media_files(place: Place, media_root: str) -> MediaFiles:
-    """Media in files below `media_root`, itself relative to `place.base`, and those unpacked to `place.work`/media."""
+def media_files(place: Place, media_root: str | None, path: str) -> MediaFiles:
+    """Media in files, and those unpacked to `place.work`/media.
+
+    Relative paths start from `media_root`, itself relative to `place.base`; by default from the folder of the table
+    `path`, or from `place.base` when that is no file.
+    """
+    table = place.base / path
+    beside = table if table.is_dir() else table.parent if table.exists() else place.base
     return MediaFiles(
-        base=place.base / media_root,
+        base=beside if media_root is None else place.base / media_root,
         store=place.work / "media",
         access=place.access,
         digest=lru_cache(DIGESTS_KEPT)(_sha256),

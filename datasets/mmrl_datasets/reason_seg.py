@@ -39,7 +39,7 @@ def rows(
         UserError: no such folder, or no JSON file in it.
     """
     asked = template(prompt, "prompt")
-    files = media_files(place, path)
+    files = media_files(place, None, path)
     source = Source(path=path, split=split, task=task, limit=limit)
     return source.samples(_rows(place.base / path), (), lambda cells: _fields(cells, asked, files))
 

@@ -27,7 +27,7 @@ def rows(
     corners: Corners = "xyxy",
     prompt: str | None = None,
     task: str | None = None,
-    media_root: str = ".",
+    media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | Reject]:
     """Samples of a file, a folder or a dataset of the hub; a row that makes none becomes a `Reject` with the reason.
@@ -49,7 +49,8 @@ def rows(
         corners: how boxes are written: xyxy, or xywh for corner and size.
         prompt: a Jinja template of the question, instead of a column: `Where is {{ problem }}?`.
         task: name of the task; the file's name when None.
-        media_root: folder that relative paths of media start from, relative to `place.base`.
+        media_root: folder that relative paths of media start from, itself relative to the config; by default where
+            the table lies.
         limit: rows to read at most.
 
     Raises:
@@ -60,7 +61,7 @@ def rows(
         if "question" in roles:
             raise UserError("prompt takes the place of columns.question: keep one of them")
         roles["question"] = template(prompt, "prompt")
-    files = media_files(place, media_root)
+    files = media_files(place, media_root, path)
     answers = forms(kind, frame, corners)
     source = Source(path=path, split=split, task=task, limit=limit)
     return source.samples(

@@ -23,7 +23,7 @@ def rows(
     path: str,
     kind: str = "choice",
     task: str | None = None,
-    media_root: str = ".",
+    media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | Reject]:
     """Samples of columns index, question, answer, image or image_path, and where there are any hint and A, B, C, ...
@@ -34,7 +34,7 @@ def rows(
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
-    files = media_files(place, media_root)
+    files = media_files(place, media_root, path)
     form = answer_form(kind, None)
     earlier: dict[str, list[ImageRef]] = {}
     source = Source(path=path, split=split, task=task, limit=limit)

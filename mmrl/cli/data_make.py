@@ -83,7 +83,7 @@ def _snippet(out: Path, written: Mapping[str, Any]) -> str:
 
     from mmrl_datasets.export import READER
 
-    here = {"path": str(out / written["path"]), "media_root": str(out)}
+    here = {"path": str(out / written["path"])}
     part = written["split"] if written["split"] in ("validation", "test") else "train"
     yaml, text = YAML(), StringIO()
     yaml.indent(mapping=2, sequence=4, offset=2)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +37,7 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> Image.Im
     """
     content = _read(ref, roots, limits)
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+        with _quiet(), Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             _check_header(picture, content, ref.path, limits)
             picture.load()
             return _upright_rgb(picture)
@@ -45,6 +47,14 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> Image.Im
         raise MediaError(f"{ref.path}: {error}; shrink it") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:  # from decoders, on damaged files
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Pillow warns of large pictures; which are too large is ours to say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
 
 
 def _read(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> bytes:

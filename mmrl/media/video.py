@@ -143,9 +143,12 @@ def _frames(reader: TrackReader, plan: ClipPlan) -> torch.Tensor:
     pictures = reader.pictures(plan.indices)
     step = max(1, _CHUNK_BYTES // (3 * plan.original.width * plan.original.height))
     size = [plan.resized.height, plan.resized.width]
-    chunks = []
+    frames_TCHW = torch.empty(len(plan.indices), 3, *size)
+    done = 0
     while chunk := list(islice(pictures, step)):
-        frames_TCHW = torch.from_numpy(np.stack(chunk)).permute(0, 3, 1, 2)
-        resized = resize(frames_TCHW, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
-        chunks.append(resized.float())
-    return torch.cat(chunks)
+        large = torch.from_numpy(np.stack(chunk)).permute(0, 3, 1, 2)
+        frames_TCHW[done : done + len(chunk)] = resize(
+            large, size, interpolation=InterpolationMode.BICUBIC, antialias=True
+        )
+        done += len(chunk)
+    return frames_TCHW

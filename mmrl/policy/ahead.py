@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from mmrl.algo.sampler import Order, Row
 from mmrl.policy.workers import Workers
-from mmrl.types import Reject, Sample, UserError
+from mmrl.types import Reject, Sample, TooLongError, UserError
 
 _TOLD: Final = 5
 FeedT = TypeVar("FeedT")
@@ -40,11 +40,15 @@ class Ahead(Generic[FeedT]):
         workers: Workers[FeedT] | None,
         *,
         skip: bool,
+        drop_long: bool = False,
         warn: Callable[[str], None],
     ) -> None:
-        """With `skip`, what cannot be used is left out and `warn` hears of the first few; otherwise it ends the run."""
+        """With `skip`, what cannot be used is left out and `warn` hears of the first few; otherwise it ends the run.
+
+        Whether too long a prompt ends it, `drop_long` says.
+        """
         self._order, self._preparer, self._workers = order, preparer, workers
-        self._skip, self._warn, self._skipped = skip, warn, 0
+        self._skip, self._drop_long, self._warn, self._skipped = skip, drop_long, warn, 0
         self._begun: tuple[tuple[int, int], list[_Coming[FeedT]]] | None = None
 
     def take(self, cursor: int, count: int) -> list[Sample]:
@@ -88,7 +92,7 @@ class Ahead(Generic[FeedT]):
         return self._preparer.process(sample) if cached is None else cached
 
     def _leave_out(self, error: UserError) -> None:
-        if not self._skip:
+        if not (self._drop_long if isinstance(error, TooLongError) else self._skip):
             raise error
         self._skipped += 1
         if self._skipped <= _TOLD:

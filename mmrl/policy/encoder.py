@@ -103,7 +103,7 @@ class Encoder:
         try:
             return self._encode(sample)
         except UserError as error:
-            raise UserError(f"sample {sample.id}: {error}") from error
+            raise type(error)(f"sample {sample.id}: {error}") from error
 
     def question(self, sample: Sample) -> str:
         """The chat-formatted text of a sample, one placeholder per medium."""

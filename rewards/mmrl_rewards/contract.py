@@ -18,7 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec
 
@@ -39,6 +39,7 @@ class Reward(Generic[Options]):
     high: float
     kinds: tuple[Kind, ...]
     attack_tolerance: Mapping[str, float] | float
+    deadline_s: float | None
     options: Mapping[str, Option]
 
     @property
@@ -76,19 +77,23 @@ def reward(
     high: float = 1.0,
     kinds: tuple[Kind, ...] = (),
     attack_tolerance: Mapping[str, float] | float = 0.1,
+    deadline_s: float | None = None,
 ) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
     """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
     is named).
 
     `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
     box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
-    it.
+    it. A reward that may hang on some response, as solvers do, declares `deadline_s`: it always runs in a process of
+    its own, which is killed when a call takes longer.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
+    if deadline_s is not None and not 0.0 < deadline_s < inf:
+        raise UserError(f"reward {name!r}: deadline_s {deadline_s} is no number of seconds above 0")
     shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
     if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
@@ -101,6 +106,7 @@ def reward(
             high=high,
             kinds=kinds,
             attack_tolerance=attack_tolerance,
+            deadline_s=deadline_s,
             options=MappingProxyType(options_of(fn, after=2)),
         )
 

@@ -1,17 +1,77 @@
-"""Rewards for one number."""
+"""Rewards for one number, with or without its unit."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field
 
-from mmrl.types import Kind, Response, Sample, Term
+from mmrl.answer import read
+from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards.contract import gold, reward
+
+Tolerance = Annotated[float, Field(ge=0.0)]
+Decimals = Annotated[int, Field(ge=0, le=12)]
+_ROUNDING: Final = 1e-9  # relative; converting units rounds
+_QUANTITY: Final = re.compile(r"([$€£]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
+_LONGEST: Final = 80  # characters of a number with its unit
+
+
+class Unit(NamedTuple):
+    """What a unit measures, and how many of the measure's base unit it is."""
+
+    measure: str
+    factor: float
+
+
+_NUMBER: Final = Unit("number", 1.0)
+_MEASURES: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
+    {
+        "length": {
+            **{"nm": 1e-9, "um": 1e-6, "µm": 1e-6, "mm": 1e-3, "cm": 0.01, "dm": 0.1, "m": 1.0, "km": 1000.0},
+            **{"millimeter": 1e-3, "centimeter": 0.01, "meter": 1.0, "metre": 1.0, "kilometer": 1000.0},
+            **{"in": 0.0254, "inch": 0.0254, "inches": 0.0254, "ft": 0.3048, "foot": 0.3048, "feet": 0.3048},
+            **{"yd": 0.9144, "yard": 0.9144, "mi": 1609.344, "mile": 1609.344},
+        },
+        "area": {
+            **{"mm^2": 1e-6, "cm^2": 1e-4, "m^2": 1.0, "km^2": 1e6, "ha": 1e4},
+            **{"in^2": 0.0254**2, "ft^2": 0.3048**2},
+        },
+        "volume": {
+            **{"mm^3": 1e-9, "cm^3": 1e-6, "m^3": 1.0, "in^3": 0.0254**3, "ft^3": 0.3048**3, "ml": 1e-6, "mL": 1e-6},
+            **{"l": 1e-3, "L": 1e-3, "liter": 1e-3, "litre": 1e-3, "milliliter": 1e-6},
+        },
+        "mass": {
+            **{"mg": 1e-6, "g": 1e-3, "gram": 1e-3, "kg": 1.0, "kilogram": 1.0, "t": 1000.0, "tonne": 1000.0},
+            **{"oz": 0.028349523125, "ounce": 0.028349523125, "lb": 0.45359237, "pound": 0.45359237},
+        },
+        "time": {
+            **{"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0},
+            **{"hr": 3600.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0},
+        },
+        "years": {"year": 1.0, "yr": 1.0},
+        "speed": {"m/s": 1.0, "km/h": 1 / 3.6, "mph": 0.44704},
+        "angle": {"°": 1.0, "deg": 1.0, "degree": 1.0, "rad": 57.29577951308232, "radian": 57.29577951308232},
+        "Celsius": {"°C": 1.0},
+        "Fahrenheit": {"°F": 1.0},
+        "Kelvin": {"K": 1.0},
+        "dollars": {"$": 1.0, "USD": 1.0, "dollar": 1.0, "cent": 0.01},
+        "euros": {"€": 1.0, "EUR": 1.0, "euro": 1.0},
+        "pounds sterling": {"£": 1.0, "GBP": 1.0},
+        "number": {"%": 0.01, "percent": 0.01, "thousand": 1e3, "million": 1e6, "billion": 1e9},
+    }
+)
+UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
+    {name: Unit(measure, factor) for measure, names in _MEASURES.items() for name, factor in names.items()}
+)
+"""Every unit there is. Temperatures and currencies are not converted into each other."""
 
 
 @reward(name="number", kinds=(Kind.NUMBER,))
-def exact(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> Term:
+def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> Term:
     """1 if |answer - target| <= tolerance, else 0; 3 and 3.0 are equal.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Departures: an absolute tolerance.
@@ -26,3 +86,92 @@ def exact(response: Response, sample: Sample, *, tolerance: Annotated[float, Fie
     within = abs(value - target) <= tolerance
     margin = f" within {tolerance:g}" if tolerance else ""
     return Term(float(within), f"{value}, expected {target}{margin}")
+
+
+@reward(name="relaxed", kinds=(Kind.NUMBER,))
+def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -> Term:
+    """1 if |answer - target| <= relative * |target|, else 0: the relaxed accuracy of chart questions.
+
+    Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers; mind that five per cent of a year
+    is a century, so questions about years want `number:exact`.
+
+    Raises:
+        Unscorable: the target is not a finite number.
+    """
+    target = gold(sample, Kind.NUMBER)
+    value = response.answer.value
+    if value is None:
+        return Term(0.0, response.answer.problems[0])
+    return Term(float(abs(value - target) <= relative * abs(target)), f"{value}, expected {target} within {relative:g}")
+
+
+@reward(name="rounded", kinds=(Kind.NUMBER,))
+def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None) -> Term:
+    """1 if answer and target are equal when both are rounded to `decimals` places, else 0.
+
+    With `column`, each sample says how many in `sample.meta[column]`. Source: MathVista's `precision`
+    (arXiv:2310.02255). Departures: the target is rounded, too.
+
+    Raises:
+        Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
+    """
+    target = gold(sample, Kind.NUMBER)
+    places = decimals if column is None else _places(sample.meta.get(column), column)
+    value = response.answer.value
+    if value is None:
+        return Term(0.0, response.answer.problems[0])
+    equal = round(float(value), places) == round(float(target), places)
+    return Term(float(equal), f"{value}, expected {target} to {places} decimals")
+
+
+@reward(name="quantity", kinds=(Kind.TEXT,))
+def quantity(response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True) -> Term:
+    """1 if |answer - target| <= relative * |target| once both are in the same unit, else 0: 3 cm is 30 mm.
+
+    A number and its unit, one of `UNITS`, whose plural will do; $, € and £ may come first; 25% is 0.25. Unless
+    `unit_required`, a number without its unit is in the other's. Source: MathVista's `unit` (arXiv:2310.02255), which
+    its evaluation does not check. Departures: it is checked here, against a closed table.
+
+    Raises:
+        Unscorable: the target is not a number with a known unit, or with none.
+    """
+    try:
+        expected, unit = _quantity(gold(sample, Kind.TEXT))
+    except ValueError as error:
+        raise Unscorable(f"the target is {error}") from error
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    try:
+        given, given_unit = _quantity(response.answer.value)
+    except ValueError as error:
+        return Term(0.0, f"the answer is {error}")
+    if not unit_required:
+        unit, given_unit = unit or given_unit, given_unit or unit
+    ours, theirs = given_unit or _NUMBER, unit or _NUMBER
+    if ours.measure != theirs.measure:
+        return Term(0.0, f"{ours.measure}, expected {theirs.measure}")
+    value, target = given * ours.factor, expected * theirs.factor
+    equal = abs(value - target) <= max(relative, _ROUNDING) * abs(target)
+    return Term(float(equal), f"{value:g}, expected {target:g} ({theirs.measure})")
+
+
+def _places(places: object, column: str) -> int:
+    number = places if isinstance(places, int | float) and not isinstance(places, bool) else -1
+    if number not in range(13):
+        raise Unscorable(f"the column {column!r} says {places!r:.40}, not how many decimals from 0 to 12 there are")
+    return int(number)
+
+
+def _quantity(text: str) -> tuple[float, Unit | None]:
+    """A number, and the unit that stands beside it."""
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if not match or (match[1] and match[3]):
+        raise ValueError(f"no number with a unit: {text[:40]!r}")
+    number = float(read(Kind.NUMBER, match[2]))
+    name = match[1] or (match[3] or "").strip().rstrip(".").replace("²", "^2").replace("³", "^3")
+    if not name:
+        return number, None
+    unit = UNITS.get(name) or UNITS.get(name.lower()) or UNITS.get(name.lower().removesuffix("s"))
+    if unit is None:
+        raise ValueError(f"in an unknown unit: {name[:40]!r}")
+    return number, unit

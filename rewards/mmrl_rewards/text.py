@@ -1,79 +1,166 @@
-"""Rewards for short text: names, readings, transcriptions."""
+"""Rewards for text: equal to the target, sharing its words, or simply not repeating itself.
+
+`column` names the column of `sample.meta` that lists more right texts.
+"""
 
 from __future__ import annotations
 
-import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from rapidfuzz.distance import LCSseq
 
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards import strings
+from mmrl_rewards.contract import reward
 
-_EXCERPT = 40
+Order = Annotated[int, Field(ge=1, le=8)]
+Grams = Counter[tuple[str, ...]]
+
+_MOST_CHARACTERS = 400_000
 
 
 @reward(name="text", kinds=(Kind.TEXT,))
-def exact(response: Response, sample: Sample) -> Term:
+def exact(response: Response, sample: Sample, *, column: str | None = None) -> Term:
     """1 if answer and target are equal after NFKC, case folding, stripping and collapsing white space, else 0.
 
     Source: exact match as in SQuAD (arXiv:1606.05250, 6.1). Departures: articles and punctuation are kept; Unicode is
     normalised.
 
     Raises:
-        Unscorable: the target is not text, or is empty once normalised.
+        Unscorable: a target is not text, or is empty once normalised.
     """
-    target = _target_text(sample)
+    targets = strings.targets(sample, column)
+    if response.answer.value is None:
+        return Term(0.0, response.answer.problems[0])
+    text = strings.normal(response.answer.value)
+    equal = text.casefold() in [target.casefold() for target in targets]
+    return Term(float(equal), f"{strings.shown(text)}, expected {strings.shown(targets[0])}")
+
+
+@reward(name="rouge", kinds=(Kind.TEXT,), attack_tolerance=0.2)  # words that happen to agree
+def rouge(
+    response: Response, sample: Sample, *, variant: Literal["1", "2", "L"] = "L", column: str | None = None
+) -> Term:
+    """ROUGE-1, ROUGE-2 or ROUGE-L: F1 = 2 m / (words in the answer + words in the target).
+
+    m counts the words (for 2: the pairs of neighbours) in both, each as often as in the one that has fewer, or for L is
+    the length of the longest common subsequence. Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4. Departures: F1,
+    since recall alone pays rambling; the best of several targets; no stemming; words of every script, each ideograph
+    one; an answer above 10 times the longest target's length + 1000 earns 0.
+
+    Raises:
+        Unscorable: a target is not text, or has no word (for 2: no two).
+    """
+    targets = strings.targets(sample, column)
+    wanted = [strings.words(target) for target in targets]
+    if min(map(len, wanted)) < (2 if variant == "2" else 1):
+        raise Unscorable(f"a target of {targets!r:.80} has too few words for ROUGE-{variant}")
+    refusal = _refusal(response, targets)
+    if refusal:
+        return refusal
+    given = strings.words(response.answer.value)
+    value = max(_rouge(variant, given, target) for target in wanted)
+    return Term(value, f"ROUGE-{variant} {value:.2f}: {strings.shown(response.answer.value)}, {_expected(targets)}")
+
+
+@reward(name="bleu", kinds=(Kind.TEXT,))
+def bleu(
+    response: Response,
+    sample: Sample,
+    *,
+    order: Order = 4,
+    tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
+    column: str | None = None,
+) -> Term:
+    """BLEU of one sentence, n-grams up to `order`: brevity penalty * geometric mean of the n-gram precisions.
+
+    Source: Papineni et al. 2002, 2.3, as in sacrebleu (arXiv:1804.08771) with exponential smoothing and the effective
+    order, so that short sentences can reach 1. Departures: NFKC and collapsed white space come first; an answer above
+    10 times the longest target's length + 1000 earns 0.
+
+    Raises:
+        Unscorable: a target is not text, or is empty once normalised.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    targets = strings.targets(sample, column)
+    refusal = _refusal(response, targets)
+    if refusal:
+        return refusal
+    text = strings.normal(response.answer.value)
+    metric = BLEU(max_ngram_order=order, tokenize=tokenize, effective_order=True)
+    value = _share(metric.sentence_score(text, targets).score)
+    return Term(value, f"BLEU {value:.2f}: {strings.shown(text)}, {_expected(targets)}")
+
+
+@reward(name="chrf", kinds=(Kind.TEXT,), attack_tolerance=0.25)  # letters that happen to agree
+def chrf(
+    response: Response, sample: Sample, *, word_order: Annotated[int, Field(ge=0, le=4)] = 0, column: str | None = None
+) -> Term:
+    """F-score of character n-grams up to 6, recall weighing twice as much; `word_order` 2 adds words: chrF++.
+
+    Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771). Departures: NFKC and collapsed white space come
+    first; the best of several targets; an answer above 10 times the longest target's length + 1000 earns 0.
+
+    Raises:
+        Unscorable: a target is not text, or is empty once normalised.
+    """
+    from sacrebleu.metrics.chrf import CHRF
+
+    targets = strings.targets(sample, column)
+    refusal = _refusal(response, targets)
+    if refusal:
+        return refusal
+    text = strings.normal(response.answer.value)
+    value = _share(CHRF(word_order=word_order).sentence_score(text, targets).score)
+    return Term(value, f"chrF {value:.2f}: {strings.shown(text)}, {_expected(targets)}")
+
+
+@reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # a penalty: silence is not fined
+def repetition(response: Response, sample: Sample, *, order: Annotated[int, Field(ge=1, le=50)] = 6) -> Term:
+    """-(1 - distinct / all) over the n-grams of `order` words in the whole response; 0 where there are none.
+
+    Source: the n-gram penalty of Yeo et al. (arXiv:2502.03373), in the form of VLM-R1, n = 6. Departures: case and
+    punctuation do not make a word another; repeated boxes are left to `mmrl_rewards.detect`, which counts each box too
+    many; only the first 400 000 characters are looked at.
+    """
+    grams = _grams(strings.words(response.text[:_MOST_CHARACTERS]), order)
+    if not grams:
+        return Term(0.0, f"no {order} words")
+    value = len(grams) / grams.total() - 1.0
+    return Term(value, f"{len(grams)} distinct of {grams.total()} runs of {order} words")
+
+
+def _refusal(response: Response, targets: Sequence[str]) -> Term | None:
+    """What an answer earns that is not worth comparing."""
     text = response.answer.value
     if text is None:
         return Term(0.0, response.answer.problems[0])
-    return Term(float(_normal(text).casefold() == target.casefold()), f"{_shown(text)}, expected {_shown(target)}")
+    if strings.overlong(text, max(targets, key=len)):
+        return Term(0.0, f"{len(text)} characters, {_expected(targets)}")
+    return None
 
 
-@reward(name="similarity", kinds=(Kind.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
-def similarity(response: Response, sample: Sample) -> Term:
-    """max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points; case counts.
-
-    Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995. Departures: clipped at 0;
-    NFKC, stripping and collapsed white space come first.
-
-    Raises:
-        Unscorable: the target is not text, or is empty once normalised.
-    """
-    target = _target_text(sample)
-    if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    text = _normal(response.answer.value)
-    # The distance is at least the difference in length, so a rambling answer needs no computing.
-    edits = len(text) - len(target) if len(text) >= 2 * len(target) else _levenshtein(text, target)
-    value = max(0.0, 1.0 - edits / len(target))
-    return Term(value, f"similarity {value:.2f}: {_shown(text)}, expected {_shown(target)}")
+def _rouge(variant: str, answer: Sequence[str], target: Sequence[str]) -> float:
+    if variant == "L":
+        common, total = LCSseq.similarity(answer, target), len(answer) + len(target)
+    else:
+        given, wanted = _grams(answer, int(variant)), _grams(target, int(variant))
+        common, total = (given & wanted).total(), given.total() + wanted.total()
+    return 2.0 * common / total
 
 
-def _target_text(sample: Sample) -> str:
-    target = gold(sample, Kind.TEXT)
-    if not _normal(target):
-        raise Unscorable(f"the target {target!r} is empty once normalised")
-    return _normal(target)
+def _grams(words: Sequence[str], order: int) -> Grams:
+    return Counter(zip(*(words[start:] for start in range(order)), strict=False))
 
 
-def _normal(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+def _share(percent: float) -> float:
+    """A percentage as a share; rounding may carry a perfect score past 100."""
+    return min(1.0, percent / 100.0)
 
 
-def _levenshtein(text: str, target: str) -> int:
-    """Edit distance by Myers' bit-vectors in Hyyrö's form (J. Exp. Algorithmics 10, 2005); a column is one integer."""
-    places: dict[str, int] = {}
-    for i, char in enumerate(target):
-        places[char] = places.get(char, 0) | 1 << i
-    mask, last = (1 << len(target)) - 1, 1 << (len(target) - 1)
-    rises, falls, distance = mask, 0, len(target)
-    for char in text:
-        match = places.get(char, 0)
-        diagonal = ((((match & rises) + rises) ^ rises) | match | falls) & mask
-        up, down = falls | (mask & ~(diagonal | rises)), rises & diagonal
-        distance += bool(up & last) - bool(down & last)
-        up, down = (up << 1 | 1) & mask, (down << 1) & mask
-        rises, falls = down | (mask & ~(diagonal | up)), up & diagonal
-    return distance
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _EXCERPT else text[:_EXCERPT] + "...")
+def _expected(targets: Sequence[str]) -> str:
+    return f"expected {strings.shown(targets[0])}"

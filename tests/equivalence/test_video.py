@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
-from videos import EVERYWHERE, SMALL
+from videos import SMALL
 
-from mmrl.config.schema import Limits, Video
+from mmrl.config.schema import Video
 from mmrl.media.store import MediaStore
-from mmrl.policy.encoder import Encoder
 from mmrl.types import Size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -83,16 +82,9 @@ def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch
 def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
     """Positions of Qwen2.5-VL follow seconds: a pair of frames at 4 a second lasts half as long, one position."""
     world = tiny("qwen2_5_vl")
-    encoder = world.processor.encoder
-    store = MediaStore(EVERYWHERE, Limits(), max_bytes=0)
-    finer = Encoder(
-        encoder.hf,
-        encoder.family,
-        encoder.grammar,
-        store,
-        video=Video(fps=4.0, min_pixels=1024, max_pixels=2304),
-        instruct=False,
-        max_prompt_tokens=500,
+    encoder, finer = (
+        world.processor.encoder,
+        world.fresh(video=Video(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
     )
     coarse, fine = encoder.encode(world.samples[3]), finer.encode(world.samples[3])
     assert (coarse.prompt.grids, fine.prompt.grids) == (((2, 4, 8),), ((4, 4, 8),))

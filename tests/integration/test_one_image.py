@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import TINY
 from PIL import Image
+from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
 from mmrl.build import World
@@ -120,15 +121,10 @@ def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> 
 
 
 def independently_processed(path: str) -> torch.Tensor:
-    """Patches of a picture file by transformers alone, [N, D]."""
-    processor = Qwen2VLImageProcessor(
-        patch_size=PATCH,
-        merge_size=MERGE,
-        temporal_patch_size=2,
-        size={"shortest_edge": 2304, "longest_edge": 2304},
-    )
-    with Image.open(path) as image:
-        return processor(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"]
+    """Patches of a picture file as qwen-vl-utils and transformers make them, [N, D]."""
+    resized = fetch_image({"image": path, "min_pixels": 2304, "max_pixels": 2304}, image_patch_size=PATCH)
+    processor = Qwen2VLImageProcessor(patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2)
+    return processor(images=[resized], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
 def learn(world: World, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:

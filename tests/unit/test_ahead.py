@@ -17,23 +17,11 @@ from PIL import Image
 import mmrl.policy.processor as processor_module
 from mmrl.algo.sampler import Shuffled
 from mmrl.algo.stream import Streamed
-from mmrl.answer import Grammar
-from mmrl.config.schema import Limits
-from mmrl.media.store import MediaStore
 from mmrl.policy.ahead import Ahead
-from mmrl.policy.families import FAMILIES
-from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.workers import Workers
-from mmrl.types import ImageRef, Kind, Reject, Sample, Target, UserError
+from mmrl.types import ImageRef, Kind, Reject, Sample, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
-
-
-def fresh(world):
-    """A processor like the world's with nothing in its caches."""
-    family = FAMILIES[world.policy.model.config.model_type]
-    store = MediaStore(Limits(), max_bytes=0)
-    return QwenProcessor(world.processor.hf, family, Grammar(), store, instruct=False, max_prompt_tokens=500)
 
 
 def sample(name, *parts):
@@ -52,12 +40,13 @@ class Rows:
 
 
 @contextmanager
-def ahead(order, processor, *, work=None, count=0, skip=False, warn=print):
+def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
+    options = {"skip": False, "warn": warn, **left_out}
     if not count:
-        yield Ahead(order, processor, None, skip=skip, warn=warn)
+        yield Ahead(order, processor, None, **options)
         return
     with closing(Workers(work, count)) as workers:
-        yield Ahead(order, processor, workers, skip=skip, warn=warn)
+        yield Ahead(order, processor, workers, **options)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -65,8 +54,11 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
     world = tiny()
     order = Shuffled(world.samples, 7)
-    plain, processor = fresh(world), fresh(world)
-    with ahead(order, plain) as here, ahead(order, processor, work=fresh(world).process, count=count) as there:
+    plain, processor = world.fresh(), world.fresh()
+    with (
+        ahead(order, plain) as here,
+        ahead(order, processor, work=world.fresh().process, count=count) as there,
+    ):
         for cursor in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
             samples = there.take(cursor, 5)
             assert samples == here.take(cursor, 5) == order.take(cursor, 5)
@@ -74,15 +66,15 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
                 prompt = processor.ask(one)
                 assert prompt == plain.ask(one)
                 assert prompt.sample is one
-                assert torch.equal(processor.pixels(prompt), plain.pixels(prompt))
-                assert torch.equal(processor.positions(prompt), plain.positions(prompt))
+                assert torch.equal(processor.tensors(prompt).images_ND, plain.tensors(prompt).images_ND)
+                assert torch.equal(processor.tensors(prompt).positions_3P, plain.tensors(prompt).positions_3P)
 
 
 def test_processes_are_one_step_ahead_and_no_more(tiny):
     world = tiny()
     order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in world.samples])
-    processor = fresh(world)
-    with ahead(order, processor, work=fresh(world).process, count=1) as source:
+    processor = world.fresh()
+    with ahead(order, processor, work=world.fresh().process, count=1) as source:
         for cursor in (0, 4, 8):
             assert len(source.take(cursor, 4)) == 4
             assert order.taken == cursor + 8
@@ -171,13 +163,15 @@ def unusable(tmp_path):
 def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
     world, told = tiny(), []
     rows = [*world.samples[:2], *unusable(tmp_path), *world.samples[2:4]]
-    processor = fresh(world)
-    made = ahead(Rows(rows), processor, work=fresh(world).process, count=count, skip=True, warn=told.append)
+    processor = world.fresh()
+    made = ahead(
+        Rows(rows), processor, work=world.fresh().process, count=count, skip=True, drop_long=True, warn=told.append
+    )
     with made as source:
         samples = source.take(0, len(rows))
     assert samples == [*rows[:2], rows[5], *rows[-2:]]
     assert [line.split(":")[0:2] for line in told] == [
-        ["left out", " " + str(tmp_path / "damaged.png")],
+        ["left out", " sample damaged"],
         ["left out", " row broken"],
         ["left out", " sample long"],
         ["left out", " sample same"],
@@ -187,17 +181,25 @@ def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
 def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_path):
     damaged, broken, long, *_ = unusable(tmp_path)
     for row, message in ((damaged, "damaged.png: damaged"), (broken, "row broken: no answer"), (long, "sample long")):
-        with ahead(Rows([tiny().samples[0], row]), fresh(tiny())) as source, pytest.raises(UserError, match=message):
+        with (
+            ahead(Rows([tiny().samples[0], row]), tiny().fresh()) as source,
+            pytest.raises(UserError, match=message),
+        ):
             source.take(0, 2)
+    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip=True) as source, pytest.raises(TooLongError):
+        source.take(0, 2)
     nothing = "not one of the 2 samples from position 0 on can be used"
-    with ahead(Rows([damaged, broken]), fresh(tiny()), skip=True) as source, pytest.raises(UserError, match=nothing):
+    with (
+        ahead(Rows([damaged, broken]), tiny().fresh(), skip=True) as source,
+        pytest.raises(UserError, match=nothing),
+    ):
         source.take(0, 2)
 
 
 def test_many_bad_rows_do_not_flood_the_console(tiny):
     told = []
     rows = [tiny().samples[0], *(Reject(str(i), "no") for i in range(50))]
-    with ahead(Rows(rows), fresh(tiny()), skip=True, warn=told.append) as source:
+    with ahead(Rows(rows), tiny().fresh(), skip=True, warn=told.append) as source:
         assert len(source.take(0, 51)) == 1
     assert len(told) == 5
     assert told[-1].endswith("from here on they are only counted, in data/skipped")
@@ -206,7 +208,7 @@ def test_many_bad_rows_do_not_flood_the_console(tiny):
 def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     world = tiny()
-    processor, processed = fresh(world), []
+    processor, processed = world.fresh(), []
     process = processor.process
     processor.process = lambda one: processed.append(one.id) or process(one)
     with ahead(Rows(world.samples), processor) as source:
@@ -214,11 +216,11 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
         held_out = processor.ask(world.samples[8])  # an evaluation in between
         prompts = [processor.ask(one) for one in step]
         for prompt in [*prompts, *prompts]:
-            processor.pixels(prompt)
+            processor.tensors(prompt)
         assert processed == [one.id for one in (*step, world.samples[8])]
         source.take(6, 2)
-        processor.pixels(prompts[0])  # the step before is gone
-        processor.pixels(held_out)
+        processor.tensors(prompts[0])  # the step before is gone
+        processor.tensors(held_out)
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 
@@ -232,7 +234,7 @@ def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch)
         for i in range(10_000):
             yield replace(models[i % 4], id=str(i), meta={"notes": "x" * 20_000 + str(i)})
 
-    processor = fresh(world)
+    processor = world.fresh()
     with ahead(Streamed(rows, buffer=100, seed=0), processor) as source:
         taken, start = 0, 0
         for cursor in range(0, 10_000, 50):

@@ -280,7 +280,9 @@ def write(base, block, rows):
     named = re.findall(r"[\w./-]+\.(?:png|jpg|mp4)", json.dumps(rows, default=str))
     for name in (*named, "fFjv93ACGo8.mp4"):
         for folder in ("", "videos/EpicKitchens", "images/EpicKitchens"):
-            file = base / args.get("media_root", ".") / folder / name.rpartition(f"{base}/")[2]
+            beside = path if path.is_dir() else path.parent
+            root = base / args["media_root"] if "media_root" in args else base if str(base) in name else beside
+            file = root / folder / name.rpartition(f"{base}/")[2]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(PNG)
 

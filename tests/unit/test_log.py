@@ -300,7 +300,7 @@ def test_rollouts_are_written_to_be_read(tmp_path):
         "sample": "count-7",
         "task": "count",
         "rollout": 0,
-        "images": ["data/7.png"],
+        "media": ["data/7.png"],
         "question": "<image>How many dots?",
         "response": "3",
         "answer": 3.0,

@@ -6,14 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
-from videos import EVERYWHERE, SMALL
 
 import mmrl.policy.processor as processor_module
-from mmrl.answer import Grammar
-from mmrl.config.schema import Limits
-from mmrl.media.store import MediaStore
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.processor import QwenProcessor
 from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
@@ -28,21 +22,6 @@ def keep(tmp_path):
         return ImageRef(path=str(tmp_path / name), sha256=hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
 
     return keep
-
-
-def asker(world, *, store_bytes=10**8, instruct=False, max_prompt_tokens=500):
-    """A processor like the world's with nothing in its caches."""
-    store = MediaStore(EVERYWHERE, Limits(), max_bytes=store_bytes)
-    encoder = Encoder(
-        world.processor.hf,
-        world.processor.encoder.family,
-        Grammar(),
-        store,
-        video=SMALL,
-        instruct=instruct,
-        max_prompt_tokens=max_prompt_tokens,
-    )
-    return QwenProcessor(encoder)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -88,7 +67,7 @@ def test_a_resize_map_holds_both_sizes(tiny, keep):
 
 def test_the_instruction_states_the_format_when_asked(tiny):
     world = tiny()
-    plain, told = asker(world), asker(world, instruct=True)
+    plain, told = world.fresh(), world.fresh(instruct=True)
     assert "Answer as <answer>" not in plain.encoder.question(world.samples[0])
     assert "Answer as <answer>" in told.encoder.question(world.samples[0])
 
@@ -100,7 +79,7 @@ def test_the_digest_follows_pixels_and_text(tiny, keep):
     picture.putpixel((5, 7), (11, 20, 30))
     dotted = replace(sample, parts=(keep(picture, "b.png"), "How many?"))
     asked = replace(sample, parts=(sample.parts[0], "How few?"))
-    digests = [asker(world).ask(each).digest for each in (sample, sample, dotted, asked)]
+    digests = [world.fresh().ask(each).digest for each in (sample, sample, dotted, asked)]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
 
@@ -109,11 +88,11 @@ def test_one_id_for_two_samples_does_not_mix_them_up(tiny):
     """Validation and test data may number their rows alike."""
     world = tiny()
     first, second = world.samples[0], replace(world.samples[4], id=world.samples[0].id)
-    processor = asker(world)
-    apart = [asker(world).ask(sample).digest for sample in (first, second)]
+    processor = world.fresh()
+    apart = [world.fresh().ask(sample).digest for sample in (first, second)]
     assert [processor.ask(sample).digest for sample in (first, second)] == apart
     assert torch.equal(
-        processor.tensors(processor.ask(first)).images_ND, asker(world).tensors(processor.ask(first)).images_ND
+        processor.tensors(processor.ask(first)).images_ND, world.fresh().tensors(processor.ask(first)).images_ND
     )
 
 
@@ -121,7 +100,7 @@ def test_a_picture_that_changes_during_the_run_is_refused(tiny, keep):
     ref = keep(Image.new("RGB", (48, 48), "red"))
     sample = Sample(id="s", task="t", parts=(ref, "?"), target=NUMBER)
     other = Sample(id="o", task="t", parts=("nothing to see",), target=NUMBER)
-    processor = asker(tiny(), store_bytes=0)
+    processor = tiny().fresh()
     prompt = processor.ask(sample)
     keep(Image.new("RGB", (48, 48), "blue"))
     assert processor.tensors(prompt).images_ND.shape[0] == 36  # still cached
@@ -143,8 +122,8 @@ def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, 
     world = tiny(family)
     sample = world.samples[index]
     length = len(world.processor.ask(sample).ids)
-    assert len(asker(world, max_prompt_tokens=length).encoder.measure(sample).ids) == length
-    short = asker(world, max_prompt_tokens=length - 1)
+    assert len(world.fresh(max_prompt_tokens=length).encoder.measure(sample).ids) == length
+    short = world.fresh(max_prompt_tokens=length - 1)
     with pytest.raises(TooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
         short.encoder.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
@@ -158,14 +137,14 @@ def test_a_special_token_written_in_the_question_is_refused(tiny, text):
     for parts in ((picture, text), (text, picture), (text,)):
         sample = replace(world.samples[0], id="forged", parts=parts)
         with pytest.raises(UserError, match="sample forged: its text contains the special token"):
-            asker(world).ask(sample)
+            world.fresh().ask(sample)
 
 
 def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
     world = tiny()
-    roomy = asker(world)
+    roomy = world.fresh(store_bytes=10**8)
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
-    tight = asker(world, store_bytes=0)
+    tight = world.fresh()
     prompts = [roomy.ask(sample) for sample in world.samples]
     assert [tight.ask(sample) for sample in world.samples] == prompts
     for prompt in [*prompts, *reversed(prompts)]:
@@ -210,4 +189,4 @@ def test_a_demonstration_spells_special_tokens_out(tiny):
     assert world.processor.placeholders.image not in segment.ids
     assert segment.ids.count(world.eos_id) == 1
     assert world.processor.decode(segment.ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
-    assert asker(world).ask(world.samples[0]).ids == prompt.ids  # questions are read as before
+    assert world.fresh().ask(world.samples[0]).ids == prompt.ids  # questions are read as before

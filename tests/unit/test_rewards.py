@@ -12,7 +12,7 @@ import pytest
 from mmrl.catalogue import rewards
 from mmrl.plugins import resolve
 from mmrl.types import Kind, Sample, Target, Term, Unscorable, UserError
-from mmrl_rewards import box, choice, number, text
+from mmrl_rewards import box, choice, number, ocr, text
 from mmrl_rewards.cases import Case, load
 from mmrl_rewards.contract import bind, gold, reward
 
@@ -161,9 +161,9 @@ def slow_levenshtein(a, b):
     return row[-1]
 
 
-def test_similarity_equals_the_textbook_distance():
+def test_cer_equals_the_textbook_distance():
     rng = random.Random(0)
-    case = next(case for table, _, case in ROWS if table == "text_similarity" and case.expected != "unscorable")
+    case = next(case for table, _, case in ROWS if table == "ocr_cer" and case.expected != "unscorable")
     for _ in range(500):
         answer, target = ("".join(rng.choices("abAé", k=rng.randint(1, 90))) for _ in range(2))
         row = case.model_copy(
@@ -173,7 +173,7 @@ def test_similarity_equals_the_textbook_distance():
             }
         )
         expected = max(0.0, 1.0 - slow_levenshtein(answer, target) / len(target))
-        assert text.similarity(*row.build()).value == pytest.approx(expected, abs=1e-12)
+        assert ocr.cer(*row.build()).value == pytest.approx(expected, abs=1e-12)
 
 
 def test_iou_equals_counting_pixels():
@@ -187,12 +187,12 @@ def test_iou_equals_counting_pixels():
         assert box.iou(*row.build()).value == pytest.approx(len(ours & theirs) / len(ours | theirs))
 
 
-def test_similarity_of_long_texts_is_fast():
-    case = next(case for table, _, case in ROWS if table == "text_similarity")
+def test_cer_of_long_texts_is_fast():
+    case = next(case for table, _, case in ROWS if table == "ocr_cer")
     sample = case.sample.model_copy(update={"value": "ab" * 10_000})
     start = time.perf_counter()
     for response in ("<answer>" + "ba" * 10_000 + "</answer>", "<answer>" + "x" * 1_000_000 + "</answer>"):
-        text.similarity(*case.model_copy(update={"sample": sample, "response": response}).build())
+        ocr.cer(*case.model_copy(update={"sample": sample, "response": response}).build())
     assert time.perf_counter() - start < 5
 
 

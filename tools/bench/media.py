@@ -22,19 +22,24 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageOps
-from PIL.Image import open as open_picture
 from sklearn.datasets import load_sample_images
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import Limits, Model, Scratch, VisionScratch
 from mmrl.media.store import MediaStore
+from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.scratch import make_processor, train_tokenizer
-from mmrl.types import ImageRef, Kind, Sample, Target
+from mmrl.types import Access, ImageRef, Kind, Sample, Target, VideoRef
+from mmrl_datasets.films import Film, encode
 
 QUESTION = "How many flowers are there in the picture?"
 SCRATCH = Scratch(vision=VisionScratch(patch=14))
+MODEL = Model(scratch=SCRATCH)
+AREA = {
+    "image": {"min_pixels": MODEL.min_pixels, "max_pixels": MODEL.max_pixels},
+    "video": {"min_pixels": MODEL.video.min_pixels, "max_pixels": MODEL.video.max_pixels},
+}
 FORMATS: dict[str, dict[str, Any]] = {"jpeg": {"quality": 90}, "png": {}}
 
 
@@ -55,24 +60,52 @@ def save(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Pat
     return paths
 
 
+def save_clips(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
+    """H.264 videos of ten seconds, 12 frames a second, in which a photograph drifts."""
+    paths = [folder / f"{i}.mp4" for i in range(count)]
+    for path, photograph in zip(paths, photographs(count, (size[0] + 120, size[1])), strict=True):
+        film = [photograph.crop((step, 0, step + size[0], size[1])) for step in range(120)]
+        path.write_bytes(encode(Film(frames=film, fps=12)))
+    return paths
+
+
 def as_sample(path: Path) -> Sample:
-    ref = ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    kind = VideoRef if path.suffix == ".mp4" else ImageRef
+    ref = kind(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     return Sample(id=path.name, task="count", parts=(ref, QUESTION), target=Target(kind=Kind.NUMBER, value=1))
 
 
-def bare(hf: Any, path: Path) -> Any:
-    """What the model cards of Qwen-VL show."""
-    content = [{"type": "image"}, {"type": "text", "text": QUESTION}]
-    text = hf.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
-    with open_picture(path) as picture:
-        return hf(text=[text], images=[picture.convert("RGB")], return_tensors="pt")
+def bare(hf: Any, path: Path) -> torch.Tensor:
+    """Patches of a file, the way the model cards of Qwen-VL show."""
+    from qwen_vl_utils import process_vision_info  # torchvision comes with it: after mmrl has made it loadable
+
+    medium = "video" if path.suffix == ".mp4" else "image"
+    content = [{"type": medium, medium: str(path), **AREA[medium]}, {"type": "text", "text": QUESTION}]
+    messages = [{"role": "user", "content": content}]
+    text = hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    pictures, clips, options = process_vision_info(messages, return_video_kwargs=True, return_video_metadata=True)
+    if clips:
+        metadata = [found for _, found in clips]
+        options |= {"do_resize": False, "cap_pixels_per_frame": False, "video_metadata": metadata}
+    encoded = hf(
+        text=[text],
+        images=pictures,
+        videos=[frames for frames, _ in clips] if clips else None,
+        images_kwargs={"do_resize": False},
+        videos_kwargs=options,
+        return_tensors="pt",
+    )
+    patches: torch.Tensor = encoded["pixel_values" if pictures else "pixel_values_videos"]
+    return patches
 
 
-def processor(hf: Any) -> QwenProcessor:
+def encoder(hf: Any) -> Encoder:
     """Ours, with nothing cached."""
-    store = MediaStore(Limits(), max_bytes=2**26)
-    limit = Model(scratch=SCRATCH).max_prompt_tokens
-    return QwenProcessor(hf, FAMILIES["qwen2_5_vl"], Grammar(), store, instruct=False, max_prompt_tokens=limit)
+    store = MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=2**26)
+    limit = MODEL.max_prompt_tokens
+    return Encoder(
+        hf, FAMILIES["qwen2_5_vl"], Grammar(), store, video=MODEL.video, instruct=False, max_prompt_tokens=limit
+    )
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -82,32 +115,36 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def throughput(count: int, rounds: int) -> None:
-    """Print, for each format, pictures per CPU second of both loops and the median of the rounds' ratios."""
+    """Print, for each kind of file, files per CPU second of both loops and the median of the rounds' ratios."""
+    from qwen_vl_utils import vision_process
+
     torch.set_num_threads(1)
-    model = Model(scratch=SCRATCH)
+    vision_process.FORCE_QWENVL_VIDEO_READER = "decord"
     tokenizer = train_tokenizer([QUESTION] * 10, SCRATCH.language.vocab)
-    hf = make_processor(SCRATCH, tokenizer, (model.min_pixels, model.max_pixels))
-    print(f"ours: QwenProcessor.process, {Limits()}, model.max_pixels={model.max_pixels}, nothing cached")
-    print("bare: PIL.Image.open, apply_chat_template, processor(text, images); same pixels, no checks, no hashes")
+    hf = make_processor(SCRATCH, tokenizer, (MODEL.min_pixels, MODEL.max_pixels))
+    print(f"ours: Encoder.encode, {Limits()}, model.max_pixels={MODEL.max_pixels}, nothing cached")
+    print("bare: qwen-vl-utils with decord, apply_chat_template, processor(text, images, videos); no checks, no hashes")
     with tempfile.TemporaryDirectory() as folder:
-        for kind in FORMATS:
-            paths = save(Path(folder), kind, count, (640, 480))
+        sets = {f"{kind} 640x480": save(Path(folder), kind, count, (640, 480)) for kind in FORMATS}
+        sets["mp4 480x360, 20 of 120 frames"] = save_clips(Path(folder), count // 8, (480, 360))
+        for kind, paths in sets.items():
             samples = [as_sample(path) for path in paths]
-            same = processor(hf).process(samples[0]).pixels_ND.equal(bare(hf, paths[0])["pixel_values"])
-            pairs = [_pair(processor(hf), hf, samples, paths) for _ in range(rounds)]
-            rates = [count / median(side) for side in zip(*pairs, strict=True)]
+            ours = encoder(hf).encode(samples[0]).tensors
+            same = torch.cat([ours.images_ND, ours.videos_ND]).equal(bare(hf, paths[0]))
+            pairs = [_pair(encoder(hf), hf, samples, paths) for _ in range(rounds)]
+            rates = [len(paths) / median(side) for side in zip(*pairs, strict=True)]
             ratios = sorted(theirs / mine for mine, theirs in pairs)
             print(
-                f"{kind} 640x480, {count} files, {rounds} rounds: ours {rates[0]:.1f}/s, bare {rates[1]:.1f}/s, ratio "
+                f"{kind}, {len(paths)} files, {rounds} rounds: ours {rates[0]:.1f}/s, bare {rates[1]:.1f}/s, ratio "
                 f"{median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}], pixels equal: {same}"
             )
 
 
-def _pair(ours: QwenProcessor, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
+def _pair(ours: Encoder, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
     """CPU seconds of both loops over all files, taking turns file by file."""
     mine = theirs = 0.0
     for sample, path in zip(samples, paths, strict=True):
-        mine += cpu_seconds(lambda sample=sample: ours.process(sample))
+        mine += cpu_seconds(lambda sample=sample: ours.encode(sample))
         theirs += cpu_seconds(lambda path=path: bare(hf, path))
     return mine, theirs
 
