@@ -1,29 +1,26 @@
 """Experiences to tensors: the only place that packs or pads.
 
-Letters: B rows, P prompt columns, C completion columns, L = P + C, N patches, D values a patch, I images, V videos.
+Letters: B rows, L columns, P prompt columns, N learned tokens, M patches, D values a patch, I images, V videos.
 
-A row is one prompt and the completions that share it:
+The learner's batch is one row that holds each prompt once, before all of its completions, and no padding:
 
-    pad pad prompt prompt prompt | first first | second second second | pad
-    column        ...        P-1   P                                    L-1
+    prompt | first | second second second | prompt' prompt' | first' first' ...
 
-Prompts are padded on the left, so every completion token is predicted by one of the last C + 1 columns. With one
-completion a row this is the ordinary causal layout; with more, a completion sees the prompt and itself, its positions
-restart after the prompt, and image and prompt are encoded once for all of them.
+Every completion sees its prompt and itself, and its positions go on from the prompt's. The plain layout, one padded row
+per completion, is what this must equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch.nn import functional as F
 
-from mmrl.types import Author, Experience, ImageRef, Prompt, SamplingLaw, UserError, VideoRef
-
-_PAD, _PROMPT, _FIRST = 0, 1, 2  # values of branch_BL; completion k of a row is _FIRST + k
+from mmrl.types import Author, Experience, ImageRef, Prompt, Rollout, SamplingLaw, UserError, VideoRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,43 +62,47 @@ class Feeder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """The patches of a batch and the grids (t, h, w) that order them, pictures and videos apart."""
+    """The patches of a batch and the grids (t, h, w) that order them, pictures and videos apart; a key per medium."""
 
     images_ND: torch.Tensor
     image_grids_I3: torch.Tensor
+    image_keys: tuple[str, ...]
     videos_ND: torch.Tensor
     video_grids_V3: torch.Tensor
+    video_keys: tuple[str, ...]
 
     def to(self, device: torch.device) -> Media:
         """The same on another device."""
-        return Media(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return _moved(self, device)
+
+
+class Stem(NamedTuple):
+    """Lengths, in tokens, of a prompt and of the completions that follow it in a row."""
+
+    prompt: int
+    completions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tensors of one forward pass. `source_BC` is the column, counted from P - 1, whose logits predict a token."""
+    """Tensors of one forward pass; those in N have one entry per token of the policy's or a teacher's."""
 
     ids_BL: torch.Tensor
     types_BL: torch.Tensor  # see `Placeholders.types`
     positions_3BL: torch.Tensor
-    mask: torch.Tensor  # bool [B, 1, L, L] where completions share a prompt, otherwise int64 [B, L]
+    tree: tuple[Stem, ...] | None  # how the one row is packed; None where rows are ordinary sequences
     media: Media
-    source_BC: torch.Tensor
-    policy_BC: torch.Tensor
-    teacher_BC: torch.Tensor
-    old_logps_BC: torch.Tensor
-    advantages_BC: torch.Tensor
+    ids_N: torch.Tensor
+    source_N: torch.Tensor  # which place of `ids_BL`, flattened, predicts a token
+    policy_N: torch.Tensor
+    teacher_N: torch.Tensor
+    old_logps_N: torch.Tensor
+    advantages_N: torch.Tensor
     law: SamplingLaw
-
-    @property
-    def completion_ids_BC(self) -> torch.Tensor:
-        """The completions' part of `ids_BL`."""
-        return self.ids_BL[:, self.ids_BL.shape[1] - self.source_BC.shape[1] :]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "law"}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        return _moved(self, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,10 @@ class PromptBatch:
     keep_BP: torch.Tensor
     positions_3BP: torch.Tensor
     media: Media
+
+    def to(self, device: torch.device) -> PromptBatch:
+        """The same batch on another device."""
+        return _moved(self, device)
 
 
 def check_media(prompt: Prompt, tensors: PromptTensors, placeholders: Placeholders) -> None:
@@ -153,129 +158,201 @@ def collate_prompts(prompts: Sequence[Prompt], feeder: Feeder, *, pad_id: int) -
         start = shape[1] - len(prompt.ids)
         ids[b, start:], keep[b, start:] = torch.tensor(prompt.ids), 1
         positions[:, b, start:] = of_prompt.positions_3P
-    media = Media(
-        images_ND=torch.cat([of_prompt.images_ND for of_prompt in tensors]),
-        image_grids_I3=_grids(prompts, ImageRef),
-        videos_ND=torch.cat([of_prompt.videos_ND for of_prompt in tensors]),
-        video_grids_V3=_grids(prompts, VideoRef),
-    )
     types = feeder.placeholders.types(ids)
+    media = _media(prompts, tensors)
     return PromptBatch(ids_BP=ids, types_BP=types, keep_BP=keep, positions_3BP=positions, media=media)
 
 
-def rows(experiences: Sequence[Experience], *, shared_prefix: bool) -> list[list[Experience]]:
-    """Experiences by row, in order of first appearance: one row per prompt, or one per experience."""
-    if not shared_prefix:
-        return [[experience] for experience in experiences]
-    by_prompt: dict[str, list[Experience]] = {}
+def by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
+    """Experiences in groups of one prompt each, in order of first appearance."""
+    groups: dict[str, list[Experience]] = {}
     for experience in experiences:
-        by_prompt.setdefault(experience.rollout.prompt.sample.id, []).append(experience)
-    return list(by_prompt.values())
+        groups.setdefault(experience.rollout.prompt.digest, []).append(experience)
+    return list(groups.values())
 
 
-def collate(rows_: Sequence[Sequence[Experience]], feeder: Feeder, *, pad_id: int) -> Batch:
-    """Pack rows into tensors.
+def pack(
+    experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
+) -> list[list[list[Experience]]]:
+    """Cut experiences into micro-batches of groups that share a prompt, short completions first.
+
+    A group beyond the budget of tokens is split, and its prompt repeated; a sequence that is longer alone goes alone.
+    """
+    packs: list[list[list[Experience]]] = []
+    for group in sorted(by_prompt(experiences), key=lambda group: sum(e.rollout.num_tokens for e in group)):
+        for part in _split(group, max_tokens, shared_prefix=shared_prefix):
+            last = packs[-1] if packs else []
+            if last and len(last) < max_groups and _cost([*last, part], shared_prefix=shared_prefix) <= max_tokens:
+                last.append(part)
+            else:
+                packs.append([part])
+    return packs
+
+
+def collate(
+    groups: Sequence[Sequence[Experience]], feeder: Feeder, *, pad_id: int, shared_prefix: bool = True
+) -> Batch:
+    """Groups as one packed row; or, without a shared prefix, every experience as an ordinary row, padded on the right.
 
     Raises:
         UserError: placeholders, grids and patches of a prompt disagree.
-        ValueError: siblings of one row differ in their prompt, or rollouts in their law; or a completion contains a
-            placeholder.
+        ValueError: siblings differ in their prompt, or rollouts in their law; a completion contains a placeholder, or
+            the policy's or a teacher's part of one a token that its law forbids.
     """
-    prompts = [_one(f"prompt digest of {row[0].rollout.prompt.sample.id}", row) for row in rows_]
-    laws = {experience.rollout.law for row in rows_ for experience in row}
-    tempers = {(law.temperature, law.banned) for law in laws}
-    if len(tempers) != 1:
+    laws = {experience.rollout.law for group in groups for experience in group}
+    if len(tempers := {(law.temperature, law.banned) for law in laws}) != 1:
         raise ValueError(f"a batch has one sampling law, got {len(tempers)}: {tempers}")
-    width_P = max(len(prompt.ids) for prompt in prompts)
-    width_C = max(sum(e.rollout.num_tokens for e in row) for row in rows_)
-    prompts_only = collate_prompts(prompts, feeder, pad_id=pad_id)
-    ids = torch.cat([prompts_only.ids_BP, torch.full((len(rows_), width_C), pad_id)], dim=1)
-    branch = torch.where(prompts_only.keep_BP == 1, _PROMPT, _PAD)
-    branch = torch.cat([branch, torch.full((len(rows_), width_C), _PAD)], dim=1)
-    positions = torch.cat([prompts_only.positions_3BP, torch.zeros(3, len(rows_), width_C, dtype=torch.int64)], dim=2)
-    starts = prompts_only.positions_3BP.amax(dim=(0, 2)) + 1
-    completion = _Completions.empty(len(rows_), width_C)
-    for b, row in enumerate(rows_):
-        column = width_P
-        for k, experience in enumerate(row):
-            end = column + experience.rollout.num_tokens
-            ids[b, column:end] = torch.tensor([t for s in experience.rollout.segments for t in s.ids])
-            branch[b, column:end] = _FIRST + k
-            positions[:, b, column:end] = starts[b] + torch.arange(end - column)
-            completion.fill(b, slice(column - width_P, end - width_P), experience)
-            column = end
-    types = feeder.placeholders.types(ids)
-    if (stray := types[:, width_P:] != 0).any():
-        token = int(ids[:, width_P:][stray][0])
-        raise ValueError(f"a completion contains the placeholder {token}, which stands for no picture or video")
+    rows = [groups] if shared_prefix else [[[experience]] for group in groups for experience in group]
+    drafts = [_Draft.of(row, feeder) for row in rows]
+    length = max(len(draft.ids) for draft in drafts)
+    tokens = [(b * length, token) for b, draft in enumerate(drafts) for token in draft.learned]
+    ids = torch.tensor([draft.ids + [pad_id] * (length - len(draft.ids)) for draft in drafts])
+    positions = [F.pad(draft.positions_3L, (0, length - len(draft.ids))) for draft in drafts]
+    prompts = [prompt for draft in drafts for prompt in draft.prompts]
     return Batch(
         ids_BL=ids,
-        types_BL=types,
-        positions_3BL=positions,
-        mask=_mask(branch),
-        media=prompts_only.media,
-        source_BC=completion.source,
-        policy_BC=completion.policy,
-        teacher_BC=completion.teacher,
-        old_logps_BC=completion.old_logps,
-        advantages_BC=completion.advantages,
+        types_BL=feeder.placeholders.types(ids),
+        positions_3BL=torch.stack(positions, dim=1),
+        tree=drafts[0].stems if shared_prefix else None,
+        media=_media(prompts, [feeder.tensors(prompt) for prompt in prompts]),
+        ids_N=torch.tensor([token.id for _, token in tokens], dtype=torch.int64),
+        source_N=torch.tensor([start + token.source for start, token in tokens], dtype=torch.int64),
+        policy_N=torch.tensor([token.author is Author.POLICY for _, token in tokens], dtype=torch.bool),
+        teacher_N=torch.tensor([token.author is Author.TEACHER for _, token in tokens], dtype=torch.bool),
+        old_logps_N=torch.tensor([token.old_logp for _, token in tokens]),
+        advantages_N=torch.tensor([token.advantage for _, token in tokens]),
         law=next(iter(laws)),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Completions:
-    """What holds for each completion column, each [B, C]."""
+class _Learned(NamedTuple):
+    """A token to be learned, and the column of its row that predicts it."""
 
-    source: torch.Tensor
-    policy: torch.Tensor
-    teacher: torch.Tensor
-    old_logps: torch.Tensor
-    advantages: torch.Tensor
+    id: int
+    source: int
+    author: Author
+    old_logp: float
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A row before padding."""
+
+    ids: list[int]
+    positions_3L: torch.Tensor
+    stems: tuple[Stem, ...]
+    prompts: list[Prompt]
+    learned: list[_Learned]
 
     @staticmethod
-    def empty(rows_B: int, columns_C: int) -> _Completions:
-        shape = (rows_B, columns_C)
-        return _Completions(
-            source=torch.zeros(shape, dtype=torch.int64),
-            policy=torch.zeros(shape, dtype=torch.bool),
-            teacher=torch.zeros(shape, dtype=torch.bool),
-            old_logps=torch.zeros(shape),
-            advantages=torch.zeros(shape),
-        )
-
-    def fill(self, b: int, columns: slice, experience: Experience) -> None:
-        # A token at completion column c is predicted by column c of the kept logits; the first token of every
-        # completion is predicted by column 0, the prompt's last.
-        segments = experience.rollout.segments
-        authors = [segment.author for segment in segments for _ in segment.ids]
-        self.source[b, columns] = torch.arange(columns.start, columns.stop)
-        self.source[b, columns.start] = 0
-        self.policy[b, columns] = torch.tensor([author is Author.POLICY for author in authors])
-        self.teacher[b, columns] = torch.tensor([author is Author.TEACHER for author in authors])
-        self.old_logps[b, columns] = torch.tensor([logp for segment in segments for logp in segment.logps])
-        self.advantages[b, columns] = experience.advantage
-
-
-def _grids(prompts: Sequence[Prompt], kind: type[ImageRef] | type[VideoRef]) -> torch.Tensor:
-    """Grids of the media of one kind, int64 [.., 3]."""
-    pairs = (pair for prompt in prompts for pair in zip(prompt.sample.media, prompt.grids, strict=True))
-    return torch.tensor([grid for ref, grid in pairs if isinstance(ref, kind)], dtype=torch.int64).reshape(-1, 3)
+    def of(row: Sequence[Sequence[Experience]], feeder: Feeder) -> _Draft:
+        ids: list[int] = []
+        positions: list[torch.Tensor] = []
+        stems: list[Stem] = []
+        prompts: list[Prompt] = []
+        learned: list[_Learned] = []
+        for group in row:
+            prompt, tensors = _shared_prompt(group), feeder.tensors(group[0].rollout.prompt)
+            check_media(prompt, tensors, feeder.placeholders)
+            ids += prompt.ids
+            positions.append(tensors.positions_3P)
+            last, after = len(ids) - 1, int(tensors.positions_3P.max()) + 1
+            for experience in group:
+                completion = [token for segment in experience.rollout.segments for token in segment.ids]
+                _check_completion(experience.rollout, feeder.placeholders)
+                learned += _learned(experience, prompt_end=last, start=len(ids))
+                ids += completion
+                positions.append((after + torch.arange(len(completion))).expand(3, -1))
+            lengths = (experience.rollout.num_tokens for experience in group)
+            stems.append(Stem(len(prompt.ids), tuple(length for length in lengths if length)))
+            prompts.append(prompt)
+        joined = torch.cat(positions, dim=1)
+        return _Draft(ids=ids, positions_3L=joined, stems=tuple(stems), prompts=prompts, learned=learned)
 
 
-def _one(what: str, row: Sequence[Experience]) -> Prompt:
-    digests = {experience.rollout.prompt.digest for experience in row}
-    if len(digests) != 1:
-        raise ValueError(f"{what}: siblings must share one prompt, got {len(digests)}")
-    return row[0].rollout.prompt
+def _learned(experience: Experience, *, prompt_end: int, start: int) -> list[_Learned]:
+    """The tokens of a completion that stands from column `start` on; the prompt's last predicts the first of them."""
+    columns = [prompt_end, *range(start, start + experience.rollout.num_tokens)]
+    authored = (
+        (token, segment.author, logp)
+        for segment in experience.rollout.segments
+        for token, logp in zip(segment.ids, segment.logps, strict=True)
+    )
+    return [
+        _Learned(token, column, author, logp, experience.advantage)
+        for (token, author, logp), column in zip(authored, columns, strict=False)
+        if author in (Author.POLICY, Author.TEACHER)
+    ]
 
 
-def _mask(branch_BL: torch.Tensor) -> torch.Tensor:
-    if int(branch_BL.max()) <= _FIRST:  # no siblings: the model's own causal mask does
-        return (branch_BL != _PAD).long()
-    length = branch_BL.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    queries, keys = branch_BL[:, :, None], branch_BL[:, None, :]
-    visible = causal & (((keys == _PROMPT) & (queries != _PAD)) | ((keys == queries) & (keys != _PAD)))
-    # A pad sees itself, because a softmax over nothing is not a number.
-    return (visible | torch.eye(length, dtype=torch.bool))[:, None]
+def _check_completion(rollout: Rollout, placeholders: Placeholders) -> None:
+    who = f"sample {rollout.prompt.sample.id}: rollout {rollout.index}"
+    banned = set(rollout.law.banned)
+    for segment in rollout.segments:
+        if stray := {placeholders.image, placeholders.video}.intersection(segment.ids):
+            raise ValueError(f"{who} contains the placeholder {min(stray)}, which stands for no picture or video")
+        if segment.author in (Author.POLICY, Author.TEACHER) and (stray := banned.intersection(segment.ids)):
+            raise ValueError(f"{who} contains token {min(stray)}, which its sampling law bans: its probability is 0")
+
+
+def _split(group: Sequence[Experience], max_tokens: int, *, shared_prefix: bool) -> Iterator[list[Experience]]:
+    part: list[Experience] = []
+    for experience in group:
+        if part and _cost([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
+            yield part
+            part = []
+        part.append(experience)
+    yield part
+
+
+def _cost(groups: Sequence[Sequence[Experience]], *, shared_prefix: bool) -> int:
+    """Tokens that a forward pass over these groups runs, padding included."""
+    prompts = [len(group[0].rollout.prompt.ids) for group in groups]
+    completions = [[experience.rollout.num_tokens for experience in group] for group in groups]
+    if shared_prefix:
+        return sum(prompts) + sum(map(sum, completions))
+    longest = max(prompt + max(lengths) for prompt, lengths in zip(prompts, completions, strict=True))
+    return longest * sum(map(len, completions))
+
+
+def _media(prompts: Sequence[Prompt], tensors: Sequence[PromptTensors]) -> Media:
+    image_grids_I3, image_keys = _grids(prompts, ImageRef)
+    video_grids_V3, video_keys = _grids(prompts, VideoRef)
+    return Media(
+        images_ND=torch.cat([of_prompt.images_ND for of_prompt in tensors]),
+        image_grids_I3=image_grids_I3,
+        image_keys=image_keys,
+        videos_ND=torch.cat([of_prompt.videos_ND for of_prompt in tensors]),
+        video_grids_V3=video_grids_V3,
+        video_keys=video_keys,
+    )
+
+
+def _grids(prompts: Sequence[Prompt], kind: type[ImageRef] | type[VideoRef]) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """Grids of the media of one kind, int64 [.., 3], and their keys: digest of the prompt, place in it."""
+    found = [
+        (grid, f"{prompt.digest}:{place}")
+        for prompt in prompts
+        for place, (ref, grid) in enumerate(zip(prompt.sample.media, prompt.grids, strict=True))
+        if isinstance(ref, kind)
+    ]
+    grids = torch.tensor([grid for grid, _ in found], dtype=torch.int64).reshape(-1, 3)
+    return grids, tuple(key for _, key in found)
+
+
+def _shared_prompt(group: Sequence[Experience]) -> Prompt:
+    prompt = group[0].rollout.prompt
+    if (count := len({experience.rollout.prompt.digest for experience in group})) != 1:
+        raise ValueError(f"sample {prompt.sample.id}: siblings must share one prompt, got {count}")
+    return prompt
+
+
+_T = TypeVar("_T", Media, Batch, PromptBatch)
+
+
+def _moved(batch: _T, device: torch.device) -> _T:
+    """A batch on another device; what is no tensor stays."""
+    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor | Media)}
+    return replace(batch, **(values | moved))

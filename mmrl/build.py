@@ -5,34 +5,40 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from mmrl import catalogue
+from mmrl.algo.group_terms import GroupTerm
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar, Section
 from mmrl.config import Config
+from mmrl.config.schema import GroupTerm as GroupTermOptions
 from mmrl.config.schema import Loss, Rl, Scratch, Sft, Term
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, check_lessons, place_of
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.learner.learner import GrpoLearner, LearnPlan, Scorer
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
+from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
+from mmrl.policy.adapters import Adapter
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES, family_of
 from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.ports import Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.score import BoundTerm, Judge
 from mmrl.supply import Supply
 from mmrl.types import Sample, SamplingLaw, UserError
-from mmrl_rewards.contract import bind
 
 PICTURE_BYTES = 256 * 2**20
 WORKER_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
@@ -47,6 +53,8 @@ class World:
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
         self.judge = judge_of(config, base)
+        self.group_terms = group_terms_of(config, base)
+        catalogue.check([term.fn for term in config.rewards.terms], base)
         place = place_of(config, base, run_dir.data)
         store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
         intake = Intake(config, place, store, console)
@@ -54,15 +62,18 @@ class World:
         self.samples = intake.load()
         self.judge.check(self.samples.train, self.grammar)
         self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
+        for name in self.judge.unused([sample for part in self.samples.parts().values() for sample in part]):
+            console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
         check_lessons(config, self.samples.train, self.grammar)
         loaded = self._model()
-        self.policy = Policy(loaded.model.to(_device(config)), freeze=config.model.freeze)
-        if not self.policy.trainable:
-            raise UserError("model.freeze: every part of the model is frozen; leave at least one to train")
+        lora = config.model.lora
+        self.adapter = Adapter(loaded.model, lora, seed=derive(config.run.seed, "adapter")) if lora else None
+        self.policy = Policy(
+            loaded.model.to(_device(config)), freeze=config.model.freeze, logits_chunk=config.model.logits_chunk
+        )
         encoder = encoder_of(config, loaded, store)
         self.processor = QwenProcessor(encoder)
-        if config.model.gradient_checkpointing:
-            loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(loaded.model, config.model.gradient_checkpointing)
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         intake.plan_videos(self.samples, encoder.clip_rule)
         self.samples = intake.askable(self.samples, encoder.measure)
@@ -70,16 +81,24 @@ class World:
         self._afresh = encoder_of(config, loaded, MediaStore(place.access, config.data.limits, max_bytes=WORKER_BYTES))
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
         self.banned = banned_ids(self.processor.tokenizer, embeddings)
-        console.say(self._introduction())
+        self._introduce()
 
-    def _introduction(self) -> str:
-        samples, model = self.samples, self.policy.model
-        total = sum(parameter.numel() for parameter in model.parameters())
-        trained = sum(parameter.numel() for parameter in self.policy.trainable)
-        return (
+    def _introduce(self) -> None:
+        """Say what there is to learn from, and what of the model learns."""
+        samples, model, stages = self.samples, self.policy.model, self.config.stages
+        self.console.say(
             f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
-            f"samples; {type(model).__name__} with {total:,} parameters, {trained:,} of them trained, on {model.device}"
+            "samples"
         )
+        rows = [
+            (
+                *(each.role, f"{each.tensors:,}", f"{each.parameters:,}", f"{each.trained:,}", "+".join(each.dtypes)),
+                *(f"{stage.optimizer.rate(each.role):g}" if each.trained else "" for stage in stages),
+            )
+            for each in census(model)
+        ]
+        columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
+        self.console.table(f"{type(model).__name__} on {model.device}", columns, rows)
 
     def evaluator(self) -> Evaluator:
         """Measures the current weights."""
@@ -87,7 +106,12 @@ class World:
         law = SamplingLaw(temperature=options.temperature, banned=self.banned, max_new_tokens=options.max_new_tokens)
         sampler = HfSampler(self.policy, self.processor, salt=(self.config.run.seed, "evaluation"))
         return Evaluator(
-            asker=self.processor, sampler=sampler, judge=self.judge, law=law, batch_size=options.batch_size
+            asker=self.processor,
+            sampler=sampler,
+            judge=self.judge,
+            law=law,
+            batch_size=options.batch_size,
+            warn=self.console.warn,
         )
 
     def source(self) -> AbstractContextManager[Source]:
@@ -98,16 +122,18 @@ class World:
         """A fresh optimizer for a stage."""
         return TorchEngine(self.policy.trainable, stage.optimizer)
 
-    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Policy | None) -> GrpoLearner:
+    def learner(self, stage: Sft | Rl, engine: TorchEngine, reference: Scorer | None) -> GrpoLearner:
         """The learner of a stage."""
         loss, epochs, shared_prefix = Loss(), 1, False
         if isinstance(stage, Rl):
-            loss, epochs, shared_prefix = stage.loss, stage.epochs, stage.shared_prefix
+            loss, epochs = stage.loss, stage.epochs
+            shared_prefix = stage.shared_prefix != "off" and self.policy.shares_prefixes
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
             micro_batch=stage.micro_batch,
+            token_budget=stage.token_budget,
             epochs=epochs,
             shared_prefix=shared_prefix,
             pad_id=self.eos_id,
@@ -144,7 +170,26 @@ def grammar_of(config: Config) -> Grammar:
 
 def judge_of(config: Config, base: Path) -> Judge:
     """The rewards; functions in files are relative to `base`."""
-    return Judge([_bound_term(term, base) for term in config.rewards.terms])
+    return Judge([_bound_term(term, base) for term in config.rewards.terms], config.rewards)
+
+
+def group_terms_of(config: Config, base: Path) -> tuple[GroupTerm, ...]:
+    """What rollouts earn beside their siblings; functions in files are relative to `base`.
+
+    Raises:
+        UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
+    """
+    taken = [term.name or catalogue.find(term.fn, base, term.args).reward.name for term in config.rewards.terms]
+    bound = [_bound_group_term(term, base) for term in config.rewards.group_terms]
+    for name in (names := [*taken, *(term.name for term in bound)]):
+        if names.count(name) > 1:
+            raise UserError(f"two reward terms are named {name!r}; give one another `name`")
+    for options in config.rewards.group_terms:
+        if unknown := [name for name in options.args.get("correct", ()) if name not in taken]:
+            raise UserError(
+                f"group term {options.fn}: correct: there is no term {unknown[0]!r}, but {', '.join(taken)}"
+            )
+    return tuple(bound)
 
 
 def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
@@ -187,14 +232,18 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
 
 
 def _bound_term(term: Term, base: Path) -> BoundTerm:
-    reward = bind(resolve(term.fn, base), term.args)
-    return BoundTerm(
-        name=term.name or reward.reward.name,
-        reward=reward,
-        weight=term.weight,
-        tasks=term.tasks,
-        train_only=term.train_only,
-    )
+    load = partial(catalogue.find, term.fn, base, term.args)
+    reward = load()
+    return BoundTerm(name=term.name or reward.reward.name, reward=reward, load=load, options=term)
+
+
+def _bound_group_term(term: GroupTermOptions, base: Path) -> GroupTerm:
+    fn = resolve(term.fn, base)
+    if not callable(fn):
+        raise UserError(f"{term.fn!r} is no function of a group")
+    args = settle(f"group term {term.fn}", options_of(fn, after=1), term.args)
+    name = term.name or term.fn.rpartition(":")[2]
+    return GroupTerm(name=name, values=partial(fn, **args), weight=term.weight, tasks=term.tasks)
 
 
 def _device(config: Config) -> torch.device:

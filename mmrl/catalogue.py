@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mmrl_rewards.cases import Case, load
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
 AnyReward = Reward[...]
+_FOLDER = Path(mmrl_rewards.__path__[0]).parent / "cases"
 
 
 def rewards() -> dict[str, AnyReward]:
@@ -66,12 +67,11 @@ def tables() -> tuple[Path, ...]:
     Raises:
         UserError: mmrl was installed without them.
     """
-    folder = Path(mmrl_rewards.__path__[0]).parent / "cases"
-    if not folder.is_dir():
+    if not (found := _shipped()):
         raise UserError(
-            f"there are no case tables in {folder}: they come with the source tree; name a table of your own"
+            f"there are no case tables in {_FOLDER}: they come with the source tree; name a table of your own"
         )
-    return tuple(sorted(folder.glob("*.json")))
+    return found
 
 
 def cases_of(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
@@ -81,15 +81,39 @@ def cases_of(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     Raises:
         UserError: there is no table, or no row about it.
     """
-    full = full_name(name)
-    where, _, function = full.rpartition(":")
-    places: tuple[Path, ...]
-    if where.endswith(".py"):
-        beside = (base / where).with_suffix(".json")
-        places, folder, full = (beside,), beside.parent, f"./{Path(where).name}:{function}"
-    else:
-        places, folder = tables(), base
-    found = tuple(case for table in places for case in load(table) if case.fn == full)
-    if not found:
+    full, beside = _table_beside(name, base)
+    places, folder = ((beside,), beside.parent) if beside else (tables(), base)
+    if not (found := _rows(full, places)):
         raise UserError(f"no case table has a row about {full!r}; looked in {', '.join(map(str, places))}")
     return found, folder
+
+
+def check(names: Iterable[str], base: Path) -> None:
+    """Run the case tables of rewards, as far as they have any: do they still do here what they say?
+
+    Raises:
+        UserError: a row came out otherwise.
+    """
+    for name in dict.fromkeys(names):
+        full, beside = _table_beside(name, base)
+        places = _shipped() if beside is None else tuple(path for path in (beside,) if path.is_file())
+        for case in _rows(full, places):
+            if failure := case.failure(find(name, base, case.args)):
+                raise UserError(f"reward {name!r} contradicts its case table: {failure}")
+
+
+def _shipped() -> tuple[Path, ...]:
+    return tuple(sorted(_FOLDER.glob("*.json")))
+
+
+def _table_beside(name: str, base: Path) -> tuple[str, Path | None]:
+    """What rows call a reward, and the table beside its file if it is in one."""
+    full = full_name(name)
+    where, _, function = full.rpartition(":")
+    if not where.endswith(".py"):
+        return full, None
+    return f"./{Path(where).name}:{function}", (base / where).with_suffix(".json")
+
+
+def _rows(full: str, places: Iterable[Path]) -> tuple[Case, ...]:
+    return tuple(case for table in places for case in load(table) if case.fn == full)

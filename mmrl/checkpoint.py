@@ -1,4 +1,8 @@
-"""Saving a run and going on exactly: weights, optimizer, State, RNG; written aside, synced, hashed, then renamed."""
+"""Saving a run and going on exactly: weights, optimizer, State, RNG; written aside, synced, hashed, then renamed.
+
+A checkpoint holds the weights that training changes. The others are those of the model the run was given; a
+fingerprint of them tells whether it is given the same again.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from mmrl.files import sync
 from mmrl.policy.quiet import without_bars
@@ -28,42 +31,78 @@ _HASHES = "hashes.json"
 _PARTIAL, _RETIRED = ".partial", ".retired"  # a folder being written; one that is being replaced
 
 
-def save(folder: Path, *, weights: nn.Module, optimizer: Mapping[str, Any], state: State) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A model's weights by name: those that training changes, and the fingerprint of the others."""
+
+    learned: Mapping[str, torch.Tensor]
+    given: str = ""
+
+
+def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Tells sets of weights apart by names, types, shapes and about a thousand values of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().flatten()[:: max(1, tensor.numel() // 1000)].float().cpu()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save(folder: Path, *, weights: Weights, optimizer: Mapping[str, Any], state: State) -> None:
     """Write a complete checkpoint at `folder`, or nothing.
 
     Raises:
         UserError: the disk is full or not writable.
     """
     with _whole(folder) as aside:
-        save_model(weights, str(aside / _WEIGHTS))
+        _write(aside, weights)
         _pickle(dict(optimizer), aside / _OPTIMIZER)
-        _pickle(torch.get_rng_state(), aside / _RNG)
+        _pickle(_rng_states(), aside / _RNG)
         (aside / _STATE).write_text(json.dumps(asdict(state)))
         hashes = {name: _sha256(aside / name) for name in _FILES}
         (aside / _HASHES).write_text(json.dumps(hashes, indent=1))
 
 
-def load(folder: Path, *, weights: nn.Module) -> tuple[State, dict[str, Any]]:
-    """Restore weights and RNG in place; returns the State and the optimizer's state."""
+def load(folder: Path, *, weights: Weights) -> tuple[State, dict[str, Any]]:
+    """Restore weights and RNG in place; returns the State and the optimizer's state.
+
+    Raises:
+        UserError: the model is not the one the run began with.
+    """
     load_weights(folder, weights)
-    torch.set_rng_state(torch.load(folder / _RNG, weights_only=True))
+    rng = torch.load(folder / _RNG, weights_only=True)
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])
     optimizer: dict[str, Any] = torch.load(folder / _OPTIMIZER, weights_only=True)
     return State(**json.loads((folder / _STATE).read_text())), optimizer
 
 
-def save_weights(folder: Path, weights: nn.Module) -> None:
+def save_weights(folder: Path, weights: Weights) -> None:
     """Write weights alone at `folder`, or nothing.
 
     Raises:
         UserError: the disk is full or not writable.
     """
     with _whole(folder) as aside:
-        save_model(weights, str(aside / _WEIGHTS))
+        _write(aside, weights)
 
 
-def load_weights(folder: Path, weights: nn.Module) -> None:
-    """Restore weights in place."""
-    load_model(weights, folder / _WEIGHTS)
+@torch.no_grad()
+def load_weights(folder: Path, weights: Weights) -> None:
+    """Restore weights in place.
+
+    Raises:
+        UserError: the model is not the one whose weights were saved.
+    """
+    with safe_open(folder / _WEIGHTS, framework="pt") as file:
+        if file.metadata()["given"] != weights.given or set(file.keys()) != set(weights.learned):
+            raise UserError(
+                f"{folder} was saved from another model: the weights that are not trained differ. Restore model.path "
+                "as it was, or begin the run anew in another directory"
+            )
+        for name, tensor in weights.learned.items():
+            tensor.copy_(file.get_tensor(name))
 
 
 def latest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
@@ -155,6 +194,16 @@ def _as_os_error() -> Iterator[None]:
         if not isinstance(error.__context__, OSError):
             raise
         raise error.__context__ from None
+
+
+def _write(folder: Path, weights: Weights) -> None:
+    learned = {name: tensor.detach().contiguous() for name, tensor in weights.learned.items()}
+    save_file(learned, folder / _WEIGHTS, metadata={"format": "pt", "given": weights.given})
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
 def _pickle(content: object, path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
@@ -16,23 +17,28 @@ Z95 = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """One response to each sample, in batches."""
+    """One response to each sample, in batches. `warn` is told of responses that a reward could not judge."""
 
     asker: Asker
     sampler: Sampler
     judge: Judge
     law: SamplingLaw
     batch_size: int
+    warn: Callable[[str], None]
 
     def rewards(self, samples: Sequence[Sample], *, step: int) -> dict[str, dict[str, float]]:
         """Total reward of each sample: task → sample id → reward."""
         rewards: dict[str, dict[str, float]] = {}
+        failed: Counter[tuple[str, str]] = Counter()
         for start in range(0, len(samples), self.batch_size):
             prompts = [self.asker.ask(sample) for sample in samples[start : start + self.batch_size]]
-            for (rollout,) in self.sampler.generate(prompts, 1, self.law, step=step):
+            rollouts = [rollout for (rollout,) in self.sampler.generate(prompts, 1, self.law, step=step)]
+            for rollout, score in zip(rollouts, self.judge.evaluate(rollouts), strict=True):
                 sample = rollout.prompt.sample
-                score = self.judge.score(rollout, evaluation=True)
                 rewards.setdefault(sample.task, {})[sample.id] = score.total
+                failed.update((name, failure.fault) for name, failure in score.failures.items())
+        for (name, fault), count in failed.items():
+            self.warn(f"evaluation: reward {name!r} failed on {count} of {len(samples)} ({fault}); its fallback counts")
         return rewards
 
 

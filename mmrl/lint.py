@@ -172,7 +172,12 @@ def _tried(reward: BoundReward, sample: Sample, text: str) -> Term:
 
 
 def _called(reward: BoundReward, response: Response, sample: Sample) -> Term:
-    result = reward(response, sample)
+    try:
+        result = reward(response, sample)
+    except Unscorable as error:
+        if not reward.reward.service:
+            raise
+        result = Term(reward.reward.low, f"no verdict: {error}")  # lint need not have the service
     value, reason = result if isinstance(result, Term) else (result, "")
     low, high = reward.reward.low, reward.reward.high
     if not isinstance(value, int | float) or not low <= value <= high:
@@ -218,6 +223,8 @@ def _repeatable(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
 
 
 def _pure(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
+    if reward.reward.service:
+        return Finding("pure", True, "asks a service")
     pairs = [(_response(sample, GRAMMAR.render(sample.target)), sample) for sample in samples]
     found = _guarded(partial(_watched, partial(_called_all, reward, pairs)))
     if isinstance(found, Exception):
@@ -267,7 +274,7 @@ def _speed(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
     seconds = _guarded(lambda: max(_seconds(reward, *pair) for pair in pairs))
     if isinstance(seconds, Exception):
         return Finding("speed", False, _said(seconds))
-    limit = "" if seconds <= _SLOWEST_S else f", at most {_SLOWEST_S * 1000:g} ms"
+    limit = "" if seconds <= _SLOWEST_S or reward.reward.service else f", at most {_SLOWEST_S * 1000:g} ms"
     return Finding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
 
 

@@ -10,25 +10,31 @@ a clock or on what ran before, so a run continued from a checkpoint is the run t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from mmrl.patience import count_bad_steps, refuse_bad_steps, refuse_barrenness
 from mmrl.ports import Asker, Gate, Judge, Keeper, Learner, Sampler, Source, Teller
-from mmrl.types import Experience, Finish, Group, SamplingLaw, State, UserError
+from mmrl.types import Experience, Finish, Group, SamplingLaw, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The numbers of a stage. `advantages` maps a group's total rewards to one advantage each."""
+    """The numbers of a stage. `shape` adds what rollouts earn beside their siblings; `advantages` maps a step's groups
+    to one advantage for each of their rollouts.
+    """
 
     steps: int
     prompts: int
     group_size: int
     law: SamplingLaw
-    advantages: Callable[[Sequence[float]], Sequence[float]]
+    shape: Callable[[Group], Group]
+    advantages: Callable[[Sequence[Group]], Sequence[Sequence[float]]]
     max_barren_steps: int
+    max_bad_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,7 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
     """Run a stage from wherever `state` stands to its end.
 
     Raises:
-        UserError: `max_barren_steps` steps in a row had no group to learn from.
+        UserError: `max_barren_steps` steps in a row had no group to learn from, or `max_bad_steps` no finite gradient.
     """
     while state.step < plan.steps and not state.stage_done:
         clock = Clock()
@@ -77,12 +83,12 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
         with clock.time("answer"):
             rollouts = parts.sampler.generate(prompts, plan.group_size, plan.law, step=state.step)
 
-        # 3. Judge: rewards score each rollout.
+        # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
         with clock.time("judge"):
-            groups = parts.judge.judge(rollouts)
+            groups = [plan.shape(group) for group in parts.judge.judge(rollouts, step=state.step)]
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
-        advantages = [plan.advantages(group.totals) for group in groups]
+        advantages = plan.advantages(groups)
         experiences = [
             Experience(rollout=rollout, advantage=advantage)
             for group, row in zip(groups, advantages, strict=True)
@@ -96,34 +102,32 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
 
         # 6. Tell: record the step; perhaps this is the end, or time to save.
         state.step, state.cursor, state.version = state.step + 1, state.cursor + plan.prompts, state.version + 1
-        parts.teller.show(state, groups, advantages)
+        count_bad_steps(state, learned)
+        kept = parts.teller.show(state, groups, advantages, at_all_events=state.bad_steps > 0)
         skipped = {"data/skipped": float(plan.prompts - len(samples))}
         parts.teller.tell(state, {**skipped, **describe(groups, advantages), **learned}, clock.seconds)
-        _refuse_barrenness(plan, state, advantages)
+        refuse_barrenness(state, plan.max_barren_steps, advantages)
+        refuse_bad_steps(state, plan.max_bad_steps, kept)
         state.stage_done = parts.gate.passed(state)
         parts.keeper.keep(state)
 
 
 def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics of a step's rollouts: mean reward, by term and by task; informative groups; lengths; truncation."""
-    scored = [(r, s) for group in groups for r, s in zip(group.rollouts, group.scores, strict=True)]
-    named: dict[str, list[float]] = {"reward/total": [score.total for _, score in scored]}
-    for rollout, score in scored:
-        named.setdefault(f"reward/task/{rollout.prompt.sample.task}", []).append(score.total)
-        for name, term in score.terms.items():
-            named.setdefault(f"reward/term/{name}", []).append(term.value)
+    """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
+    drawn = [rollout for group in groups for rollout in group.drawn]
+    failed = Counter(f"reward/{name}/{failure.fault}" for group in groups for name, failure in group.failures)
+    failed["reward/skipped"] = sum(len(group.skipped) for group in groups)
+    named: dict[str, list[float]] = {}
+    for group in groups:
+        for score in group.scores:
+            named.setdefault("reward/total", []).append(score.total)
+            named.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
+            for name, term in score.terms.items():
+                named.setdefault(f"reward/term/{name}", []).append(term.value)
     return {
         **{name: fmean(values) for name, values in named.items()},
+        **+failed,
         "group/informative_frac": fmean(any(row) for row in advantages),
-        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout, _ in scored),
-        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout, _ in scored),
+        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
+        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
     }
-
-
-def _refuse_barrenness(plan: Plan, state: State, advantages: Sequence[Sequence[float]]) -> None:
-    state.barren_steps = 0 if any(any(row) for row in advantages) else state.barren_steps + 1
-    if state.barren_steps >= plan.max_barren_steps:
-        raise UserError(
-            f"{state.barren_steps} steps in a row had no group to learn from: in each, all {plan.group_size} rollouts "
-            "earned the same. The task is solved or out of reach, or temperature is too low; look at rollouts/"
-        )

@@ -44,11 +44,11 @@ class Sampler(Protocol):
 class Judge(Protocol):
     """Scores rollouts; the only caller of reward functions."""
 
-    def judge(self, rollouts: Sequence[Sequence[Rollout]]) -> Sequence[Group]:
-        """One group per prompt, in order."""
+    def judge(self, rollouts: Sequence[Sequence[Rollout]], *, step: int) -> Sequence[Group]:
+        """One group per prompt, in order; weights are those of `step`. What cannot be judged may be left out."""
 
-    def score(self, rollout: Rollout, *, evaluation: bool = False) -> Score:
-        """The score of one rollout; in evaluation, terms that only shape training are left out."""
+    def evaluate(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+        """One score per rollout, in order, without the terms that only shape training; nothing is left out."""
 
 
 class Learner(Protocol):
@@ -82,5 +82,7 @@ class Teller(Protocol):
     def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step. `times` are wall-clock seconds and live apart from the reproducible metrics."""
 
-    def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
-        """Keep the step's rollouts for reading."""
+    def show(
+        self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, at_all_events: bool
+    ) -> str | None:
+        """Keep the step's rollouts for reading, if it is their turn or `at_all_events`; returns the file."""

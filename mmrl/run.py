@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,17 @@ from typing import Any
 
 from mmrl import checkpoint, loop, sft
 from mmrl.algo.advantage import advantages
+from mmrl.algo.group_terms import shaped
 from mmrl.build import World
 from mmrl.config import Loaded
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import Rl, Sft
+from mmrl.learner.reference import Followed, Reference
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.log.teller import Teller
 from mmrl.policy.qwen_vl import Policy
-from mmrl.ports import Gate, Source
+from mmrl.ports import Gate, Learner, Source
 from mmrl.rollout.hf import HfSampler
 from mmrl.stages import HeldOutGate, OpenGate, Rewards, Saver, compare, summarize
 from mmrl.types import Interrupted, Sample, SamplingLaw, State
@@ -54,7 +56,8 @@ def train(loaded: Loaded, *, steps: int | None = None, run_dir: Path | None = No
             with _nothing_left_behind(place, unless=has_begun):
                 world = World(config, loaded.files[0].parent, place, console)
                 place.write_manifest(config, world.samples.digests())
-            _Run(world, stop).go()
+            with closing(world.judge):
+                _Run(world, stop).go()
             _report(place, console)
     except (Interrupted, KeyboardInterrupt) as stopped:
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped; the last checkpoint is what is saved."
@@ -111,6 +114,7 @@ class _Run:
         self._teller = Teller(self._dir, self._console, keep_rollouts_every=self._config.run.keep_rollouts_every)
         kinds = [stage.kind for stage in self._config.stages]
         self._subject = kinds.index("rl") if "rl" in kinds else len(kinds) - 1
+        self._given = checkpoint.fingerprint(world.policy.given)
         self._state, self._optimizer = self._resume()
         self._teller.metrics.truncate(self._state.metrics_bytes)
 
@@ -137,7 +141,7 @@ class _Run:
         folder = checkpoint.latest(self._dir.checkpoints, self._console.warn)
         if folder is None:
             return State(), {}
-        state, optimizer = checkpoint.load(folder, weights=self._world.policy.model)
+        state, optimizer = checkpoint.load(folder, weights=self._weights(self._world.policy))
         if state.stage < len(self._config.stages):
             name = self._config.stages[state.stage].name
             self._console.say(f"Resuming from {folder}: stage {name}, step {state.step}.")
@@ -146,18 +150,22 @@ class _Run:
     def _save(self, optimizer: dict[str, Any], state: State) -> None:
         state.metrics_bytes = self._teller.metrics.position()
         folder = self._dir.checkpoints / f"{state.stage:02d}-{state.step:06d}"
-        checkpoint.save(folder, weights=self._world.policy.model, optimizer=optimizer, state=state)
+        checkpoint.save(folder, weights=self._weights(self._world.policy), optimizer=optimizer, state=state)
         checkpoint.prune(self._dir.checkpoints, self._config.checkpoints.keep)
 
     def _train(self, stage: Sft | Rl, source: Source) -> None:
         world, state = self._world, self._state
-        engine = world.engine(stage)
+        engine, reference = world.engine(stage), self._reference(stage)
         if self._optimizer:
             engine.load_state(self._optimizer)
             self._optimizer = {}
-        learner = world.learner(stage, engine, self._reference(stage))
+        learner: Learner = world.learner(stage, engine, reference)
+        if isinstance(stage, Rl) and reference is not None:
+            learner = Followed(learner, reference, engine, stage.reference)
         keeper = Saver(
-            lambda state: self._save(engine.state(), state), self._stop.wanted, every=self._config.checkpoints.every
+            lambda state: self._save({**engine.state(), **(reference.state() if reference else {})}, state),
+            self._stop.wanted,
+            every=self._config.checkpoints.every,
         )
         if isinstance(stage, Sft):
             parts = sft.Parts(
@@ -168,7 +176,13 @@ class _Run:
                 gate=self._gate(stage),
                 keeper=keeper,
             )
-            sft.train(sft.Plan(steps=stage.steps, batch_size=stage.batch_size, imitate=stage.imitate), parts, state)
+            plan = sft.Plan(
+                steps=stage.steps,
+                batch_size=stage.batch_size,
+                imitate=stage.imitate,
+                max_bad_steps=stage.max_bad_steps,
+            )
+            sft.train(plan, parts, state)
             return
         salt = (self._config.run.seed, stage.name)
         loop.train(
@@ -199,10 +213,10 @@ class _Run:
                 banned=self._world.banned,
                 max_new_tokens=sampling.max_new_tokens,
             ),
-            advantages=partial(
-                advantages, baseline=stage.advantage.baseline, scale=stage.advantage.scale, eps=stage.advantage.eps
-            ),
+            shape=partial(shaped, terms=self._world.group_terms),
+            advantages=partial(advantages, options=stage.advantage, weights=self._world.judge.weights),
             max_barren_steps=stage.max_barren_steps,
+            max_bad_steps=stage.max_bad_steps,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:
@@ -217,17 +231,26 @@ class _Run:
         rewards = "  ".join(f"{name.removeprefix('validation/')} {value:.3f}" for name, value in metrics.items())
         self._console.say(f"validation after {state.step} steps: {rewards}")
 
-    def _reference(self, stage: Sft | Rl) -> Policy | None:
-        """The weights this stage began with, kept on disk so that a resumed stage has the same."""
-        if isinstance(stage, Sft) or stage.loss.kl_coef == 0.0:
+    def _reference(self, stage: Sft | Rl) -> Reference | None:
+        """What the KL penalty measures from. One that never moves is kept on disk, one that does in each checkpoint."""
+        if isinstance(stage, Sft) or not stage.loss.kl.coef:
             return None
+        policy, options = self._world.policy, stage.reference
+        if options.update == "never" and self._config.model.lora and self._state.stage == 0:
+            return Reference(policy, options, start=policy.without_adapter())  # a new adapter has changed nothing
+        reference = Reference(policy, options)
         folder = self._dir.references / stage.name
-        reference = self._world.policy.frozen_copy()
-        if self._state.step == 0:
-            checkpoint.save_weights(folder, reference.model)
+        if not reference.frozen:
+            if self._optimizer:
+                reference.load_state(self._optimizer)
+        elif self._state.step == 0:
+            checkpoint.save_weights(folder, self._weights(reference.policy))
         else:
-            checkpoint.load_weights(folder, reference.model)
+            checkpoint.load_weights(folder, self._weights(reference.policy))
         return reference
+
+    def _weights(self, policy: Policy) -> checkpoint.Weights:
+        return checkpoint.Weights(learned=policy.learned, given=self._given)
 
     def _rewards(self, samples: tuple[Sample, ...]) -> Rewards:
         return self._evaluator.rewards(samples, step=self._state.step)
@@ -247,8 +270,16 @@ class _Run:
         self._dir.write_summary(
             {"name": self._config.run.name, "seed": self._config.run.seed, "since": since, **summarize(rows)}
         )
-        checkpoint.export_hf(self._dir.model, self._world.policy.model, self._world.processor.hf)
+        self._export()
         self._teller.close()
+
+    def _export(self) -> None:
+        """The model as a Hugging Face folder; before it an adapter alone, which is merged into the model."""
+        world = self._world
+        if world.adapter is not None:
+            checkpoint.export_hf(self._dir.adapter, world.adapter)
+            world.adapter.merge()
+        checkpoint.export_hf(self._dir.model, world.policy.model, world.processor.hf)
 
 
 def _report(place: RunDir, console: Console) -> None:

@@ -1,20 +1,45 @@
-"""How far the policy has moved from a reference."""
+"""How far the policy has moved from a reference: per-token estimates of KL(policy || reference), in nats.
+
+Source of all three: Schulman, "Approximating KL Divergence" (2020), with d = ref_logp - logp at a token that the policy
+sampled. They are 0 where the two agree. As a loss, k2 has the gradient of the KL on average, k3 that of
+KL(reference || policy), and k1 has none (arXiv:2506.09477); as a part of the reward k1 is the unbiased one.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 
-def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """Per-token estimate exp(d) - d - 1 of KL(policy || reference), d = ref_logp - logp, in nats; at least 0.
+def k1(gap: Tensor) -> Tensor:
+    """-d: unbiased, of either sign."""
+    return -gap
 
-    Source: Schulman, "Approximating KL Divergence" (2020), the estimator k3; GRPO (arXiv:2402.03300 v3, eq. 4).
-    Unbiased in value for tokens drawn from the policy; its gradient, as GRPO uses it, is not the gradient of the KL.
+
+def k2(gap: Tensor) -> Tensor:
+    """d^2 / 2: biased in value, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
+    return gap.square() / 2.0
+
+
+def k3(gap: Tensor) -> Tensor:
+    """exp(d) - d - 1: unbiased, never negative; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
+    return torch.expm1(gap) - gap
+
+
+def estimate(
+    logp: Tensor, ref_logp: Tensor, estimator: Literal["k1", "k2", "k3"], *, clamp: float | None = None
+) -> Tensor:
+    """One of the estimates, any shape; with `clamp`, of d kept within +- that many nats before anything else.
 
     Args:
         logp: log-probs of the sampled tokens under the policy in training, nats; any shape.
         ref_logp: the same under the reference, same shape; no gradient flows into it.
+        estimator: which.
+        clamp: as SEED-Bench-R1 and Video-R1 do, lest exp(d) overflow; no gradient flows beyond it.
     """
     gap = ref_logp.detach() - logp
-    return torch.expm1(gap) - gap
+    if clamp is not None:
+        gap = gap.clamp(-clamp, clamp)
+    return {"k1": k1, "k2": k2, "k3": k3}[estimator](gap)

@@ -1,9 +1,11 @@
-"""The learning rate over a stage."""
+"""The learning rate and the weights of the loss's terms over a stage."""
 
 from __future__ import annotations
 
 from math import cos, pi
 from typing import Literal
+
+from mmrl.config.schema import Coefficient
 
 
 def learning_rate(
@@ -38,3 +40,14 @@ def learning_rate(
         case "cosine":
             left = (1.0 + cos(pi * progress)) / 2.0
     return peak * (final_frac + (1.0 - final_frac) * left)
+
+
+def coefficient(step: int, *, total: int, options: Coefficient) -> float:
+    """The weight of a term of the loss at step `step`: the learning rate's curve without warm-up.
+
+    Raises:
+        ValueError: a step outside the stage.
+    """
+    return learning_rate(
+        step, total=total, peak=options.coef, warmup=0, decay=options.decay, final_frac=options.final_frac
+    )

@@ -8,7 +8,7 @@ from mmrl.cli.common import Commands, add_command, add_config_arguments
 
 DETAILS = """\
 example:
-  mmrl explain configs/quickstart.yaml stages.rl.loss.kl_coef=0.01
+  mmrl explain configs/quickstart.yaml stages.rl.loss.kl.coef=0.01
 
 Prints every value with the file and line it comes from, then the objective of each stage in formulas.
 """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from mmrl.config.load import DEFAULT, Loaded, settings
-from mmrl.config.schema import Config, Rl, Sft, Stage
+from collections.abc import Iterator
+from types import MappingProxyType
 
-ROLES = ("vision", "projector", "language")
+from mmrl.config import formulas
+from mmrl.config.load import DEFAULT, Loaded, settings
+from mmrl.config.schema import ROLES, Config, Lora, Rl, Sft, Stage, Term
 
 
 def explain(loaded: Loaded) -> str:
@@ -47,9 +49,8 @@ def _stage(config: Config, index: int) -> str:
     stage = config.stages[index]
     facts = _rl(config, stage) if isinstance(stage, Rl) else _sft(config, stage)
     facts += [("trains", _trained(config)), ("optimizer", _optimizer(stage)), ("ends", _end(stage))]
-    title = (
-        f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {'GRPO' if isinstance(stage, Rl) else 'imitation'}"
-    )
+    what = stage.algorithm if isinstance(stage, Rl) else "imitation"
+    title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {what}"
     lines = [title]
     for label, text in facts:
         first, *more = text.split("\n")
@@ -85,65 +86,87 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
             f"{_cut('top-k', law.top_k, law.top_k > 0)}, at most {law.max_new_tokens} tokens each",
         ),
         ("reward", _reward(config)),
-        ("advantage", _advantage(stage)),
-        ("objective", _objective(stage)),
-        ("KL", _kl(stage)),
+        ("advantage", formulas.advantage(stage)),
+        ("objective", formulas.objective(stage)),
+        ("KL", formulas.penalty(stage)),
     ]
 
 
+_COMBINED = MappingProxyType(
+    {
+        "sum": "the sum of weight · value over",
+        "product": "the product of value^weight over",
+        "min": "the least value of",
+        "lexicographic": "the values, the earlier ones outweighing all later ones, of",
+    }
+)
+
+
 def _reward(config: Config) -> str:
-    lines = []
-    for term in config.rewards.terms:
+    rewards = config.rewards
+    lines = [f"R_i = {_COMBINED[rewards.combine]}"]
+    for term in rewards.terms:
         name = term.name or term.fn.rpartition(":")[2]
-        tasks = f", only on {', '.join(term.tasks)}" if term.tasks else ""
-        training = ", only in training" if term.train_only else ""
-        lines.append(f"{term.weight:+g} · {name} ({term.fn}{tasks}{training})")
-    return "R_i = the sum of\n" + "\n".join(lines)
+        lines.append(f"{term.weight:+g} · {name} ({', '.join([term.fn, *_conditions(term)])})")
+    for group_term in rewards.group_terms:
+        name = group_term.name or group_term.fn.rpartition(":")[2]
+        tasks = f", only on {', '.join(group_term.tasks)}" if group_term.tasks else ""
+        lines.append(f"{group_term.weight:+g} · {name} ({group_term.fn}{tasks}, beside its siblings, only in training)")
+    lines.append(f"what cannot be judged: {rewards.on_unscorable}; a reward that raises: {rewards.on_error}")
+    return "\n".join(lines)
 
 
-def _advantage(stage: Rl) -> str:
-    advantage = stage.advantage
-    centred = "R_i - mean(R)" if advantage.baseline == "group_mean" else "R_i"
-    group = f"over the {stage.group_size} rollouts of one prompt"
-    if advantage.scale == "group_std":
-        return f"A_i = ({centred}) / (std(R) + {advantage.eps:g}), {group}"
-    return f"A_i = {centred}, {group if advantage.baseline == 'group_mean' else 'no baseline'}; nothing scales it"
+def _conditions(term: Term) -> Iterator[str]:
+    """How a term departs from its plain value."""
+    for column, allowed in term.when.items():
+        yield f"only where {column} is {' or '.join(allowed)}"
+    if term.train_only:
+        yield "only in training"
+    if term.gate is not None:
+        yield f"0 unless {term.gate} > {term.gate_above:g}"
+    shaping = term.transform
+    if shaping.clip is not None:
+        yield f"cut to {_ends(shaping.clip)}"
+    if shaping.threshold is not None:
+        yield f"1 from {shaping.threshold:g} up, else 0"
+    if shaping.power != 1.0:
+        yield f"to the power of {shaping.power:g}"
+    if shaping.scale is not None:
+        yield f"stretched to {_ends(shaping.scale)}"
+    if term.schedule is not None:
+        points = ", ".join(f"{factor:g} at step {step}" for step, factor in term.schedule.points)
+        yield f"its weight times {points}, {'in steps' if term.schedule.shape == 'steps' else 'linear between'}"
 
 
-def _objective(stage: Rl) -> str:
-    low, high = 1 - stage.loss.clip_low, 1 + stage.loss.clip_high
-    penalty = f" + {stage.loss.kl_coef:g} · KL" if stage.loss.kl_coef else ""
-    moved = "1 up to rounding, as each rollout is used once" if stage.epochs == 1 else "clipped per token"
-    return (
-        f"L = -(1/N) Σ_i Σ_t min(r_t A_i, clip(r_t, {low:g}, {high:g}) A_i){penalty}\n"
-        f"r_t = π(y_t) / π_old(y_t), π_old as recorded while sampling; {moved}\n"
-        "N counts every sampled token of the whole step; a group of equal rewards has A = 0 and teaches nothing"
-    )
-
-
-def _kl(stage: Rl) -> str:
-    if not stage.loss.kl_coef:
-        return "none; no reference model is kept"
-    return (
-        "mean of exp(d) - d - 1 over the N tokens, d = log π_ref(y_t) - log π(y_t); π_ref is the stage's start, frozen"
-    )
+def _ends(ends: tuple[float, float]) -> str:
+    return f"[{ends[0]:g}, {ends[1]:g}]"
 
 
 def _trained(config: Config) -> str:
-    frozen = [role for role in ROLES if role in config.model.freeze]
-    trained = [role for role in ROLES if role not in frozen]
-    return f"{', '.join(trained) or 'nothing'}" + (
-        f"; frozen: {', '.join(frozen)}" if frozen else "; nothing is frozen"
-    )
+    if config.model.lora:
+        return _adapter(config.model.lora)
+    trained = config.model.trained
+    frozen = [role for role in ROLES if role not in trained]
+    return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
+
+
+def _adapter(lora: Lora) -> str:
+    below = f"sqrt({lora.rank})" if lora.rslora else f"{lora.rank}"
+    updated = f"W + {lora.alpha} / {below} · B A"
+    law = f"m · V / |V|, row by row, with V = {updated} and m learned" if lora.dora else updated
+    dropout = f", dropout {lora.dropout:g}" if lora.dropout else ""
+    return f"an adapter of rank {lora.rank}{dropout}, on {', '.join(lora.targets)}; all weights are frozen\nW' = {law}"
 
 
 def _optimizer(stage: Stage) -> str:
     adam = stage.optimizer
     warmup = f", rising over {_plural(adam.warmup_steps, 'step')}" if adam.warmup_steps else ""
     decay = f", then {adam.decay} to {adam.lr * adam.final_lr_frac:g}" if adam.decay != "constant" else ", constant"
+    rates = [f", {role} {rate:g}" for role, rate in adam.lr_by_role.model_dump(exclude_none=True).items()]
+    spared = " of matrices" if adam.decayed == "matrices" else ""
     return (
-        f"AdamW, lr {adam.lr:g}{warmup}{decay}; betas {adam.betas[0]:g}, {adam.betas[1]:g}; "
-        f"weight decay {adam.weight_decay:g}; gradient norm at most {adam.max_grad_norm:g}"
+        f"AdamW, lr {adam.lr:g}{''.join(rates)}{warmup}{decay}; betas {adam.betas[0]:g}, {adam.betas[1]:g}; "
+        f"weight decay{spared} {adam.weight_decay:g}; gradient norm at most {adam.max_grad_norm:g}"
     )
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
+from mmrl.config.presets import expand
 from mmrl.config.refusals import refusal
 from mmrl.config.schema import Config
 from mmrl.config.tree import MAX_DEPTH, Address, Node, Plain, Problem, dotted, leaves, merge, parse
@@ -40,6 +41,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     root = sources.read(Path(path), asked_by="")
     for override in overrides:
         root = sources.override(root, override)
+    root = expand(root)
     config, refusals = _validate(root)
     known = {problem.path for problem in sources.problems}
     problems = sources.problems + [problem for problem in refusals if problem.path not in known]

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from mmrl.config.schema import Optimizer
+from mmrl.config.schema import Optimizer, Role
 
 
 class TorchEngine:
     """Accumulates gradients and steps. A bfloat16 weight cannot hold an update of 1e-6, hence the masters."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], options: Optimizer) -> None:
-        self._parameters = list(parameters)
-        self._masters = [p if p.dtype == torch.float32 else p.detach().float().clone() for p in self._parameters]
+    def __init__(self, parameters: Mapping[Role, Sequence[nn.Parameter]], options: Optimizer) -> None:
+        self._parameters = [parameter for own in parameters.values() for parameter in own]
+        self._by_role = {role: [_master(parameter) for parameter in own] for role, own in parameters.items()}
+        self._masters = [master for own in self._by_role.values() for master in own]
         self._max_grad_norm = options.max_grad_norm
-        self._optimizer = torch.optim.AdamW(
-            self._masters, lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(list(self._groups(options)), lr=options.lr, betas=options.betas, fused=True)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, lr: float) -> float:
-        """Clip, update, and forget the gradients; returns the norm before clipping.
+    def step(self, lr: float) -> dict[Role, float]:
+        """Clip, update, and forget the gradients; returns the norm of each role's before clipping.
 
-        A norm that is not finite leaves weights and optimizer untouched.
+        `lr` is the stage's rate at this step, of which a role with a rate of its own takes its share. A norm that is
+        not finite leaves weights and optimizer untouched.
         """
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-        norm = float(nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
-        if norm < float("inf"):
-            self._optimizer.param_groups[0]["lr"] = lr
+        norms = {role: _norm(masters) for role, masters in self._by_role.items()}
+        total = math.hypot(*norms.values())
+        if math.isfinite(total):
+            nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr * group["share"]
             self._optimizer.step()
             self._publish()
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return norms
+
+    def forget(self) -> None:
+        """Drop the moments, as if the stage began here."""
+        self._optimizer.state.clear()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: optimizer moments, and the masters where they are not the weights themselves."""
@@ -57,8 +65,26 @@ class TorchEngine:
                     master.copy_(next(saved))
         self._publish()
 
+    def _groups(self, options: Optimizer) -> Iterator[dict[str, Any]]:
+        """By role, matrices apart from vectors."""
+        for role, masters in self._by_role.items():
+            share = options.rate(role) / options.lr
+            matrices = [master for master in masters if master.ndim > 1]
+            vectors = [master for master in masters if master.ndim <= 1]
+            kept = 0.0 if options.decayed == "matrices" else options.weight_decay
+            yield {"params": matrices, "share": share, "weight_decay": options.weight_decay}
+            yield {"params": vectors, "share": share, "weight_decay": kept}
+
     @torch.no_grad()
     def _publish(self) -> None:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
+
+
+def _master(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    return float(nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))

@@ -1,25 +1,27 @@
-"""Experiences to a gradient: the clipped surrogate on the policy's own tokens, likelihood on a teacher's.
+"""Experiences to a gradient: micro-batches, epochs, and one update each. What is optimised is in `objective`.
 
-Letters: B rows, C completion columns.
+Letters: N learned tokens of a micro-batch, the policy's and a teacher's.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from mmrl.algo.kl import k3
-from mmrl.algo.loss import clipped_surrogate
 from mmrl.algo.schedule import learning_rate
-from mmrl.batch import Batch, Feeder, collate, rows
-from mmrl.config.schema import Loss, Optimizer
-from mmrl.policy.qwen_vl import Policy
-from mmrl.types import Author, Experience
+from mmrl.batch import Batch, Feeder, collate, pack
+from mmrl.config.schema import Loss, Optimizer, Role
+from mmrl.learner.objective import Counts, Objective, Scores
+from mmrl.learner.self_check import check_shared_prefix
+from mmrl.policy.qwen_vl import Policy, TokenScores
+from mmrl.types import Experience
+
+Groups = Sequence[Sequence[Experience]]
+"""A micro-batch's experiences, by prompt."""
 
 _GAP = "rollout/logp_gap_nats"
 _SKIPPED = "learner/skipped_updates"
@@ -31,121 +33,112 @@ class Engine(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`."""
 
-    def step(self, lr: float) -> float:
-        """Clip and update; returns the gradient norm before clipping."""
+    def step(self, lr: float) -> Mapping[Role, float]:
+        """Clip and update; returns the norm of each role's gradient before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnPlan:
-    """The numbers of learning in one stage; `micro_batch` counts prompts."""
+    """The numbers of learning in one stage; a micro-batch has at most so many prompts and so many tokens."""
 
     loss: Loss
     optimizer: Optimizer
     total_steps: int
     micro_batch: int
+    token_budget: int
     epochs: int
     shared_prefix: bool
     pad_id: int
+
+
+class Scorer(Protocol):
+    """Something that tells how likely tokens are: a reference."""
+
+    def score(self, batch: Batch) -> TokenScores:
+        """Score every completion token of a batch."""
 
 
 class GrpoLearner:
     """The learner port. `reference` is None when the loss has no KL penalty."""
 
     def __init__(
-        self, policy: Policy, feeder: Feeder, engine: Engine, plan: LearnPlan, reference: Policy | None = None
+        self, policy: Policy, feeder: Feeder, engine: Engine, plan: LearnPlan, reference: Scorer | None = None
     ) -> None:
-        if (reference is None) != (plan.loss.kl_coef == 0.0):
+        self._objective = Objective(plan.loss, plan.total_steps)
+        if (reference is not None) != self._objective.needs_reference:
             raise ValueError(
-                f"kl_coef {plan.loss.kl_coef} and a {'missing' if reference is None else 'given'} reference"
+                f"kl.coef {plan.loss.kl.coef} and a {'missing' if reference is None else 'given'} reference"
             )
         self._policy = policy
         self._feeder = feeder
         self._engine = engine
         self._plan = plan
         self._reference = reference
+        self._checked = not plan.shared_prefix
 
     def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """One optimizer step per epoch over all experiences.
 
-        Denominators are the policy tokens and the teacher tokens of the whole step. Experiences that cannot move a
-        weight (no advantage, no KL, no teacher) are not run, but their tokens count.
+        Denominators are those of the whole step. Experiences that cannot move a weight are not run, but count.
+
+        Raises:
+            ValueError: an advantage is not finite.
         """
-        tokens: Counter[Author] = Counter()
-        for segment in (segment for experience in experiences for segment in experience.rollout.segments):
-            tokens[segment.author] += len(segment.ids)
-        active = [experience for experience in experiences if self._teaches(experience)]
+        admitted = self._objective.admit(experiences)
+        counts = self._objective.count(admitted)
+        active = [experience for experience in admitted if self._objective.teaches(experience)]
         skipped = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": self._lr(step), "learner/skipped_frac": skipped}
         if not active:
             return metrics
+        starts: list[_Start] = []
         for _ in range(self._plan.epochs):
-            latest = self._epoch(active, tokens, metrics["learner/lr"])
+            latest = self._epoch(active, counts, step, starts)
             latest[_SKIPPED] += metrics.get(_SKIPPED, 0.0)
             # Only before the first update does the gap to the sampler say something about the sampler.
             metrics |= latest | {name: value for name, value in metrics.items() if name == _GAP}
         return metrics
 
-    def _epoch(self, active: Sequence[Experience], tokens: Counter[Author], lr: float) -> dict[str, float]:
-        """One pass over the experiences and one update."""
+    def _epoch(self, active: Sequence[Experience], counts: Counts, step: int, starts: list[_Start]) -> dict[str, float]:
+        """One pass over the experiences and one update. The first pass fills `starts`, the later ones read it."""
         totals: dict[str, float] = {}
-        for batch in self._micro_batches(active):
-            loss, parts = self._loss(batch, tokens)
+        for index, (groups, batch) in enumerate(self._micro_batches(active)):
+            scores = self._policy.score(batch)
+            if index == len(starts):
+                starts.append(_Start(scores.logps_N.detach(), self._refer(batch)))
+            loss, parts = self._objective(
+                [experience for group in groups for experience in group],
+                Scores(scores.logps_N, scores.entropies_N, *starts[index]),
+                counts,
+                step=step,
+            )
             self._engine.backward(loss)
             for name, value in {"learner/loss": float(loss.detach()), **parts}.items():
                 before = totals.get(name, 0.0)
                 totals[name] = max(before, value) if name.endswith("_max") else before + value
-        norm = self._engine.step(lr)
-        return {**totals, "learner/grad_norm": norm, _SKIPPED: float(not math.isfinite(norm))}
+        norms = self._engine.step(self._lr(step))
+        total = math.hypot(*norms.values())
+        by_role = {f"learner/grad_norm/{role}": norm for role, norm in norms.items()}
+        return {**totals, "learner/grad_norm": total, **by_role, _SKIPPED: float(not math.isfinite(total))}
 
-    def _loss(self, batch: Batch, tokens: Counter[Author]) -> tuple[torch.Tensor, dict[str, float]]:
-        scores = self._policy.score(batch)
-        batch = batch.to(self._policy.device)
-        loss = scores.logps_BC.new_zeros(())
-        parts: dict[str, float] = {}
-        if tokens[Author.TEACHER]:
-            share = batch.teacher_BC / tokens[Author.TEACHER]
-            loss = loss - (scores.logps_BC * share).sum()
-        if tokens[Author.POLICY]:
-            share = batch.policy_BC / tokens[Author.POLICY]
-            options = self._plan.loss
-            surrogate = clipped_surrogate(
-                scores.logps_BC, batch.old_logps_BC, batch.advantages_BC, options.clip_low, options.clip_high
-            )
-            loss = loss + (surrogate * share).sum()
-            parts = self._watch(batch, scores.logps_BC.detach(), scores.entropies_BC, share)
-            if self._reference is not None:
-                with torch.no_grad():
-                    reference_BC = self._reference.score(batch).logps_BC
-                kl = (k3(scores.logps_BC, reference_BC) * share).sum()
-                loss = loss + options.kl_coef * kl
-                parts["learner/kl_nats"] = float(kl.detach())
-        return loss, parts
+    def _refer(self, batch: Batch) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self._reference.score(batch).logps_N
 
-    def _watch(
-        self, batch: Batch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor, share_BC: torch.Tensor
-    ) -> dict[str, float]:
-        gap = torch.where(batch.policy_BC, logps_BC - batch.old_logps_BC, 0.0)
-        ratio = gap.exp()
-        low, high = 1.0 - self._plan.loss.clip_low, 1.0 + self._plan.loss.clip_high
-        return {
-            "learner/entropy_nats": float((entropies_BC * share_BC).sum()),
-            "learner/clipped_frac": float((((ratio < low) | (ratio > high)) * share_BC).sum()),
-            "learner/ratio_max": float((ratio * batch.policy_BC).max()),
-            _GAP: float((gap.abs() * share_BC).sum()),
-        }
-
-    def _micro_batches(self, active: Sequence[Experience]) -> Iterator[Batch]:
-        """Prompts with completions of like length go together, so that little is padded."""
-        groups = sorted(rows(active, shared_prefix=True), key=lambda row: sum(e.rollout.num_tokens for e in row))
-        for start in range(0, len(groups), self._plan.micro_batch):
-            chunk = [experience for group in groups[start : start + self._plan.micro_batch] for experience in group]
-            packed = rows(chunk, shared_prefix=self._plan.shared_prefix)
-            yield collate(packed, self._feeder, pad_id=self._plan.pad_id)
-
-    def _teaches(self, experience: Experience) -> bool:
-        authors = {segment.author for segment in experience.rollout.segments}
-        by_policy = Author.POLICY in authors and (experience.advantage != 0.0 or self._reference is not None)
-        return by_policy or Author.TEACHER in authors
+    def _micro_batches(self, active: Sequence[Experience]) -> Iterator[tuple[Groups, Batch]]:
+        plan = self._plan
+        micro_batches = pack(
+            active, max_groups=plan.micro_batch, max_tokens=plan.token_budget, shared_prefix=plan.shared_prefix
+        )
+        if not self._checked:
+            siblings = next((group for groups in micro_batches for group in groups if len(group) > 1), None)
+            if siblings is not None:
+                check_shared_prefix(self._policy, siblings, self._feeder, pad_id=plan.pad_id)
+                self._checked = True
+        for groups in micro_batches:
+            yield groups, collate(groups, self._feeder, pad_id=plan.pad_id, shared_prefix=plan.shared_prefix)
 
     def _lr(self, step: int) -> float:
         options = self._plan.optimizer
@@ -157,3 +150,10 @@ class GrpoLearner:
             decay=options.decay,
             final_frac=options.final_lr_frac,
         )
+
+
+class _Start(NamedTuple):
+    """Log-probs of a micro-batch's tokens before the step's first update, [N]: the policy's, and the reference's."""
+
+    logps_N: torch.Tensor
+    reference_N: torch.Tensor | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmrl.files import json_line, refusing, write_atomically
-from mmrl.types import Group, ImageRef, Part, Rollout, Score, VideoRef
+from mmrl.types import Failure, Group, ImageRef, Part, Rollout, Score, VideoRef
 
 
 def write_rollouts(
@@ -28,7 +28,9 @@ def write_rollouts(
 def _records(run: Path, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> Iterator[dict[str, Any]]:
     for group, row in zip(groups, advantages, strict=True):
         for rollout, score, advantage in zip(group.rollouts, group.scores, row, strict=True):
-            yield {**_record(rollout, score, advantage), "media": _paths(run, rollout)}
+            yield {**_record(rollout), **_judged(score, advantage), "media": _paths(run, rollout)}
+        for rollout, failures in group.skipped:
+            yield {**_record(rollout), "skipped": _why(failures), "media": _paths(run, rollout)}
 
 
 def _paths(run: Path, rollout: Rollout) -> list[str]:
@@ -46,7 +48,7 @@ def _said(part: Part) -> str:
     return part
 
 
-def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
+def _record(rollout: Rollout) -> dict[str, Any]:
     sample = rollout.prompt.sample
     return {
         "sample": sample.id,
@@ -57,9 +59,19 @@ def _record(rollout: Rollout, score: Score, advantage: float) -> dict[str, Any]:
         "answer": rollout.answer.value,
         "target": sample.target.value,
         "frame": sample.target.frame,
-        "terms": {name: {"value": term.value, "reason": term.reason} for name, term in score.terms.items()},
-        "total": score.total,
-        "advantage": advantage,
         "finish": rollout.finish,
         "segments": [{"author": segment.author, "n": len(segment.ids)} for segment in rollout.segments],
     }
+
+
+def _judged(score: Score, advantage: float) -> dict[str, Any]:
+    return {
+        "terms": {name: {"value": term.value, "reason": term.reason} for name, term in score.terms.items()},
+        "total": score.total,
+        "advantage": advantage,
+    }
+
+
+def _why(failures: Mapping[str, Failure]) -> dict[str, str]:
+    """Why a rollout was left out, by term; nothing where a sibling's failure took it along."""
+    return {name: f"{failure.fault}: {failure.reason}" for name, failure in failures.items()}

@@ -22,7 +22,7 @@ from mmrl.config import Config, dump, read_settings, settings
 from mmrl.files import finite, refusing, temporary, write_atomically
 from mmrl.types import UserError
 
-LIBRARIES = ("torch", "transformers", "deepspeed", "vllm")
+LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
 _SHOWN = 12
 _ABSENT = object()
 
@@ -77,6 +77,11 @@ class RunDir:
     def references(self) -> Path:
         """Weights that stages with a KL penalty began with."""
         return self.path / "references"
+
+    @property
+    def adapter(self) -> Path:
+        """The final adapter alone, as peft reads it, where the run trains one."""
+        return self.path / "adapter"
 
     @property
     def model(self) -> Path:
@@ -141,7 +146,7 @@ class RunDir:
         with refusing(self.path):
             for path in (self.config, self.metrics, self.timings, self.manifest, self.summary):
                 path.unlink(missing_ok=True)
-            for path in (self.rollouts, self.checkpoints, self.references, self.data, self.model):
+            for path in (self.rollouts, self.checkpoints, self.references, self.data, self.adapter, self.model):
                 shutil.rmtree(path, ignore_errors=True)
             return sorted(entry.name for entry in self.path.iterdir())
 

@@ -36,11 +36,14 @@ class Teller:
             self.console.end_stage()
             self._stage = ""
 
-    def show(self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
-        """Keep the step's rollouts for reading, if it is one of those kept."""
-        self._tokens = sum(rollout.num_tokens for group in groups for rollout in group.rollouts)
-        if state.step == 1 or state.step % self._every == 0:
-            write_rollouts(self._rollouts, self._stage, state.step, groups, advantages)
+    def show(
+        self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, at_all_events: bool
+    ) -> str | None:
+        """Keep the step's rollouts for reading, if it is one of those kept or `at_all_events`; returns the file."""
+        self._tokens = sum(rollout.num_tokens for group in groups for rollout in group.drawn)
+        if not (at_all_events or state.step == 1 or state.step % self._every == 0):
+            return None
+        return str(write_rollouts(self._rollouts, self._stage, state.step, groups, advantages))
 
     def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step and show it."""

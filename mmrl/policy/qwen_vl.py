@@ -1,12 +1,12 @@
 """A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
 
-Letters: B rows, P prompt columns, C completion columns, L = P + C, R sampled rows, K cached columns, V vocabulary.
+Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, K cached columns, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,16 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from mmrl.batch import Batch, Media, PromptBatch
-from mmrl.config.schema import Role
-from mmrl.policy.law import law_logps
+from mmrl.config.schema import ROLES, Role
+from mmrl.policy.adapters import without_adapter
+from mmrl.policy.roles import role_of
+from mmrl.policy.scoring_head import Request, ScoringHead
+from mmrl.policy.tree_attention import NAME as TREE
+from mmrl.policy.tree_attention import install
+from mmrl.policy.vision_cache import VisionCache
+
+_TOWER: tuple[Role, Role] = ("vision", "projector")
+_VISION_BYTES = 2**30
 
 _STRUCTURAL = (
     "<|im_start|>",
@@ -29,19 +37,42 @@ _STRUCTURAL = (
 
 
 class TokenScores(NamedTuple):
-    """Log-probability (with gradient) and entropy (without) of each completion token, nats, float32 [B, C]."""
+    """Log-probability and entropy of each learned token, nats, float32 [N]; both carry gradients."""
 
-    logps_BC: torch.Tensor
-    entropies_BC: torch.Tensor
+    logps_N: torch.Tensor
+    entropies_N: torch.Tensor
 
 
 class Policy:
-    """The model being trained. All forwards go through the model's own top-level call."""
+    """The model being trained. All forwards go through the model's own top-level call.
 
-    def __init__(self, model: PreTrainedModel, *, freeze: tuple[Role, ...] = ()) -> None:
+    Logits exist for `logits_chunk` tokens at a time while scoring. `vision` keeps what the vision tower made of a
+    medium; a policy that freezes the tower as a whole makes
+    its own, and shares it with its copies.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        freeze: tuple[Role, ...] = (),
+        logits_chunk: int = 1024,
+        vision: VisionCache | None = None,
+    ) -> None:
         self.model = model
-        for parameter in self._of_roles(freeze):
-            parameter.requires_grad_(False)
+        self._logits_chunk = logits_chunk
+        for name, parameter in model.named_parameters():
+            if role_of(name) in freeze:
+                parameter.requires_grad_(False)
+        if vision is None and set(_TOWER) <= set(freeze):
+            vision = VisionCache(_VISION_BYTES)
+        self._vision = vision
+        head = model.get_output_embeddings()
+        self._head = head if isinstance(head, ScoringHead) else ScoringHead(head)
+        model.set_output_embeddings(self._head)
+        if model.get_decoder().config._attn_implementation == "sdpa":
+            install(model)
+        self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     @property
     def device(self) -> torch.device:
@@ -50,51 +81,75 @@ class Policy:
         return device
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
+    def trainable(self) -> dict[Role, list[nn.Parameter]]:
         """Parameters that are trained."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return {role: [parameter for name, parameter in named if role_of(name) == role] for role in ROLES}
+
+    @property
+    def learned(self) -> dict[str, nn.Parameter]:
+        """What training changes, by name; a frozen copy has the same names."""
+        return {name: self.model.get_parameter(name) for name in self._learned}
+
+    @property
+    def given(self) -> dict[str, nn.Parameter]:
+        """What training leaves as it was, by name."""
+        learned = set(self._learned)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name not in learned}
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether it can score packed batches: with any attention but transformers' eager one."""
+        return bool(self.model.get_decoder().config._attn_implementation == TREE)
 
     def frozen_copy(self) -> Policy:
-        """The policy as it is now, never to change: a reference for the KL penalty."""
-        reference = Policy(copy.deepcopy(self.model))
+        """The policy as it is now, never to change: a reference for the KL penalty. Frozen weights are shared."""
+        shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
+        copied = copy.deepcopy(self.model, shared)
+        reference = Policy(copied, logits_chunk=self._logits_chunk, vision=self._vision)
         reference.model.requires_grad_(False)
         return reference
 
+    def without_adapter(self) -> Policy:
+        """The policy as its adapter found it: a reference that takes no memory."""
+        return Policy(without_adapter(self.model), logits_chunk=self._logits_chunk, vision=self._vision)
+
     def score(self, batch: Batch) -> TokenScores:
-        """Score every completion token of a batch under the batch's law; columns of padding hold garbage."""
+        """Score every learned token of a batch under the batch's law."""
         batch = batch.to(self.device)
-        # transformers recomputes activations in training mode only, and there it would drop the sampler's cache.
-        self.model.train(self.model.is_gradient_checkpointing and torch.is_grad_enabled())
-        logits = self.model(
-            input_ids=batch.ids_BL,
-            attention_mask=batch.mask,
-            position_ids=batch.positions_3BL,
-            mm_token_type_ids=batch.types_BL,
-            **_media(batch.media),
-            logits_to_keep=batch.source_BC.shape[1] + 1,
-            use_cache=False,
-        ).logits
-        logps = law_logps(logits, batch.law)
-        index = batch.source_BC.unsqueeze(-1).expand(-1, -1, logps.shape[-1])
-        predicting = logps.gather(1, index)
-        with torch.no_grad():
-            entropies = torch.special.entr(predicting.exp()).sum(dim=-1)
-        return TokenScores(predicting.gather(2, batch.completion_ids_BC.unsqueeze(-1)).squeeze(-1), entropies)
+        # transformers recomputes activations, and peft drops out, in training mode only.
+        self.model.train(torch.is_grad_enabled())
+        # A row is causal, padded on the right or packed along `tree`: neither needs a mask. With 4 rows of positions
+        # transformers would take restarts for other sequences and hide the prompt; 3 say nothing of the kind.
+        packed = {} if batch.tree is None else {"tree": batch.tree}
+        request = Request(ids_N=batch.ids_N, source_N=batch.source_N, law=batch.law, chunk=self._logits_chunk)
+        with self._head.scoring(request), self._seeing(batch.media):
+            scores_2N = self.model(
+                input_ids=batch.ids_BL,
+                position_ids=batch.positions_3BL,
+                mm_token_type_ids=batch.types_BL,
+                **_media(batch.media),
+                **packed,
+                use_cache=False,
+            ).logits
+        return TokenScores(*scores_2N)
 
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
         """Encode prompts; returns their key-value cache and the logits of the next token, [B, V]."""
+        batch = batch.to(self.device)
         self.model.eval()
-        output = self.model(
-            input_ids=batch.ids_BP.to(self.device),
-            attention_mask=batch.keep_BP.to(self.device),
-            position_ids=batch.positions_3BP.to(self.device),
-            mm_token_type_ids=batch.types_BP.to(self.device),
-            **_media(batch.media.to(self.device)),
-            past_key_values=DynamicCache(config=self.model.config.get_text_config()),
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with self._seeing(batch.media):
+            output = self.model(
+                input_ids=batch.ids_BP,
+                attention_mask=batch.keep_BP,
+                position_ids=batch.positions_3BP,
+                mm_token_type_ids=batch.types_BP,
+                **_media(batch.media),
+                past_key_values=DynamicCache(config=self.model.config.get_text_config()),
+                use_cache=True,
+                logits_to_keep=1,
+            )
         return output.past_key_values, output.logits[:, -1]
 
     @torch.no_grad()
@@ -115,10 +170,8 @@ class Policy:
         logits_RV: torch.Tensor = output.logits[:, -1]
         return logits_RV
 
-    def _of_roles(self, roles: tuple[Role, ...]) -> Iterator[nn.Parameter]:
-        for name, parameter in self.model.named_parameters():
-            if role_of(name) in roles:
-                yield parameter
+    def _seeing(self, media: Media) -> AbstractContextManager[None]:
+        return nullcontext() if self._vision is None else self._vision.serving(self.model.model.visual, media)
 
 
 def _media(media: Media) -> dict[str, torch.Tensor]:
@@ -129,13 +182,6 @@ def _media(media: Media) -> dict[str, torch.Tensor]:
     if len(media.video_grids_V3):
         arguments |= {"pixel_values_videos": media.videos_ND, "video_grid_thw": media.video_grids_V3}
     return arguments
-
-
-def role_of(parameter_name: str) -> Role:
-    """Whether a parameter belongs to the vision tower, the projector (its merger) or the language model."""
-    if ".visual." not in f".{parameter_name}":
-        return "language"
-    return "projector" if "merger" in parameter_name else "vision"
 
 
 def banned_ids(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> tuple[int, ...]:

@@ -179,7 +179,7 @@ class Case(_Row):
 class Caught:
     """Keeps the error that ends its block, of whatever kind, for a report on code that is not trusted."""
 
-    error: Exception | None = None
+    error: Exception | SystemExit | None = None
 
     def __enter__(self) -> Caught:
         """Begin."""
@@ -189,7 +189,7 @@ class Caught:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Keep the error; an interruption goes on."""
-        self.error = error if isinstance(error, Exception) else None
+        self.error = error if isinstance(error, Exception | SystemExit) else None
         return self.error is not None
 
 

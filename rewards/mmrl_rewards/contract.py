@@ -39,6 +39,7 @@ class Reward(Generic[Options]):
     high: float
     kinds: tuple[Kind, ...]
     attack_tolerance: Mapping[str, float] | float
+    service: bool
     deadline_s: float | None
     options: Mapping[str, Option]
 
@@ -77,6 +78,7 @@ def reward(
     high: float = 1.0,
     kinds: tuple[Kind, ...] = (),
     attack_tolerance: Mapping[str, float] | float = 0.1,
+    service: bool = False,
     deadline_s: float | None = None,
 ) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
     """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
@@ -85,7 +87,8 @@ def reward(
     `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
     box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
     it. A reward that may hang on some response, as solvers do, declares `deadline_s`: it always runs in a process of
-    its own, which is killed when a call takes longer.
+    its own, which is killed when a call takes longer. One that asks a `service` (of `mmrl_rewards.services`) is neither
+    pure nor fast, and lint does not ask it to be.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
@@ -106,6 +109,7 @@ def reward(
             high=high,
             kinds=kinds,
             attack_tolerance=attack_tolerance,
+            service=service,
             deadline_s=deadline_s,
             options=MappingProxyType(options_of(fn, after=2)),
         )

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import GenerationConfig
 
-from mmrl.batch import collate, rows
+from mmrl.batch import by_prompt, collate
 from mmrl.policy.law import draw, law_logps
 from mmrl.types import Author, Experience, Finish, SamplingLaw
 
@@ -50,12 +50,11 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
     prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
     groups = world.sampler().generate(prompts, 3, law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
-    packed = rows(experiences, shared_prefix=shared_prefix)
-    batch = collate(packed, world.processor, pad_id=world.eos_id)
+    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
         scores = world.policy.score(batch)
-    assert batch.policy_BC.sum() == sum(e.rollout.num_tokens for e in experiences)
-    assert (scores.logps_BC - batch.old_logps_BC)[batch.policy_BC].abs().max() < 5e-6
+    assert batch.policy_N.sum() == sum(e.rollout.num_tokens for e in experiences)
+    assert (scores.logps_N - batch.old_logps_N)[batch.policy_N].abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("family", FAMILIES)

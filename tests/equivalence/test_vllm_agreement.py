@@ -18,7 +18,7 @@ from videos import write_video
 from vllm_worker import SIBLINGS, TOKENS, Questions, Raw
 
 from mmrl.answer import Grammar
-from mmrl.batch import PromptTensors, collate, rows
+from mmrl.batch import PromptTensors, by_prompt, collate
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
 from mmrl.media.resize import fit
@@ -189,10 +189,10 @@ def gaps(meeting: Meeting, name: str, feeder=None) -> torch.Tensor:
             law=world.law,
         )
         experiences.append(Experience(rollout=rollout, advantage=0.0))
-    batch = collate(rows(experiences, shared_prefix=True), feeder or world.processor, pad_id=world.eos_id)
+    batch = collate(by_prompt(experiences), feeder or world.processor, pad_id=world.eos_id)
     with torch.no_grad():
         scores = world.policy.score(batch)
-    found = (scores.logps_BC - batch.old_logps_BC)[batch.policy_BC]
+    found = (scores.logps_N - batch.old_logps_N)[batch.policy_N]
     assert len(found) == TOKENS * SIBLINGS
     return found.abs()
 

@@ -63,7 +63,7 @@ def imitation(**options: object) -> dict[str, Any]:
 def reinforcement(**options: object) -> dict[str, Any]:
     """Eight steps of GRPO that visibly move the weights."""
     sizes = {"steps": 8, "prompts_per_step": 4, "group_size": 4, "epochs": 2}
-    means = {"sampling": {"max_new_tokens": 6}, "loss": {"kl_coef": 0.05}, "optimizer": {"lr": 3e-3}}
+    means = {"sampling": {"max_new_tokens": 6}, "loss": {"kl": {"coef": 0.05}}, "optimizer": {"lr": 3e-3}}
     return {"name": "rl", "kind": "rl", **sizes, **means, **options}
 
 

@@ -46,8 +46,8 @@ def boxed(folder: Path, seed: int, box: list[float]) -> Config:
 
 def experiment_on(folder: Path, **parts: list[Config]) -> Path:
     rewards = [
-        {"fn": "mmrl_rewards.number:exact", "name": "count", "tasks": ["count", "held"]},
-        {"fn": "mmrl_rewards.box:iou", "tasks": ["box"]},
+        {"fn": "mmrl_rewards.number:exact", "name": "count", "when": {"task": ["count", "held"]}},
+        {"fn": "mmrl_rewards.box:iou", "when": {"task": ["box"]}},
     ]
     config = experiment(
         folder / "run", data=parts, rewards={"terms": rewards}, stages=[imitation(imitate="target"), reinforcement()]

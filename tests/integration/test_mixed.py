@@ -68,7 +68,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, rows, family):
         rewards={"terms": [{"fn": "./letters.py:letters"}]},
         stages=[
             imitation(steps=2, batch_size=10, imitate="target"),
-            reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl_coef": 0.05}),
+            reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
     (tmp_path / "letters.py").write_text(REWARD)

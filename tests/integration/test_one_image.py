@@ -90,12 +90,12 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
 
     # Judge. Each response is scored; one that is no box scores 0 and says why, and the exact box scores 1. A teacher
     # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
-    (group,) = world.judge.judge(rollouts)
+    (group,) = world.judge.judge(rollouts, step=0)
     assert all(0.0 <= total <= 1.0 for total in group.totals)
     assert all(score.terms["iou"].reason for score in group.scores)
     perfect = world.processor.demonstrate(prompt, sample.target)
     assert perfect.answer.value == pytest.approx([side * 48 / 64 for side in sample.target.value])
-    assert world.judge.score(perfect).total == pytest.approx(1.0)
+    assert world.judge.evaluate([perfect])[0].total == pytest.approx(1.0)
 
     # Learn. One response did better than its sibling, let us say; the gradient runs back through the language model
     # and the projector to the first layer that sees pixels, and one step moves it.

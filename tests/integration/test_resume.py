@@ -84,6 +84,26 @@ def test_sigterm_saves_too(again: Path, whole: Path, here: Command) -> None:
     assert contents(again.parent / "run") == contents(whole)
 
 
+@pytest.mark.parametrize(
+    "reference", [{"update": "ema", "decay": 0.5}, {"update": "reset", "every": 2, "reset_optimizer": True}]
+)
+def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, reference: dict[str, object]) -> None:
+    """Stopped in the fourth of five steps, after updates of the reference that a fresh copy would not have."""
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
+    stages = [reinforcement(steps=5, loss=loss, reference=reference)]
+    once = write(experiment(tmp_path / "once", stages=stages), tmp_path / "once.yaml")
+    twice = write(experiment(tmp_path / "twice", stages=stages), tmp_path / "twice.yaml")
+    assert here("train", once).code == 0
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.hf:HfSampler.sync", 4, "SIGINT"))
+    assert stopped.code == 128 + signal.SIGINT
+    assert here("train", twice).code == 0
+    ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
+    assert ours.pop("summary.json") and theirs.pop("summary.json")
+    assert ours == theirs
+    kls = [record["learner/kl_nats"] for record in metrics(tmp_path / "once") if "learner/kl_nats" in record]
+    assert len(kls) == 5 and max(kls) > 1e-4
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "hashes.json"])
 @pytest.mark.parametrize("damage", ["cut", "lost"])
 def test_a_damaged_checkpoint_falls_back_loudly_to_the_one_before(

@@ -34,6 +34,8 @@ run: {name: demo, dir: out, seed: 1, threads: 2, keep_rollouts_every: 5}
 model:
   path: null
   freeze: [vision]
+  lora: {targets: [language.mlp]}
+  gradient_checkpointing: [language]
   scratch: {family: qwen3_vl, vision: {depth: 1}, language: {depth: 1}}
 data:
   train: [{fn: "a:b", args: {n: 3, deep: {list: [1, {x: 2}]}}, weight: 1.5}]
@@ -42,9 +44,16 @@ data:
   test: [{fn: "a:d", args: {on: true}}]
 answer: {think: required}
 rewards:
-  terms: [{fn: "r:x", name: x, weight: 0.5, args: {k: v}, tasks: [count], train_only: true}]
+  terms:
+    - {fn: "r:x", name: x, weight: 0.5, args: {k: v}, when: {task: [count]}, train_only: true, gate: y, fallback: 0.5}
+    - {fn: "r:y", name: y, deadline_s: 2.0, transform: {clip: [0.0, 0.9], threshold: 0.5, scale: [-1.0, 1.0]}}
+    - {fn: "r:z", name: z, schedule: {points: [[0, 1.0], [10, 0.5]]}}
 stages:
-  - {kind: sft, name: cold, steps: 10, validation: {until: 0.4, until_each: 0.1, every: 5}}
+  - kind: sft
+    name: cold
+    steps: 10
+    validation: {until: 0.4, until_each: 0.1, every: 5}
+    optimizer: {lr_by_role: {language: 1e-5}}
   - {kind: rl, name: rl, steps: 20, validation: {until: 0.9, until_each: 0.5}}
 """
 

@@ -9,72 +9,19 @@ import sys
 import pytest
 import torch
 
-from mmrl.algo.advantage import advantages, informative
-from mmrl.algo.kl import k3
-from mmrl.algo.loss import clipped_surrogate
-from mmrl.algo.schedule import learning_rate
+from mmrl.algo.aggregate import shares
+from mmrl.algo.importance import masked, ratios, remaining_sums, truncated
+from mmrl.algo.kl import estimate, k1, k2, k3
+from mmrl.algo.loss import cispo, clipped_surrogate
+from mmrl.algo.schedule import coefficient, learning_rate
 from mmrl.algo.seeds import derive
-
-GRPO = {"baseline": "group_mean", "scale": "group_std", "eps": 1e-4}
-
-
-def test_advantages_by_hand():
-    # mean 0.5; sample variance (4 * 0.25) / 3
-    width = math.sqrt(1 / 3) + 1e-4
-    assert advantages([1, 0, 0, 1], **GRPO) == pytest.approx([0.5 / width, -0.5 / width, -0.5 / width, 0.5 / width])
-    assert advantages([1, 0, 0, 1], baseline="group_mean", scale="none", eps=1e-4) == (0.5, -0.5, -0.5, 0.5)
-    assert advantages([3, 1], baseline="none", scale="none", eps=1e-4) == (3, 1)
-    assert advantages([3, 1], baseline="none", scale="group_std", eps=1e-4) == pytest.approx(
-        [3 / (math.sqrt(2) + 1e-4), 1 / (math.sqrt(2) + 1e-4)]
-    )
-
-
-def test_advantages_equal_the_textbook():
-    rng = random.Random(0)
-    for _ in range(200):
-        totals = [rng.uniform(-2, 2) for _ in range(rng.randint(2, 16))]
-        mean, std = statistics.mean(totals), statistics.stdev(totals)
-        expected = [(total - mean) / (std + 1e-4) for total in totals]
-        assert advantages(totals, **GRPO) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-        assert advantages(totals, **GRPO) == pytest.approx(
-            ((torch.tensor(totals) - mean) / (torch.tensor(totals).std() + 1e-4)).tolist(), abs=1e-4
-        )
-
-
-def test_advantages_do_not_depend_on_the_order_of_siblings():
-    totals = [0.1, 0.7, 0.2, 0.3, 0.9]
-    forward = dict(zip(totals, advantages(totals, **GRPO), strict=True))
-    backward = dict(zip(totals[::-1], advantages(totals[::-1], **GRPO), strict=True))
-    assert forward == backward
-
-
-@pytest.mark.parametrize("totals", [[0.1] * 3, [0.0] * 8, [0.1 + 0.2, 0.3], [1.0], [1e6] * 7])
-@pytest.mark.parametrize("scale", ["group_std", "none"])
-def test_a_group_without_differences_teaches_exactly_nothing(totals, scale):
-    assert not informative(totals)
-    assert advantages(totals, baseline="group_mean", scale=scale, eps=1e-4) == (0.0,) * len(totals)
-
-
-def test_no_baseline_and_no_scale_keep_equal_rewards():
-    assert advantages([1.0, 1.0], baseline="none", scale="none", eps=1e-4) == (1.0, 1.0)
-    assert advantages([1.0, 1.0], baseline="none", scale="group_std", eps=1e-4) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("totals", [[], [float("nan"), 1.0], [float("inf"), 1.0]])
-def test_advantages_refuse_what_is_no_group(totals):
-    with pytest.raises(ValueError, match="finite totals"):
-        advantages(totals, **GRPO)
-
-
-def test_a_single_outlier_is_informative():
-    assert informative([0, 0, 0, 1e-6])
-    assert not informative([0.5])
+from mmrl.config.schema import Coefficient
 
 
 def test_the_surrogate_by_hand():
-    logp = torch.tensor([0.0, math.log(1.5), math.log(0.5), math.log(1.5), math.log(0.5)])
+    ratio = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
     advantage = torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0])
-    loss = clipped_surrogate(logp, torch.zeros(5), advantage, 0.2, 0.3)
+    loss = clipped_surrogate(ratio, advantage, 0.2, 0.3)
     # -min: unclipped at ratio 1; 1.3 * 2; 0.5 * 2; -1.5 * 2; -0.8 * 2
     torch.testing.assert_close(loss, torch.tensor([-2.0, -2.6, -1.0, 3.0, 1.6]))
 
@@ -82,12 +29,32 @@ def test_the_surrogate_by_hand():
 def test_the_surrogate_equals_a_slow_version():
     rng = random.Random(0)
     for _ in range(300):
-        new, old, advantage = rng.uniform(-3, 0), rng.uniform(-3, 0), rng.uniform(-2, 2)
+        ratio, advantage, bound = math.exp(rng.uniform(-3, 3)), rng.uniform(-2, 2), rng.choice([None, 1.5, 3.0])
         low, high = rng.uniform(0.05, 0.5), rng.uniform(0.05, 0.5)
-        ratio = math.exp(new) / math.exp(old)
-        slow = -min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
-        fast = clipped_surrogate(*(torch.tensor(x, dtype=torch.float64) for x in (new, old, advantage)), low, high)
-        assert fast.item() == pytest.approx(slow, rel=1e-12, abs=1e-14)
+        slow = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+        if bound is not None and advantage < 0:
+            slow = max(slow, bound * advantage)
+        fast = clipped_surrogate(*(torch.tensor(x, dtype=torch.float64) for x in (ratio, advantage)), low, high, bound)
+        assert fast.item() == pytest.approx(-slow, rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize(("ratio", "slope"), [(1.1, 1.1), (2.9, 2.9), (3.1, 0.0), (50.0, 0.0)])
+def test_dual_clip_stops_the_gradient_of_what_was_bad_and_became_far_likelier(ratio, slope):
+    logp = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
+    clipped_surrogate(logp.exp(), torch.tensor(-1.0, dtype=torch.float64), 0.2, 0.2, 3.0).backward()
+    assert logp.grad.item() == pytest.approx(slope)
+
+
+def test_cispo_equals_the_surrogate_where_nothing_is_clipped_and_keeps_every_gradient_elsewhere():
+    ratio = torch.tensor([0.9, 1.0, 1.15, 1.5, 0.5], dtype=torch.float64)
+    advantage = torch.tensor([1.0, -2.0, 3.0, 1.0, -1.0], dtype=torch.float64)
+    leaves = [ratio.log().requires_grad_() for _ in range(2)]
+    clipped_surrogate(leaves[0].exp(), advantage, 0.2, 0.2).sum().backward()
+    cispo(leaves[1], leaves[1].exp(), advantage, 0.2, 0.2).sum().backward()
+    slopes = [leaf.grad for leaf in leaves]
+    torch.testing.assert_close(slopes[0][:3], slopes[1][:3])
+    torch.testing.assert_close(slopes[1], torch.tensor([-0.9, 2.0, -3.45, -1.2, 0.8], dtype=torch.float64))
+    assert slopes[0][3:].tolist() == [0.0, 0.0]
 
 
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
@@ -97,7 +64,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
     chosen_T = torch.tensor([0, 4, 2, 2, 1, 3])
     advantage_T = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, -0.1], dtype=torch.float64)
     logp_T = logits_TV.log_softmax(-1).gather(-1, chosen_T[:, None])[:, 0]
-    clipped_surrogate(logp_T, logp_T.detach(), advantage_T, 0.2, 0.2).sum().backward()
+    clipped_surrogate((logp_T - logp_T.detach()).exp(), advantage_T, 0.2, 0.2).sum().backward()
     onehot_TV = torch.nn.functional.one_hot(chosen_T, 5)
     analytic_TV = -advantage_T[:, None] * (onehot_TV - logits_TV.detach().softmax(-1))
     torch.testing.assert_close(logits_TV.grad, analytic_TV)
@@ -117,38 +84,137 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
 )
 def test_where_clipping_stops_the_gradient(ratio, advantage, slope):
     logp = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
-    old = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    clipped_surrogate(logp, old, torch.tensor(advantage, dtype=torch.float64), 0.2, 0.2).backward()
+    clipped_surrogate(logp.exp(), torch.tensor(advantage, dtype=torch.float64), 0.2, 0.2).backward()
     assert logp.grad.item() == pytest.approx(slope, abs=1e-12)
-    assert old.grad is None
 
 
-def test_an_advantage_broadcasts_over_its_rollout():
-    logp_BT, old_BT = torch.zeros(2, 3), torch.zeros(2, 3)
-    loss_BT = clipped_surrogate(logp_BT, old_BT, torch.tensor([[1.0], [-2.0]]), 0.2, 0.2)
-    torch.testing.assert_close(loss_BT, torch.tensor([[-1.0] * 3, [2.0] * 3]))
+LENGTHS = (1, 4, 2)
+SEQUENCES = torch.tensor([0, 1, 1, 1, 1, 2, 2])
 
 
-def test_k3_by_hand():
+def noise(seed, count=7):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_response(values):
+    return values.split(LENGTHS)
+
+
+def test_ratios_by_the_definition():
+    log_ratio = noise(0)
+    token, sequence, mixed = (ratios(log_ratio, SEQUENCES, kind) for kind in ("token", "sequence", "sequence_token"))
+    slow = [math.prod(x.exp().tolist()) ** (1 / len(x)) for x in by_response(log_ratio) for _ in x]
+    torch.testing.assert_close(token, log_ratio.exp())
+    torch.testing.assert_close(sequence, torch.tensor(slow, dtype=torch.float64))
+    torch.testing.assert_close(mixed, sequence)
+    assert token[0] == pytest.approx(sequence[0])  # a response of one token
+
+
+def test_the_gradient_of_gspo_token_is_gspos_where_a_response_has_one_advantage():
+    """GSPO, arXiv:2507.18071, eq. 11 and 17; the gradient of a mean is 1 / n_i, that of a token its own."""
+    log_ratio, weights = noise(1), torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)[SEQUENCES]
+    slopes = []
+    for kind in ("sequence", "sequence_token"):
+        leaf = log_ratio.clone().requires_grad_()
+        (ratios(leaf, SEQUENCES, kind) * weights).sum().backward()
+        slopes.append(leaf.grad)
+    torch.testing.assert_close(slopes[0], slopes[1])
+    torch.testing.assert_close(slopes[0], ratios(log_ratio, SEQUENCES, "sequence") * weights)
+
+
+def test_importance_weights_by_hand():
+    weight = torch.tensor([0.0, 0.4, 0.5, 1.0, 5.0, 5.1, math.inf])
+    assert truncated(weight, 2.0).tolist() == pytest.approx([0.0, 0.4, 0.5, 1.0, 2.0, 2.0, 2.0])
+    assert masked(weight, 0.5, 5.0).tolist() == [0.0, 0.0, 0.5, 1.0, 5.0, 0.0, 0.0]
+
+
+def test_remaining_sums_by_the_definition():
+    values = noise(2)
+    slow = [x[t:].sum() for x in by_response(values) for t in range(len(x))]
+    torch.testing.assert_close(remaining_sums(values, SEQUENCES), torch.stack(slow))
+    assert remaining_sums(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_a_responses_remaining_sum_does_not_depend_on_what_stands_before_it():
+    small = torch.tensor([1e-3, 2e-3])
+    both = remaining_sums(torch.cat([torch.full((1000,), 1e3), small]), torch.tensor([0] * 1000 + [1, 1]))
+    torch.testing.assert_close(both[-2:], remaining_sums(small, torch.tensor([0, 0])), rtol=1e-5, atol=0)
+
+
+def test_shares_by_the_definition():
+    options = {"tokens": 7, "sequences": 3, "lengths_N": torch.full((7,), 8.0)}
+    token, sequence, fixed = (shares(SEQUENCES, kind, **options) for kind in ("token", "sequence", "fixed"))
+    losses = noise(3).float()
+    torch.testing.assert_close((token * losses).sum(), losses.mean())
+    torch.testing.assert_close((sequence * losses).sum(), torch.stack([x.mean() for x in by_response(losses)]).mean())
+    torch.testing.assert_close((fixed * losses).sum(), losses.sum() / 8 / 3)
+
+
+def test_all_aggregations_agree_on_responses_of_full_length():
+    sequences = torch.arange(3).repeat_interleave(4)
+    options = {"tokens": 12, "sequences": 3, "lengths_N": torch.full((12,), 4.0)}
+    found = [shares(sequences, kind, **options) for kind in ("token", "sequence", "fixed")]
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+
+
+def test_kl_estimates_by_hand():
     logp = torch.log(torch.tensor([0.5, 0.25], dtype=torch.float64))
     ref = torch.log(torch.tensor([0.5, 0.5], dtype=torch.float64))
-    torch.testing.assert_close(k3(logp, ref), torch.tensor([0.0, 2 - math.log(2) - 1], dtype=torch.float64))
+    d = math.log(2)
+    expected = {"k1": [0.0, -d], "k2": [0.0, d * d / 2], "k3": [0.0, 2 - d - 1]}
+    for name, values in expected.items():
+        assert estimate(logp, ref, name).tolist() == pytest.approx(values)
+        assert estimate(logp, ref, name, clamp=100.0).tolist() == pytest.approx(values)
+    assert estimate(logp, ref, "k3", clamp=0.1).tolist() == pytest.approx([0.0, math.exp(0.1) - 0.1 - 1])
 
 
-def test_the_mean_of_k3_under_the_policy_is_the_kl():
-    generator = torch.Generator().manual_seed(1)
-    logp_V, ref_V = (torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+def distributions(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2)]
+
+
+def test_the_means_of_k1_and_k3_under_the_policy_are_the_kl():
+    logp_V, ref_V = distributions()
     exact = (logp_V.exp() * (logp_V - ref_V)).sum()
-    torch.testing.assert_close((logp_V.exp() * k3(logp_V, ref_V)).sum(), exact)
-    assert (k3(logp_V, ref_V) >= 0).all()
+    for estimator in (k1, k3):
+        torch.testing.assert_close((logp_V.exp() * estimator(ref_V - logp_V)).sum(), exact)
+    assert (k3(ref_V - logp_V) >= 0).all()
+    assert (k2(ref_V - logp_V) >= 0).all()
 
 
-def test_the_gradient_of_k3_is_one_minus_the_ratio_of_reference_to_policy():
+@pytest.mark.parametrize(("name", "expected"), [("k1", "none"), ("k2", "reverse"), ("k3", "forward")])
+def test_what_an_estimate_in_the_loss_pulls_towards(name, expected):
+    """On average over tokens of the policy: k2 follows the gradient of KL(policy || reference), k3 that of
+    KL(reference || policy), k1 none at all."""
+    logits_V, ref_V = distributions()
+    leaf = logits_V.clone().requires_grad_()
+    logp_V = leaf.log_softmax(-1)
+    (logp_V.detach().exp() * estimate(logp_V, ref_V, name)).sum().backward()
+    exact = logits_V.clone().requires_grad_()
+    of_exact = exact.log_softmax(-1)
+    kl = {
+        "none": (of_exact * 0).sum(),
+        "reverse": (of_exact.exp() * (of_exact - ref_V)).sum(),
+        "forward": (ref_V.exp() * (ref_V - of_exact)).sum(),
+    }[expected]
+    kl.backward()
+    torch.testing.assert_close(leaf.grad, exact.grad, atol=1e-12, rtol=1e-9)
+
+
+def test_no_gradient_flows_into_the_reference_nor_beyond_the_clamp():
     logp = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
-    ref = torch.tensor([-1.5, -1.0], dtype=torch.float64, requires_grad=True)
-    k3(logp, ref).sum().backward()
-    torch.testing.assert_close(logp.grad, 1 - torch.exp(ref - logp).detach())
+    ref = torch.tensor([-1.5, -100.0], dtype=torch.float64, requires_grad=True)
+    estimate(logp, ref, "k3", clamp=10.0).sum().backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([1 - math.exp(-0.5), 0.0], dtype=torch.float64))
     assert ref.grad is None
+
+
+def test_a_coefficient_follows_its_course():
+    options = Coefficient(coef=0.4, decay="linear", final_frac=0.5)
+    values = [coefficient(step, total=5, options=options) for step in range(5)]
+    assert values == pytest.approx([0.4, 0.35, 0.3, 0.25, 0.2])
+    assert coefficient(3, total=5, options=Coefficient(coef=0.4)) == 0.4
 
 
 def rates(total, **options):

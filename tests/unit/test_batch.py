@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmrl.answer import Grammar
-from mmrl.batch import Placeholders, PromptTensors, collate, collate_prompts, rows
+from mmrl.batch import Placeholders, PromptTensors, Stem, by_prompt, collate, collate_prompts, pack
 from mmrl.types import (
     Author,
     Experience,
@@ -57,8 +57,8 @@ def experience(prompt_, *segments, advantage=1.0, law=LAW):
     return Experience(rollout=rollout, advantage=advantage)
 
 
-def packed(experiences, *, shared_prefix):
-    return collate(rows(experiences, shared_prefix=shared_prefix), Feed(), pad_id=PAD)
+def packed(experiences, *, shared_prefix=True):
+    return collate(by_prompt(experiences), Feed(), pad_id=PAD, shared_prefix=shared_prefix)
 
 
 A, B = prompt("a", 1, IMAGE, 2), prompt("b", 3)
@@ -69,54 +69,67 @@ OTHER = experience(B, (Author.TEACHER, (16, 17)), advantage=0.0)
 
 def test_one_row_for_each_completion_by_hand():
     batch = packed([ONE, TWO, OTHER], shared_prefix=False)
-    assert batch.ids_BL.tolist() == [[1, 9, 2, 11, 12, 0], [1, 9, 2, 13, 14, 15], [0, 0, 3, 16, 17, 0]]
-    assert batch.mask.tolist() == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]]
-    assert batch.positions_3BL[1].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 0]]
+    assert batch.ids_BL.tolist() == [[1, 9, 2, 11, 12, 0], [1, 9, 2, 13, 14, 15], [3, 16, 17, 0, 0, 0]]
+    assert batch.positions_3BL[1].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 0, 0]]
     assert batch.types_BL.tolist() == [[0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0] * 6]
-    assert batch.source_BC.tolist() == [[0, 1, 0], [0, 1, 2], [0, 1, 0]]
-    assert batch.policy_BC.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0]]
-    assert batch.teacher_BC.int().tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
-    assert batch.old_logps_BC[1].tolist() == pytest.approx([-1.3, -1.4, -1.5])
-    assert batch.advantages_BC.tolist() == [[0.5, 0.5, 0.0], [-0.5, -0.5, -0.5], [0.0, 0.0, 0.0]]
-    assert batch.completion_ids_BC.tolist() == [[11, 12, 0], [13, 14, 15], [16, 17, 0]]
+    assert batch.tree is None
+    assert batch.source_N.tolist() == [2, 3, 8, 10, 12, 13]  # 6 places a row
     assert batch.media.image_grids_I3.tolist() == [[1, 1, 1]] * 2
     assert batch.media.images_ND.tolist() == [[1.0, 1.0]] * 2
 
 
 def test_siblings_share_their_prompt_by_hand():
-    batch = packed([ONE, TWO, OTHER], shared_prefix=True)
-    assert batch.ids_BL.tolist() == [[1, 9, 2, 11, 12, 13, 14, 15], [0, 0, 3, 16, 17, 0, 0, 0]]
-    assert batch.positions_3BL[0].tolist() == [[0, 1, 2, 3, 4, 3, 4, 5], [0, 0, 0, 1, 2, 0, 0, 0]]
-    # The first token of each completion is predicted by the prompt's last column, which is column 0 of those kept.
-    assert batch.source_BC.tolist() == [[0, 1, 0, 3, 4], [0, 1, 0, 0, 0]]
-    assert batch.advantages_BC[0].tolist() == [0.5, 0.5, -0.5, -0.5, -0.5]
+    batch = packed([ONE, TWO, OTHER])
+    assert batch.ids_BL.tolist() == [[1, 9, 2, 11, 12, 13, 14, 15, 3, 16, 17]]
+    assert batch.positions_3BL[1].tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 0, 1, 2]]
+    assert batch.types_BL.tolist() == [[0, 1, *[0] * 9]]
+    assert batch.tree == (Stem(3, (2, 3)), Stem(1, (2,)))
+    # The prompt's last token predicts the first of each completion.
+    assert batch.source_N.tolist() == [2, 3, 2, 6, 8, 9]
     assert batch.media.image_grids_I3.tolist() == [[1, 1, 1]]
-    assert batch.mask[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0, 1, 0, 0],
-        [1, 1, 1, 0, 0, 1, 1, 0],
-        [1, 1, 1, 0, 0, 1, 1, 1],
-    ]
-    assert batch.mask[1, 0].int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [0, 1, 0, 0, 0, 0, 0, 0],
-        [0, 0, 1, 0, 0, 0, 0, 0],
-        [0, 0, 1, 1, 0, 0, 0, 0],
-        [0, 0, 1, 1, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 1, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 0, 0, 0, 1],
-    ]
+    assert batch.media.image_keys == (f"{A.digest}:0",)
 
 
-def test_rows_keep_the_order_of_first_appearance():
+@pytest.mark.parametrize("shared_prefix", [True, False])
+def test_what_is_learned_is_the_same_in_both_layouts(shared_prefix):
+    """The forced token 14 is context, not a lesson."""
+    batch = packed([ONE, TWO, OTHER], shared_prefix=shared_prefix)
+    assert batch.ids_N.tolist() == [11, 12, 13, 15, 16, 17]
+    assert batch.policy_N.int().tolist() == [1, 1, 1, 1, 0, 0]
+    assert batch.teacher_N.int().tolist() == [0, 0, 0, 0, 1, 1]
+    assert batch.old_logps_N.tolist() == pytest.approx([-1.1, -1.2, -1.3, -1.5, -1.6, -1.7])
+    assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
+
+
+def test_groups_keep_the_order_of_first_appearance():
     later = experience(A, (Author.POLICY, (18,)))
-    assert rows([ONE, OTHER, later], shared_prefix=True) == [[ONE, later], [OTHER]]
-    assert rows([ONE, OTHER, later], shared_prefix=False) == [[ONE], [OTHER], [later]]
+    assert by_prompt([ONE, OTHER, later]) == [[ONE, later], [OTHER]]
+
+
+@pytest.mark.parametrize(
+    ("max_groups", "max_tokens", "shared_prefix", "expected"),
+    [
+        (9, 99, True, [[[OTHER], [ONE, TWO]]]),
+        (1, 99, True, [[[OTHER]], [[ONE, TWO]]]),
+        (9, 11, True, [[[OTHER], [ONE, TWO]]]),  # 3 + 3 + 2 + 3 tokens
+        (9, 10, True, [[[OTHER]], [[ONE, TWO]]]),
+        (9, 7, True, [[[OTHER]], [[ONE]], [[TWO]]]),  # the prompt is repeated
+        (9, 1, True, [[[OTHER]], [[ONE]], [[TWO]]]),  # no sequence is cut
+        (9, 18, False, [[[OTHER], [ONE, TWO]]]),  # three rows of 6
+        (9, 17, False, [[[OTHER]], [[ONE, TWO]]]),
+        (9, 11, False, [[[OTHER], [ONE]], [[TWO]]]),  # two rows of 5, one of 6
+    ],
+)
+def test_the_budget_by_hand(max_groups, max_tokens, shared_prefix, expected):
+    made = pack([ONE, OTHER, TWO], max_groups=max_groups, max_tokens=max_tokens, shared_prefix=shared_prefix)
+    assert made == expected
+
+
+def test_an_empty_completion_takes_no_place():
+    empty = experience(A, (Author.POLICY, ()))
+    batch = packed([empty, ONE])
+    assert batch.tree == (Stem(3, (2,)),)
+    assert batch.source_N.tolist() == [2, 3]
 
 
 def test_prompts_alone_are_padded_on_the_left():
@@ -127,33 +140,35 @@ def test_prompts_alone_are_padded_on_the_left():
 
 
 def test_text_alone_has_no_patches_and_no_grids():
-    batch = packed([OTHER], shared_prefix=True)
+    batch = packed([OTHER])
     assert (len(batch.media.images_ND), batch.media.image_grids_I3.shape) == (0, (0, 3))
 
 
 def test_moving_a_batch_keeps_everything():
-    batch = packed([ONE, TWO], shared_prefix=True)
-    moved = batch.to(torch.device("cpu"))
-    assert moved.law == batch.law
-    assert torch.equal(moved.mask, batch.mask)
+    batch = packed([ONE, TWO])
+    moved = batch.to(torch.device("meta"))
+    assert (moved.law, moved.tree, moved.media.image_keys) == (batch.law, batch.tree, batch.media.image_keys)
+    assert moved.ids_BL.is_meta
+    assert moved.media.images_ND.is_meta
+    assert moved.ids_BL.shape == batch.ids_BL.shape
 
 
 def test_siblings_with_different_prompts_are_refused():
     stranger = experience(replace(A, digest="changed"), (Author.POLICY, (11,)))
-    with pytest.raises(ValueError, match="prompt digest of a: siblings must share one prompt, got 2"):
-        packed([ONE, stranger], shared_prefix=True)
+    with pytest.raises(ValueError, match="sample a: siblings must share one prompt, got 2"):
+        collate([[ONE, stranger]], Feed(), pad_id=PAD)
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.5}, {"banned": (4,)}])
 def test_two_sampling_laws_in_a_batch_are_refused(change):
     stranger = experience(B, (Author.POLICY, (11,)), law=replace(LAW, **change))
     with pytest.raises(ValueError, match="one sampling law, got 2"):
-        packed([ONE, stranger], shared_prefix=True)
+        packed([ONE, stranger])
 
 
 def test_a_law_may_differ_in_length_alone():
     shorter = experience(B, (Author.POLICY, (11,)), law=replace(LAW, max_new_tokens=3))
-    assert packed([ONE, shorter], shared_prefix=True).policy_BC.sum() == 3
+    assert packed([ONE, shorter]).policy_N.sum() == 3
 
 
 class Short(Feed):
@@ -198,5 +213,13 @@ def test_pictures_and_videos_are_packed_apart():
 
 @pytest.mark.parametrize("token", [IMAGE, VIDEO])
 def test_a_placeholder_in_a_completion_is_refused(token):
-    with pytest.raises(ValueError, match=f"completion contains the placeholder {token}"):
-        packed([experience(A, (Author.POLICY, (11, token)))], shared_prefix=True)
+    with pytest.raises(ValueError, match=f"sample a: rollout 0 contains the placeholder {token}"):
+        packed([experience(A, (Author.POLICY, (11, token)))])
+
+
+def test_a_banned_token_is_refused_where_it_would_be_learned():
+    law = replace(LAW, banned=(14,))
+    forced = experience(A, (Author.POLICY, (11,)), (Author.TRIGGER, (14,)), law=law)
+    assert packed([forced]).ids_N.tolist() == [11]
+    with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling law bans"):
+        packed([experience(A, (Author.POLICY, (11, 14)), law=law)])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mmrl import checkpoint
+from mmrl.checkpoint import Weights
 from mmrl.types import State, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json")
@@ -28,9 +29,13 @@ def trained(seed):
     return net, optimizer
 
 
+def weights(net):
+    return Weights(learned=dict(net.named_parameters()))
+
+
 def save(folder, seed=0, **state):
     net, optimizer = trained(seed)
-    checkpoint.save(folder, weights=net, optimizer=optimizer.state_dict(), state=State(**state))
+    checkpoint.save(folder, weights=weights(net), optimizer=optimizer.state_dict(), state=State(**state))
     return net
 
 
@@ -46,10 +51,10 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     net, optimizer = trained(1)
     evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
     state = State(stage=1, step=7, cursor=70, version=9, barren_steps=2, metrics_bytes=11, evals=evals)
-    checkpoint.save(tmp_path / "c", weights=net, optimizer=optimizer.state_dict(), state=state)
+    checkpoint.save(tmp_path / "c", weights=weights(net), optimizer=optimizer.state_dict(), state=state)
     expected = torch.rand(4)
     other, fresh = trained(2)
-    found, moments = checkpoint.load(tmp_path / "c", weights=other)
+    found, moments = checkpoint.load(tmp_path / "c", weights=weights(other))
     assert found == state
     assert torch.equal(torch.rand(4), expected)
     assert torch.equal(other[0].weight, net[0].weight)
@@ -118,7 +123,7 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     save(tmp_path / "c", seed=1, step=1)
     net = save(tmp_path / "c", seed=2, step=2)
     other, _ = trained(3)
-    state, _ = checkpoint.load(tmp_path / "c", weights=other)
+    state, _ = checkpoint.load(tmp_path / "c", weights=weights(other))
     assert state.step == 2
     assert torch.equal(other[0].weight, net[0].weight)
     assert names(tmp_path) == ["c"]
@@ -156,7 +161,7 @@ def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
     net, _ = trained(2)
     with pytest.raises(TypeError, match="not JSON serializable"):
-        checkpoint.save(tmp_path / "c", weights=net, optimizer={}, state=State(evals={"before": {"x": 1j}}))
+        checkpoint.save(tmp_path / "c", weights=weights(net), optimizer={}, state=State(evals={"before": {"x": 1j}}))
     assert names(tmp_path) == ["c"]
     assert json.loads((tmp_path / "c" / "state.json").read_text())["step"] == 1
     assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "c"
@@ -177,7 +182,8 @@ from mmrl.types import State
 class Killer:
     def __reduce__(self):
         os._exit(9)
-checkpoint.save(Path(sys.argv[1]), weights=torch.nn.Linear(2, 2), optimizer={"x": Killer()}, state=State(step=2))
+weights = checkpoint.Weights(learned={"w": torch.ones(2)})
+checkpoint.save(Path(sys.argv[1]), weights=weights, optimizer={"x": Killer()}, state=State(step=2))
 """
 
 
@@ -201,12 +207,13 @@ class Model:
     def save_pretrained(self, folder):
         from safetensors.torch import save_file
         save_file({"w": torch.zeros(10_000)}, folder / "model.safetensors")
-def save(weights=torch.nn.Linear(2, 2), optimizer={}, state=State()):
+def save(size=4, optimizer={}, state=State()):
+    weights = checkpoint.Weights(learned={"w": torch.zeros(size)})
     checkpoint.save(folder, weights=weights, optimizer=optimizer, state=state)
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for attempt in (
-    lambda: save(weights=torch.nn.Linear(100, 100)),
+    lambda: save(size=10_000),
     lambda: save(optimizer={"moments": torch.zeros(10_000)}),
     lambda: save(state=State(evals={"before": {"task": {str(i): 0.5 for i in range(3000)}}})),
     lambda: checkpoint.export_hf(folder, Model()),
@@ -242,9 +249,41 @@ def test_a_place_that_cannot_hold_folders_is_a_clear_error(tmp_path):
 def test_weights_alone_round_trip(tmp_path):
     net, _ = trained(1)
     other, _ = trained(2)
-    checkpoint.save_weights(tmp_path / "w", net)
-    checkpoint.load_weights(tmp_path / "w", other)
+    checkpoint.save_weights(tmp_path / "w", weights(net))
+    checkpoint.load_weights(tmp_path / "w", weights(other))
     assert torch.equal(other[0].weight, net[0].weight)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    net, _ = trained(1)
+    learned, given = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
+    saved = Weights(learned=learned, given=checkpoint.fingerprint(given))
+    checkpoint.save_weights(tmp_path / "w", saved)
+    checkpoint.load_weights(tmp_path / "w", saved)
+    before = net[1].weight.detach().clone()
+    given["0.weight"][3, 2] += 1e-4
+    for other in (
+        Weights(learned=learned, given=checkpoint.fingerprint(given)),
+        Weights(learned={**learned, "more": torch.ones(1)}, given=saved.given),
+        Weights(learned={}, given=saved.given),
+    ):
+        with pytest.raises(UserError, match="w was saved from another model: .* Restore model.path as it was"):
+            checkpoint.load_weights(tmp_path / "w", other)
+    assert torch.equal(net[1].weight, before)
+
+
+def test_a_fingerprint_follows_names_types_shapes_and_values():
+    weights = {"a": torch.arange(6.0), "b": torch.ones(2)}
+    others = [
+        {"c": weights["a"], "b": weights["b"]},
+        {**weights, "a": weights["a"].double()},
+        {**weights, "a": weights["a"].reshape(2, 3)},
+        {**weights, "a": weights["a"] + 1e-3},
+        {"a": weights["a"]},
+    ]
+    prints = [checkpoint.fingerprint(each) for each in (weights, *others)]
+    assert len(set(prints)) == len(prints)
+    assert checkpoint.fingerprint(dict(reversed(weights.items()))) == prints[0]
 
 
 def test_an_export_replaces_the_one_before(tmp_path):

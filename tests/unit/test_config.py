@@ -111,7 +111,7 @@ def test_extends_cannot_multiply_without_bound(tmp_path):
 def test_overrides_reach_every_place(tmp_path):
     overrides = [
         "stages.1.optimizer.lr=1e-4",
-        "stages.rl.loss.kl_coef=0.1",
+        "stages.rl.loss.kl.coef=0.1",
         "data.train.0.args.a.b=[1, 2]",
         "run.name=x=y",
     ]
@@ -119,7 +119,7 @@ def test_overrides_reach_every_place(tmp_path):
     assert "file name" in refused(path, *overrides)
     config = load(path, overrides[:-1]).config
     assert config.stages[1].optimizer.lr == 1e-4
-    assert config.stages[1].loss.kl_coef == 0.1
+    assert config.stages[1].loss.kl.coef == 0.1
     assert config.data.train[0].args == {"a": {"b": [1, 2]}}
     assert load(path, ["run.seed=1", "run.seed=2"]).config.run.seed == 2
 
@@ -196,11 +196,12 @@ def test_explain_shows_origins_and_the_objective_with_this_configs_numbers(tmp_p
     path = write(tmp_path, SMALL)
     words = explain(
         load(
-            path, ["stages.rl.loss={kl_coef: 0.02, clip_high: 0.28}", "stages.rl.group_size=4", "model.freeze=[vision]"]
+            path,
+            ["stages.rl.loss={kl: {coef: 0.02}, clip_high: 0.28}", "stages.rl.group_size=4", "model.freeze=[vision]"],
         )
     )
     assert re.search(rf"stages\.0\.steps +10 +{re.escape(str(path))}:13", words)
-    assert re.search(r"stages\.1\.loss\.kl_coef +0\.02 +command line", words)
+    assert re.search(r"stages\.1\.loss\.kl\.coef +0\.02 +command line", words)
     assert re.search(r"run\.seed +0 +·", words)
     assert "16 prompts x 4 rollouts = 64 rollouts" in words
     assert "min(r_t A_i, clip(r_t, 0.8, 1.28) A_i) + 0.02 · KL" in words
@@ -215,7 +216,10 @@ def test_explain_follows_the_options(tmp_path):
         "stages.rl.validation={until: 0.7, until_each: 0.2}",
         "data.validation=[{fn: a:b}]",
         "stages.cold.optimizer={decay: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
-        "rewards.terms.0.tasks=[count]",
+        "rewards.terms.0.when={task: [count], level: [hard, harder]}",
+        "rewards.terms.0.gate=form",
+        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, scale: [-1, 1]}",
+        "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
     words = explain(load(write(tmp_path, SMALL), overrides))
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
@@ -223,8 +227,29 @@ def test_explain_follows_the_options(tmp_path):
     assert "no reference model is kept" in words
     assert "once the held-out reward reaches 0.7 and every task's reaches 0.2 (looked at every 50 steps)" in words
     assert "lr 0.001, rising over 3 steps, then cosine to 0.0001" in words
-    assert "+1 · exact (mmrl_rewards.number:exact, only on count)" in words
+    assert (
+        "+1 · exact (mmrl_rewards.number:exact, only where task is count, only where level is hard or harder, "
+        "0 unless form > 0, cut to [0, 0.9], to the power of 2, stretched to [-1, 1], "
+        "its weight times 1 at step 0, 0.5 at step 50, linear between)"
+    ) in words
+    assert "what cannot be judged: skip_rollout; a reward that raises: stop" in words
     assert "nothing is frozen" in words
+
+
+def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
+    overrides = [
+        "model.lora={rank: 8, targets: [language.mlp, vision.mlp]}",
+        "stages.rl.optimizer={lr: 1e-5, lr_by_role: {vision: 2e-6}, weight_decay: 0.1, decayed: matrices}",
+    ]
+    path = write(tmp_path, SMALL)
+    words = explain(load(path, overrides))
+    assert "an adapter of rank 8, on language.mlp, vision.mlp; all weights are frozen" in words
+    assert "W' = W + 32 / 8 · B A\n" in words
+    assert "AdamW, lr 1e-05, vision 2e-06, constant" in words
+    assert "weight decay of matrices 0.1" in words
+    words = explain(load(path, ["model.lora={dora: true, rslora: true, dropout: 0.1}"]))
+    assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
+    assert "of rank 16, dropout 0.1, on language.attention, language.mlp" in words
 
 
 def test_json_schema_agrees_with_the_loader(tmp_path):

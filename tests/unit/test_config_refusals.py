@@ -20,12 +20,14 @@ WRONG = {
 
 
 NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
-NULLABLE.add("data.train.0.weight")
+NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
+NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
+NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
 
 
 @pytest.mark.parametrize("turn", range(6))
 def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
-    right = {path: value for path, value in settings(full_tree()).items() if ".args" not in path}
+    right = {path: value for path, value in settings(full_tree()).items() if not re.search(r"\.(args|when)", path)}
     right = {path: value for path, value in right.items() if not path.endswith(".kind") and value is not None}
     assert len(right) > 80
     tree, wrong = full_tree(), {}
@@ -45,7 +47,7 @@ def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
 
 def test_every_mapping_refuses_an_unknown_key(tmp_path):
     tree = full_tree()
-    places = {path.rpartition(".")[0] for path in settings(tree) if ".args" not in path} - {""}
+    places = {path.rpartition(".")[0] for path in settings(tree) if not re.search(r"\.(args|when|points)", path)} - {""}
     assert {"stages.1.loss", "model.scratch.vision", "data.train.0"} < places
     for place in places:
         put(tree, f"{place}.zzz", 1)
@@ -67,8 +69,23 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.steps=0", "stages.1.steps: must be greater than or equal to 1, got 0"),
         ("stages.rl.steps=", "stages.1.steps: must be a whole number, got nothing (null); leave the key out"),
         ("stages.rl.group_size=1", "stages.1: group_size 1 leaves a group nothing to compare"),
+        ("stages.rl={kind: rl, name: rl, steps: 1, group_size: 1, advantage: {baseline: none}}", "nothing to compare"),
+        ("stages.rl.algorithm=grop", "stages.1.algorithm: must be 'grpo', "),
+        ("stages.rl.algorithm=gsop", "got the text 'gsop'; did you mean 'gspo'?"),
+        ("stages.rl.algorithm=[gspo]", "stages.1.algorithm: must be 'grpo', "),
+        ("stages.rl.loss.kl_coef=0.1", "stages.1.loss.kl_coef: unknown key"),
+        ("stages.rl.loss.kl={coef: 0.1, estimator: k1}", "stages.1.loss.kl: the gradient of k1 in the loss is 0 on av"),
+        ("stages.rl.loss.correction.kind=mask", "stages.1.loss: correction 'mask' needs `old: learner`"),
+        ("stages.rl.loss.correction={low: 3}", "stages.1.loss.correction: low 3.0 must be below high 2.0"),
+        ("stages.rl.loss={surrogate: cispo, dual_clip: 3}", "stages.1.loss: dual_clip bounds the clipped surrogate"),
+        ("stages.rl.loss.dual_clip=1", "stages.1.loss.dual_clip: must be greater than 1, got 1"),
+        ("stages.rl.loss.fixed_length=9", "stages.1.loss: fixed_length is for `aggregate: fixed`, not for 'token'"),
+        ("stages.rl.reference.update=ema", "stages.1: reference.update 'ema' has no effect without `loss.kl.coef`"),
+        ("stages.rl.reference.update=reset", "stages.1.reference: a reference taken anew every step is the policy it"),
+        ("stages.rl.reference.reset_optimizer=true", "stages.1.reference: reset_optimizer is for `update: reset`"),
+        ("stages.rl.advantage.uncertainty={}", "stages.1.advantage.uncertainty.term: missing; the reward term"),
         ("stages.rl.sampling.temperature=0", "stages.1: temperature 0 makes all rollouts of a group equal"),
-        ("stages.rl.shared_prefix=on", "stages.1.shared_prefix: must be true or false, got the text 'on'; write true"),
+        ("stages.rl.shared_prefix=yes", "stages.1.shared_prefix: must be 'auto', 'on' or 'off', got the text 'yes'"),
         ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft' or 'rl', got the text 'grpo'"),
         ("stages.rl.kind=rll", "stages.1.kind: must be 'sft' or 'rl', got the text 'rll'; did you mean 'rl'?"),
         ("stages.rl.kind=3", "stages.1.kind: must be 'sft' or 'rl', got 3"),
@@ -86,6 +103,17 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.optimizer.lr=1e999", "stages.1.optimizer.lr: 1e999 is not a finite number"),
         ("data.train.0.args.x=-.inf", "data.train.0.args.x: -.inf is not a finite number"),
         ("model.freeze=vision", "model.freeze: must be a list, got the text 'vision'; write [vision]"),
+        (
+            "model.freeze=[vision, projector, language]",
+            "model: `freeze` holds every part of the model; leave at least one to train",
+        ),
+        (
+            "model={scratch: {}, freeze: [vision], lora: {targets: [language.mlp, vision.mlp]}}",
+            "model: `lora` targets vision.mlp, which `freeze` forbids; take it out of one of them",
+        ),
+        ("model.lora={targets: []}", "model.lora.targets: needs at least one entry"),
+        ("model.lora={targets: [projector.attention]}", "model.lora.targets.0: must be 'language.attention', "),
+        ("model.gradient_checkpointing=true", "model.gradient_checkpointing: must be a list, got true"),
         ("model.freeze=[visoin]", "model.freeze.0: must be 'vision', 'projector' or 'language', got the text 'visoin'"),
         ("model.path=x", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
         ("model.scratch=null", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
@@ -98,6 +126,16 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model.scratch.language.vocab: must be greater than or equal to 300, got 299",
         ),
         ("model.scratch.family=qwen2_5vl", "did you mean 'qwen2_5_vl'?"),
+        ("rewards.terms.0.when.task=count", "rewards.terms.0.when.task: must be a list, got the text 'count'; write"),
+        ("rewards.terms.0.tasks=[count]", "rewards.terms.0.tasks: unknown key"),
+        ("rewards.on_error=skip", "rewards.on_error: must be 'stop', 'skip_rollout', 'skip_group' or 'fallback', got"),
+        ("rewards.deadline_s=0", "rewards.deadline_s: must be greater than 0, got 0"),
+        ("rewards.terms.0.schedule={points: [[5, 1], [5, 2]]}", "steps must rise from point to point, got 5, 5"),
+        (
+            "rewards={combine: min, terms: [{fn: a:b, weight: 2}]}",
+            "rewards: combine min takes no weights, and a:b has one",
+        ),
+        ("rewards={combine: product, terms: [{fn: a:b, weight: -1}]}", "rewards: combine product takes weights as"),
         ("data.train=[{fn: a, weight: 1.0}, {fn: b}]", "data: give a `weight` to every training source or to none"),
         (
             "data.test=[{fn: a, weight: 1.0}]",
@@ -138,6 +176,17 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
 )
 def test_a_bad_override_is_refused_in_words(tmp_path, override, said):
     assert said in refused(write(tmp_path, SMALL), override)
+
+
+@pytest.mark.parametrize("still", ["model.freeze=[vision]", "model.lora={targets: [language.mlp, projector.mlp]}"])
+def test_a_rate_for_a_part_that_is_not_trained_is_refused(tmp_path, still):
+    said = refused(write(tmp_path, SMALL), still, "stages.rl.optimizer.lr_by_role={vision: 1e-5}")
+    assert "stages: stage 'rl' has `optimizer.lr_by_role.vision`, but vision is not trained" in said
+
+
+def test_eager_attention_cannot_share_prefixes(tmp_path):
+    said = refused(write(tmp_path, SMALL), "model.attention=eager", "stages.rl.shared_prefix=on")
+    assert "stage 'rl' has `shared_prefix: on`, which eager `model.attention` cannot do" in said
 
 
 @pytest.mark.parametrize(

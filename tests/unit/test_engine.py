@@ -13,7 +13,11 @@ TYPES = [torch.float32, torch.bfloat16]
 
 
 def engine(*parameters, **options):
-    return TorchEngine(parameters, Optimizer(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
+    return TorchEngine({"language": parameters}, Optimizer(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
+
+
+def norm(norms):
+    return math.hypot(*norms.values())
 
 
 def parameter(*values, dtype=torch.float32):
@@ -49,9 +53,9 @@ def test_an_update_equals_adamws(dtype):
     w, m, v = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
     for step, (slopes, lr) in enumerate([((3.0, 4.0), 0.5), ((0.5, 0.25), 0.25)], start=1):
         trained.backward((weight * torch.tensor(slopes, dtype=dtype)).sum())
-        norm = trained.step(lr)
-        assert norm == pytest.approx(math.hypot(*slopes))
-        factor = min(1.0, 1.0 / norm)
+        norms = trained.step(lr)
+        assert norms == {"language": pytest.approx(math.hypot(*slopes))}
+        factor = min(1.0, 1.0 / norms["language"])
         for i, slope in enumerate(slopes):
             g = slope * factor
             m[i], v[i] = 0.8 * m[i] + 0.2 * g, 0.9 * v[i] + 0.1 * g * g
@@ -68,10 +72,10 @@ def test_the_norm_is_over_all_parameters_and_gradients_add_up(dtype):
     trained = engine(a, b, idle)
     trained.backward(a.sum() * 1.0)
     trained.backward(a.sum() * 2.0 + b.sum() * 4.0)
-    assert trained.step(0.1) == pytest.approx(5.0)
+    assert norm(trained.step(0.1)) == pytest.approx(5.0)
     assert float(idle.detach()) == 5.0
     assert a.grad is b.grad is idle.grad is None
-    assert trained.step(0.1) == 0.0  # nothing is left of the gradients
+    assert norm(trained.step(0.1)) == 0.0  # nothing is left of the gradients
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -85,12 +89,12 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, bad):
     weights = good.detach().clone(), other.detach().clone()
     moments = [{k: v.clone() for k, v in each.items()} for each in trained.state()["optimizer"]["state"].values()]
     trained.backward(good.sum() + other.sum() * bad)
-    assert not math.isfinite(trained.step(0.25))
+    assert not math.isfinite(norm(trained.step(0.25)))
     assert (good, other) == weights
     for before, after in zip(moments, trained.state()["optimizer"]["state"].values(), strict=True):
         assert all(torch.equal(before[key], after[key]) for key in before)
     trained.backward(good.sum() + other.sum())
-    assert trained.step(0.25) == pytest.approx(math.sqrt(2))
+    assert norm(trained.step(0.25)) == pytest.approx(math.sqrt(2))
     assert float(good.detach()) < float(weights[0])
 
 
@@ -115,3 +119,48 @@ def test_a_restored_engine_goes_on_exactly(dtype, tmp_path):
     assert torch.equal(again, weight)
     for ours, theirs in zip(resumed.state()["masters"], straight.state()["masters"], strict=True):
         assert torch.equal(ours, theirs)
+
+
+def by_role(options, **parameters):
+    return TorchEngine({role: [each] for role, each in parameters.items()}, Optimizer(**options))
+
+
+def test_norms_are_told_by_role_and_clipping_is_by_all_of_them():
+    vision, language = parameter(0.0), parameter(0.0)
+    trained = by_role({"lr": 1.0, "max_grad_norm": 1.0}, vision=vision, projector=parameter(0.0), language=language)
+    trained.backward(3.0 * vision.sum() - 4.0 * language.sum())
+    assert trained.step(1.0) == pytest.approx({"vision": 3.0, "projector": 0.0, "language": 4.0})
+    first, second = trained.state()["optimizer"]["state"].values()  # the projector had no gradient
+    assert float(first["exp_avg"]) == pytest.approx(0.1 * 3 / 5, rel=1e-5)
+    assert float(second["exp_avg"]) == pytest.approx(0.1 * -4 / 5, rel=1e-5)
+
+
+def test_one_roles_bad_gradient_holds_all_back():
+    vision, language = parameter(1.0), parameter(1.0)
+    trained = by_role({"lr": 0.1}, vision=vision, language=language)
+    trained.backward(vision.sum() * math.nan + language.sum())
+    norms = trained.step(0.1)
+    assert math.isnan(norms["vision"])
+    assert norms["language"] == 1.0
+    assert float(vision.detach()) == float(language.detach()) == 1.0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_role_has_a_rate_of_its_own_and_the_schedule_of_all(dtype):
+    vision, language = parameter(0.0, dtype=dtype), parameter(0.0, dtype=dtype)
+    trained = by_role({"lr": 0.1, "lr_by_role": {"vision": 0.02}}, vision=vision, language=language)
+    trained.backward(vision.sum() + language.sum())
+    trained.step(0.05)  # half of the peak; AdamW's first step is the rate itself
+    assert float(vision.detach()) == pytest.approx(-0.01, rel=1e-2)
+    assert float(language.detach()) == pytest.approx(-0.05, rel=1e-2)
+
+
+@pytest.mark.parametrize(("decayed", "bias_after"), [("all", 0.9), ("matrices", 1.0)])
+def test_vectors_may_be_spared_decay(decayed, bias_after):
+    matrix, bias = nn.Parameter(torch.ones(2, 2)), parameter(1.0, 1.0)
+    options = Optimizer(lr=0.1, weight_decay=1.0, decayed=decayed)
+    trained = TorchEngine({"language": [bias, matrix]}, options)
+    trained.backward(0.0 * (matrix.sum() + bias.sum()))
+    trained.step(0.1)
+    assert matrix.flatten().tolist() == pytest.approx([0.9] * 4)
+    assert bias.tolist() == pytest.approx([bias_after] * 2)

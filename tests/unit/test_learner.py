@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algo.kl import k3
-from mmrl.batch import collate, rows
-from mmrl.config.schema import Loss, Optimizer
+from mmrl.algo.kl import estimate
+from mmrl.batch import by_prompt, collate
+from mmrl.config.schema import Correction, Kl, Loss, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.types import Author, Experience, Segment
+from mmrl.types import Author, Experience, Finish, Segment
 
 
 def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, **loss):
@@ -21,6 +21,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, *
         optimizer=optimizer,
         total_steps=steps,
         micro_batch=2,
+        token_budget=10_000,
         epochs=epochs,
         shared_prefix=True,
         pad_id=world.eos_id,
@@ -49,10 +50,9 @@ def same(before, after):
 
 def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
-    packed = rows(experiences, shared_prefix=False)
-    batch = collate(packed, world.processor, pad_id=world.eos_id)
+    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
     with torch.no_grad():
-        return policy.score(batch).logps_BC[batch.policy_BC]
+        return policy.score(batch).logps_N[batch.policy_N]
 
 
 def test_the_penalty_equals_its_oracle(tiny):
@@ -62,9 +62,10 @@ def test_the_penalty_equals_its_oracle(tiny):
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.mul_(1.1)
-    expected = k3(log_probs(world.policy, world, experiences), log_probs(reference, world, experiences)).mean()
+    logps, ref_logps = (log_probs(policy, world, experiences) for policy in (world.policy, reference))
+    expected = estimate(logps, ref_logps, "k3").mean()
     before = weights(world)
-    metrics = learner(world, reference=reference, kl_coef=0.5).learn(experiences, step=0)
+    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(experiences, step=0)
     assert expected > 1e-3
     assert metrics["learner/kl_nats"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(0.5 * float(expected), rel=1e-4)  # advantages are 0
@@ -76,7 +77,7 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
     world = tiny()
     reference = world.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
-    metrics = learner(world, reference=reference, kl_coef=0.5).learn(taught(world), step=0)
+    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(taught(world), step=0)
     assert metrics["learner/kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
@@ -85,8 +86,8 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
 @pytest.mark.parametrize(("kl_coef", "given"), [(0.0, True), (0.1, False)])
 def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, given):
     world = tiny()
-    with pytest.raises(ValueError, match=f"kl_coef {kl_coef} and a {'given' if given else 'missing'} reference"):
-        learner(world, reference=world.policy if given else None, kl_coef=kl_coef)
+    with pytest.raises(ValueError, match=f"kl.coef {kl_coef} and a {'given' if given else 'missing'} reference"):
+        learner(world, reference=world.policy if given else None, kl=Kl(coef=kl_coef))
 
 
 def test_on_policy_metrics(tiny):
@@ -97,7 +98,9 @@ def test_on_policy_metrics(tiny):
     assert metrics["rollout/logp_gap_nats"] < 1e-5
     assert 0.0 < metrics["learner/entropy_nats"] <= math.log(330)
     assert metrics["learner/skipped_updates"] == 0.0
-    assert metrics["learner/grad_norm"] > 0.0
+    by_role = [metrics[f"learner/grad_norm/{role}"] for role in ("vision", "projector", "language")]
+    assert min(by_role) > 0.0
+    assert metrics["learner/grad_norm"] == pytest.approx(math.hypot(*by_role))
 
 
 @pytest.mark.parametrize("step", [0, 3])
@@ -154,7 +157,7 @@ def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
 
 
 class Flaky:
-    """Norms as given, weights untouched."""
+    """Norms as given, half of the square in each role; weights untouched."""
 
     def __init__(self, *norms):
         self.norms = list(norms)
@@ -163,14 +166,15 @@ class Flaky:
         pass
 
     def step(self, lr):
-        return self.norms.pop(0)
+        return dict.fromkeys(("vision", "language"), self.norms.pop(0) / math.sqrt(2))
 
 
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
     metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).learn(taught(world), step=0)
     assert metrics["learner/skipped_updates"] == 2.0
-    assert metrics["learner/grad_norm"] == 1.0
+    assert metrics["learner/grad_norm"] == pytest.approx(1.0)
+    assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
 
 
 def test_the_rate_is_the_schedules(tiny):
@@ -180,6 +184,7 @@ def test_the_rate_is_the_schedules(tiny):
         optimizer=Optimizer(lr=1.0, warmup_steps=2, decay="linear"),
         total_steps=5,
         micro_batch=1,
+        token_budget=10_000,
         epochs=1,
         shared_prefix=False,
         pad_id=world.eos_id,
@@ -196,3 +201,109 @@ def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
     teacher = learner(world, lr=0.01)
     losses = [teacher.learn(lessons, step=step)["learner/loss"] for step in range(4)]
     assert losses[3] < losses[0] - 0.5
+
+
+def shifted(experiences, by):
+    """The same, off a sampler whose log-probs are lower by so many nats."""
+    moved = []
+    for each in experiences:
+        (segment,) = each.rollout.segments
+        other = replace(segment, logps=tuple(logp - by for logp in segment.logps))
+        moved.append(replace(each, rollout=replace(each.rollout, segments=(other,))))
+    return moved
+
+
+def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
+    """The ratio begins at 1 whatever the sampler said, and moves with the second update; the gap is still reported."""
+    world = tiny()
+    off = shifted(taught(world), 0.5)
+    start = log_probs(world.policy, world, off)
+    metrics = learner(world, lr=0.02, old="learner").learn(off, step=0)
+    assert metrics["learner/ratio_max"] == pytest.approx(1.0)
+    assert metrics["learner/clipped_frac"] == 0.0
+    assert metrics["rollout/logp_gap_nats"] == pytest.approx(0.5, abs=1e-4)
+
+    once, twice = tiny(), tiny()
+    learner(once, lr=0.02, old="learner").learn(off, step=0)
+    second = learner(twice, lr=0.02, old="learner", epochs=2).learn(off, step=0)
+    moved = (log_probs(once.policy, once, off) - start).exp()
+    assert second["learner/ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
+    assert second["learner/ratio_max"] > 1.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "factor"), [("truncate", 0.5, 1.5), ("truncate", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)]
+)
+def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
+    world = tiny()
+    plain = learner(world, engine=Still(world), old="learner").learn(taught(world), step=0)
+    correction = Correction(kind=kind, low=0.5, high=1.5)
+    metrics = learner(world, engine=Still(world), old="learner", correction=correction).learn(
+        shifted(taught(world), by), step=0
+    )
+    assert metrics["learner/correction_mean"] == pytest.approx(factor, rel=1e-3)
+    assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
+    assert metrics["learner/grad_norm"] == pytest.approx(factor * plain["learner/grad_norm"], rel=1e-3)
+
+
+class Still:
+    """The norm of the gradient; weights untouched."""
+
+    def __init__(self, world):
+        self.parameters = list(world.policy.learned.values())
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self, lr):
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf))
+        for parameter in self.parameters:
+            parameter.grad = None
+        return {"language": norm}
+
+
+def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
+    world = tiny()
+    before = weights(world)
+    with pytest.raises(ValueError, match=rf"sample {world.samples[0].id}, rollout 1: advantage nan is not finite"):
+        learner(world).learn(taught(world, advantages=(1.0, math.nan)), step=0)
+    assert same(before, weights(world))
+
+
+def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
+    world = tiny()
+    before = weights(world)
+    cut = [replace(each, rollout=replace(each.rollout, finish=Finish.LENGTH)) for each in taught(world)]
+    assert learner(world, mask_truncated=True).learn(cut, step=0)["learner/skipped_frac"] == 1.0
+    assert same(before, weights(world))
+
+
+def test_an_empty_completion_is_not_run(tiny):
+    world = tiny()
+    first, *others = taught(world)
+    nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], ids=(), logps=()),))
+    learned = learner(world, engine=Still(world)).learn([replace(first, rollout=nothing), *others], step=0)
+    alone = learner(world, engine=Still(world)).learn(others, step=0)
+    assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
+    assert learned["learner/skipped_frac"] == pytest.approx(1 / 9)
+
+
+def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
+    """At advantage 0 its gradient is that of sum_t kl_remaining(t) log policy(t), here for responses of one token."""
+    world = tiny()
+    brief = []
+    for each in taught(world, advantages=(0.0, 0.0)):
+        (segment,) = each.rollout.segments
+        one = replace(segment, ids=segment.ids[:1], logps=segment.logps[:1])
+        brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))
+    reference = world.policy.frozen_copy()
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            parameter.mul_(1.1)
+    kl = log_probs(world.policy, world, brief) - log_probs(reference, world, brief)
+    penalised = [replace(each, advantage=-0.5 * float(k)) for each, k in zip(brief, kl, strict=True)]
+    in_reward = Kl(coef=0.5, estimator="k1", place="reward")
+    metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).learn(brief, step=0)
+    by_hand = learner(world, engine=Still(world)).learn(penalised, step=0)
+    assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
+    assert metrics["learner/kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
 from mmrl.types import (
     Answer,
     Author,
+    Failure,
+    Fault,
     Finish,
     Frame,
     Group,
@@ -28,6 +31,7 @@ from mmrl.types import (
     SamplingLaw,
     Score,
     Segment,
+    Skip,
     State,
     Target,
     Term,
@@ -315,6 +319,18 @@ def test_rollouts_are_written_to_be_read(tmp_path):
     assert second["advantage"] is None
 
 
+def test_rollouts_that_could_not_be_judged_are_written_with_the_reason(tmp_path):
+    group = group_of()
+    kept, left = group.rollouts
+    failures = {"exact": Failure(Fault.TIMEOUT, "took more than 1 s")}
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], skipped=(Skip(left, failures),))
+    first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
+    assert first["total"] == 1.0
+    assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
+    assert second["response"] == left.text
+    assert "total" not in second
+
+
 # Console
 
 
@@ -388,7 +404,7 @@ def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
     with teller.stage("rl", 4):
         for step in range(1, 5):
             state = State(step=step)
-            teller.show(state, [group_of()], [(0.5, -0.5)])
+            teller.show(state, [group_of()], [(0.5, -0.5)], at_all_events=state.step == 2)
             teller.tell(state, {"reward/total": 0.5, "b": 1.0, "a": float("nan")}, {"time/answer_s": 0.5})
         teller.record(State(step=4), {"validation/reward": 0.75})
     teller.record(State(stage=1), {"test/count": 1.0})
@@ -397,7 +413,7 @@ def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
     assert lines_of(run.metrics)[-2] == {"stage": "rl", "step": 4, "validation/reward": 0.75}
     assert lines_of(run.metrics)[-1] == {"stage": None, "step": 0, "test/count": 1.0}
     assert lines_of(run.timings)[0] == {"stage": "rl", "step": 1, "time/answer_s": 0.5, "rollout/tokens_per_s": 12.0}
-    assert sorted(path.name for path in run.rollouts.iterdir()) == ["rl-000001.jsonl", "rl-000003.jsonl"]
+    assert sorted(path.name for path in run.rollouts.iterdir()) == [f"rl-00000{step}.jsonl" for step in (1, 2, 3)]
     assert "tokens/s 12" in out.getvalue()
 
 

@@ -8,6 +8,8 @@ from mmrl import loop, sft
 from mmrl.types import (
     Answer,
     Author,
+    Failure,
+    Fault,
     Finish,
     Frame,
     Group,
@@ -18,6 +20,7 @@ from mmrl.types import (
     SamplingLaw,
     Score,
     Segment,
+    Skip,
     State,
     Target,
     Term,
@@ -51,6 +54,7 @@ class World:
 
     def __init__(self, rewards=(0.0, 1.0), done_at=None):
         self.rewards, self.done_at, self.calls, self.told, self.learned = rewards, done_at, [], [], []
+        self.skipped, self.shown = {}, []
 
     def take(self, cursor, count):
         self.calls.append(("take", cursor))
@@ -69,7 +73,8 @@ class World:
     def sync(self, version):
         self.calls.append(("sync", version))
 
-    def judge(self, rollouts):
+    def judge(self, rollouts, *, step):
+        self.calls.append(("judge", step))
         return [Group(prompt=r[0].prompt, rollouts=tuple(r), scores=self.scores()) for r in rollouts]
 
     def scores(self):
@@ -78,10 +83,13 @@ class World:
     def learn(self, experiences, *, step):
         self.calls.append(("learn", step))
         self.learned.append(experiences)
-        return {"learner/loss": 0.25}
+        update = {"learner/skipped_updates": self.skipped[step]} if step in self.skipped else {}
+        return {"learner/loss": 0.25, **update}
 
-    def show(self, state, groups, advantages):
+    def show(self, state, groups, advantages, *, at_all_events):
         self.calls.append(("show", state.step))
+        self.shown += [state.step] * at_all_events
+        return f"kept-{state.step}"
 
     def tell(self, state, metrics, times):
         self.calls.append(("tell", state.step))
@@ -94,14 +102,21 @@ class World:
         self.calls.append(("keep", state.step))
 
 
-def centred(totals):
-    mean = sum(totals) / len(totals)
-    return [total - mean for total in totals]
+def centred(groups):
+    means = [sum(group.totals) / max(len(group.totals), 1) for group in groups]
+    return [[total - mean for total in group.totals] for group, mean in zip(groups, means, strict=True)]
 
 
-def train(world, state, *, steps=3, max_barren_steps=2):
+def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group: group):
     plan = loop.Plan(
-        steps=steps, prompts=2, group_size=2, law=LAW, advantages=centred, max_barren_steps=max_barren_steps
+        steps=steps,
+        prompts=2,
+        group_size=2,
+        law=LAW,
+        shape=shape,
+        advantages=centred,
+        max_barren_steps=max_barren_steps,
+        max_bad_steps=2,
     )
     ports = ("source", "asker", "sampler", "judge", "learner", "teller", "gate", "keeper")
     loop.train(plan, loop.Parts(**dict.fromkeys(ports, world)), state)
@@ -110,7 +125,7 @@ def train(world, state, *, steps=3, max_barren_steps=2):
 def test_a_step_is_its_verbs_in_order():
     world, state = World(), State(step=4, cursor=8, version=6)
     train(world, state, steps=5)
-    steps = [("take", 8), ("answer", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
+    steps = [("take", 8), ("answer", 4), ("judge", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
     assert world.calls == steps
     assert (state.step, state.cursor, state.version, state.barren_steps) == (5, 10, 7, 0)
     metrics, times = world.told[0]
@@ -135,7 +150,9 @@ def test_a_stage_ends_at_its_goal():
 
 def test_barren_steps_in_a_row_are_refused():
     state = State()
-    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all 2 rollouts"):
+    with pytest.raises(
+        UserError, match="2 steps in a row had no group to learn from: in each, all rollouts of a group"
+    ):
         train(World(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
     resumed = State(step=1, barren_steps=1)
@@ -146,8 +163,8 @@ def test_barren_steps_in_a_row_are_refused():
 
 def test_one_informative_group_ends_the_row():
     class Seldom(World):
-        def judge(self, rollouts):
-            first, *rest = super().judge(rollouts)
+        def judge(self, rollouts, *, step):
+            first, *rest = super().judge(rollouts, step=step)
             self.rewards = (0.0, 1.0) if len(self.told) % 2 else (0.5, 0.5)
             return [replace(first, scores=self.scores()), *rest]
 
@@ -186,11 +203,67 @@ def test_metrics_of_a_step_by_hand():
     }
 
 
+class Skipping(World):
+    """Judges the first group's first `judged` rollouts, and nothing else."""
+
+    def __init__(self, judged):
+        super().__init__()
+        self.judged = judged
+
+    def judge(self, rollouts, *, step):
+        group, *others = super().judge(rollouts, step=step)
+        failures = {"count": Failure(Fault.TIMEOUT, "took more than 1 s")}
+        return [self.only(group, self.judged, failures), *(self.only(other, 0, {}) for other in others)]
+
+    def only(self, group, count, failures):
+        skipped = tuple(Skip(rollout, failures) for rollout in group.rollouts[count:])
+        return replace(group, rollouts=group.rollouts[:count], scores=group.scores[:count], skipped=skipped)
+
+
+def test_skipped_rollouts_teach_nothing_and_are_counted():
+    world, state = Skipping(2), State()
+    train(world, state, steps=1)
+    assert [(e.rollout.prompt.sample.id, e.advantage) for e in world.learned[0]] == [("0", -0.5), ("0", 0.5)]
+    assert state.barren_steps == 0
+    metrics, _ = world.told[0]
+    assert metrics["reward/skipped"] == 2
+    assert metrics["reward/total"] == 0.5  # of what was judged
+    assert metrics["rollout/tokens_mean"] == 2.0  # of everything
+    assert metrics["group/informative_frac"] == 0.5
+
+
+def test_a_step_of_which_nothing_could_be_judged_goes_by():
+    world, state = Skipping(0), State()
+    train(world, state, steps=1)
+    assert world.learned == [[]]
+    assert state.barren_steps == 1
+    metrics, _ = world.told[0]
+    assert metrics["reward/count/timeouts"] == 2  # the other group's rollouts only went along
+    assert metrics["reward/skipped"] == 4
+    assert "reward/total" not in metrics
+    with pytest.raises(UserError, match="or could not be judged"):
+        train(world, state, steps=2)
+
+
+def imitate(world, state):
+    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
+    plan = sft.Plan(steps=9, batch_size=2, imitate="label", max_bad_steps=2)
+    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+
+
+@pytest.mark.parametrize("run", [lambda world, state: train(world, state, steps=9), imitate])
+def test_bad_steps_in_a_row_are_refused_and_their_samples_named(run):
+    world, state = World(), State()
+    world.skipped = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
+    with pytest.raises(UserError, match="2 steps in a row had a gradient that is not finite.* are in kept-6"):
+        run(world, state)
+    assert (state.step, state.bad_steps) == (6, 2)
+    assert world.shown == [1, 4, 5, 6]
+
+
 def test_imitation_walks_the_data_and_tells():
     world, state = World(done_at=3), State(cursor=4)
-    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
-    plan = sft.Plan(steps=9, batch_size=2, imitate="label")
-    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+    imitate(world, state)
     assert (state.step, state.cursor, state.version, state.stage_done) == (3, 10, 3, True)
     assert [call for call in world.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
     assert [e.advantage for e in world.learned[0]] == [0.0, 0.0]
@@ -202,3 +275,15 @@ def test_a_lesson_is_the_label_or_the_target():
     assert sft.lesson(sample(1, label=careless), "target") is NUMBER
     with pytest.raises(UserError, match="sample 7 has no label to imitate"):
         sft.lesson(sample(7), "label")
+
+
+def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_metrics():
+    def first_is_best(group):
+        scores = tuple(score(count=1.0, order=float(i == 0)) for i, _ in enumerate(group.scores))
+        return replace(group, scores=scores)
+
+    world = World(rewards=(1.0, 1.0))
+    train(world, State(), steps=1, shape=first_is_best)
+    assert [experience.advantage for experience in world.learned[0]] == [0.5, -0.5] * 2
+    metrics, _ = world.told[0]
+    assert (metrics["reward/total"], metrics["reward/term/order"]) == (1.5, 0.5)

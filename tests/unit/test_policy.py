@@ -10,12 +10,13 @@ from PIL import Image
 from safetensors.torch import load, save
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mmrl.batch import collate, rows
+from mmrl.batch import collate
 from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.law import draw
 from mmrl.policy.pretrained import load_pretrained
-from mmrl.policy.qwen_vl import Policy, banned_ids, role_of
+from mmrl.policy.qwen_vl import Policy, banned_ids
+from mmrl.policy.roles import role_of
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingLaw, UserError
 
@@ -172,14 +173,22 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     policy = Policy(world.policy.model, freeze=freeze)
     prompt = world.processor.ask(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
-    packed = rows([Experience(rollout=rollout, advantage=1.0)], shared_prefix=True)
-    batch = collate(packed, world.processor, pad_id=world.eos_id)
-    policy.score(batch).logps_BC.sum().backward()
+    batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
+    policy.score(batch).logps_N.sum().backward()
     moved = {role_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == set(ROLES) - set(freeze)
     frozen = [p for name, p in policy.model.named_parameters() if role_of(name) in freeze]
     assert all(p.grad is None for p in frozen)
-    assert len(policy.trainable) == len(list(policy.model.parameters())) - len(frozen)
+    assert {role for role, own in policy.trainable.items() if own} == moved
+    assert len(policy.learned) == sum(map(len, policy.trainable.values()))
+    assert len(policy.learned) + len(policy.given) == len(list(policy.model.parameters()))
+    assert all(a is b for a, b in zip(policy.given.values(), frozen, strict=True))
+
+
+def test_prefixes_are_shared_with_any_attention_but_eager(tokenizer):
+    for attention, shares in (("sdpa", True), ("eager", False)):
+        policy = Policy(make_model(spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
+        assert policy.shares_prefixes == policy.frozen_copy().shares_prefixes == shares
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])

@@ -1,179 +1,208 @@
-"""Scoring: weights, tasks, evaluation, and what a reward may not do."""
+"""Scoring: weights, conditions, evaluation, what a reward may not do, and what becomes of it then."""
 
 import pytest
+from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
 
 from mmrl.answer import Grammar
-from mmrl.score import BoundTerm, Judge, RewardError
-from mmrl.types import (
-    Author,
-    Finish,
-    Frame,
-    ImageRef,
-    Kind,
-    Prompt,
-    ResizeMap,
-    Rollout,
-    Sample,
-    SamplingLaw,
-    Segment,
-    Size,
-    Target,
-    Term,
-    Unscorable,
-    UserError,
-)
+from mmrl.score import RewardError
+from mmrl.types import Failure, Fault, Frame, Kind, Sample, Target, Term, Unscorable, UserError
 from mmrl_rewards import box, format, number
-from mmrl_rewards.contract import bind, reward
+from mmrl_rewards.contract import reward
 
-GRAMMAR = Grammar(think="none")
-COUNT = Sample(id="c1", task="count", parts=("How many?",), target=Target(kind=Kind.NUMBER, value=3))
-FIND = Sample(
-    id="f1",
-    task="find",
-    parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-    target=Target(kind=Kind.BOX, value=(0, 0, 10, 10), frame=Frame.PX_ORIGINAL),
-)
+RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", index=1)
 
 
-def rollout(text, sample=COUNT, index=0):
-    prompt = Prompt(
-        sample=sample,
-        ids=(1,),
-        grids=(),
-        resizes=tuple(ResizeMap(Size(100, 100), Size(50, 50)) for _ in sample.images),
-        frame=Frame.PX_RESIZED,
-        digest="",
-    )
-    return Rollout(
-        prompt=prompt,
-        index=index,
-        segments=(Segment(ids=(1, 2), logps=(-1.0, -1.0), author=Author.POLICY),),
-        text=text,
-        answer=GRAMMAR.parse(text, sample.target.kind),
-        finish=Finish.EOS,
-        law=SamplingLaw(max_new_tokens=4),
-    )
-
-
-def term(fn, name=None, args=None, **options):
-    return BoundTerm(name=name or fn.name, reward=bind(fn, args or {}), **options)
-
-
-def constant(result, name="odd"):
-    @reward(name=name)
-    def fn(response, sample) -> float:
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    return fn
+@reward(name="picky")
+def picky(response, sample) -> float:
+    """Judges right answers, refuses those that say nothing, and breaks on those that are wrong."""
+    if response.answer.value is None:
+        raise Unscorable("nothing to judge")
+    return 1.0 / (response.answer.value == sample.target.value)
 
 
 def test_the_total_is_the_weighted_sum_of_the_terms():
-    judge = Judge([term(number.exact, weight=2.0), term(format.tags, weight=0.5)])
-    assert judge.score(rollout("<answer>3</answer>")).total == 2.5
-    wrong = judge.score(rollout("<answer>4</answer>"))
+    judge = judge_of(term(number.exact, weight=2.0), term(format.tags, weight=0.5))
+    assert scored(judge, RIGHT).total == 2.5
+    wrong = scored(judge, WRONG)
     assert wrong.total == 0.5
     assert wrong.terms == {"number": Term(0.0, "4, expected 3"), "format": Term(1.0, "as asked")}
-    assert judge.score(rollout("3")).total == 0.0
+    assert scored(judge, rollout("3")).total == 0.0
 
 
 def test_terms_apply_by_task():
-    judge = Judge([term(number.exact, tasks=("count",)), term(box.iou, tasks=("find",)), term(format.tags)])
-    assert set(judge.score(rollout("<answer>3</answer>")).terms) == {"number", "format"}
-    assert set(judge.score(rollout("<answer>[0, 0, 5, 5]</answer>", FIND)).terms) == {"iou", "format"}
+    judge = judge_of(
+        term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}), term(format.tags)
+    )
+    assert set(scored(judge, RIGHT).terms) == {"number", "format"}
+    assert set(scored(judge, rollout("<answer>[0, 0, 5, 5]</answer>", FIND)).terms) == {"iou", "format"}
+
+
+def test_terms_apply_by_columns_of_meta():
+    hard = Sample(id="c2", task="count", parts=COUNT.parts, target=COUNT.target, meta={"source": "geo", "level": 5})
+    by_source = term(number.exact, "by source", when={"source": ["geo", "clevr"], "task": ["count"]})
+    by_level = term(number.exact, "by level", when={"level": ["4", "5"]})
+    judge = judge_of(by_source, by_level, term(format.tags))
+    assert set(scored(judge, rollout("", hard)).terms) == {"by source", "by level", "format"}
+    assert set(scored(judge, RIGHT).terms) == {"format"}  # it has no such columns
 
 
 def test_a_box_is_compared_in_the_original_frame():
-    score = Judge([term(box.iou)]).score(rollout("<answer>[0, 0, 5, 5]</answer>", FIND))
+    score = scored(judge_of(term(box.iou)), rollout("<answer>[0, 0, 5, 5]</answer>", FIND))
     assert score.total == 1.0
     assert score.terms["iou"].reason == "IoU 1.00: [0, 0, 10, 10] vs [0, 0, 10, 10] px_original"
 
 
 def test_evaluation_leaves_out_what_only_shapes_training():
-    judge = Judge([term(number.exact), term(format.tags, train_only=True)])
-    right = rollout("<answer>3</answer>")
-    assert judge.score(right).total == 2.0
-    assert judge.score(right, evaluation=True).total == 1.0
+    judge = judge_of(term(number.exact), term(format.tags, train_only=True))
+    assert scored(judge, RIGHT).total == 2.0
+    assert [score.total for score in judge.evaluate([RIGHT, WRONG])] == [1.0, 0.0]
     with pytest.raises(UserError, match=r"'c1' of task 'count', in evaluation"):
-        Judge([term(format.tags, train_only=True)]).score(right, evaluation=True)
+        judge_of(term(format.tags, train_only=True)).evaluate([RIGHT])
 
 
 def test_judge_keeps_the_order_of_groups_and_siblings():
-    judge = Judge([term(number.exact)])
+    judge = judge_of(term(number.exact))
     siblings = [rollout(f"<answer>{n}</answer>", index=n) for n in (2, 3)]
-    groups = judge.judge([siblings, siblings[::-1]])
+    groups = judge.judge([siblings, siblings[::-1]], step=0)
     assert [group.totals for group in groups] == [(0.0, 1.0), (1.0, 0.0)]
     assert groups[0].rollouts == tuple(siblings)
     assert groups[0].prompt is siblings[0].prompt
 
 
 def test_no_term_for_a_sample_is_the_users_mistake():
-    with pytest.raises(UserError, match="no reward term applies to sample 'c1' of task 'count'"):
-        Judge([term(box.iou, tasks=("find",))]).score(rollout(""))
+    with pytest.raises(UserError, match="no reward term applies to sample 'c1' of task 'count': see `when`"):
+        scored(judge_of(term(box.iou, when={"task": ["find"]})), RIGHT)
 
 
 def test_two_terms_may_not_share_a_name():
     with pytest.raises(UserError, match="two reward terms are named 'number'"):
-        Judge([term(number.exact), term(number.exact, args={"tolerance": 1})])
-    Judge([term(number.exact), term(number.exact, "near", {"tolerance": 1})])
+        judge_of(term(number.exact), term(number.exact, args={"tolerance": 1}))
+    judge_of(term(number.exact), term(number.exact, "near", {"tolerance": 1}))
 
 
 @pytest.mark.parametrize("result", [None, float("nan"), float("inf"), -0.1, 1.1, "1", (1.0, "x"), Term(2.0, "x"), 1j])
 def test_a_result_that_is_no_score_is_refused_by_name(result):
     with pytest.raises(RewardError) as caught:
-        Judge([term(constant(result))]).score(rollout("<answer>3</answer>" + " " * 10_000))
+        scored(judge_of(term(constant(result))), rollout("<answer>3</answer>" + " " * 10_000))
     message = str(caught.value)
     value = result.value if isinstance(result, Term) else result
-    assert "reward 'odd' on sample 'c1' returned" in message
-    assert repr(value) in message
-    assert "not a number from 0 to 1" in message
+    assert f"reward 'odd' on sample 'c1' (task 'count'): returned {value!r}, not a number from 0 to 1" in message
     assert "<answer>3</answer>" in message
     assert len(message) < 400
 
 
+def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
+    with pytest.raises(RewardError, match="gave the reason 3, which is no text"):
+        scored(judge_of(term(constant(Term(1.0, 3)))), RIGHT)
+    assert len(scored(judge_of(term(constant(Term(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
+
+
 @pytest.mark.parametrize("result", [True, 1, 1.0, Term(1.0, "")])
 def test_any_real_number_is_a_score(result):
-    score = Judge([term(constant(result))]).score(rollout(""))
+    score = scored(judge_of(term(constant(result))), rollout(""))
     assert score.terms["odd"] == Term(1.0, "")
     assert type(score.total) is float
 
 
-def test_a_sample_that_cannot_be_judged_ends_the_run():
+@pytest.mark.parametrize("error", [ZeroDivisionError("oops"), RecursionError("oops"), SystemExit("oops")])
+def test_a_bug_in_a_reward_ends_the_run_and_is_named_with_its_place(error):
+    with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' .*: raised \w+: oops \(scoring.py:\d+\)"):
+        scored(judge_of(term(constant(error))), rollout(""))
+
+
+def test_an_interruption_is_no_failure_of_a_reward():
+    with pytest.raises(KeyboardInterrupt):
+        scored(judge_of(term(constant(KeyboardInterrupt()))), RIGHT)
+
+
+def test_the_policy_to_stop_stops():
+    judge = judge_of(term(constant(Unscorable("broken"))), on_unscorable="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
-        Judge([term(constant(Unscorable("broken")))]).score(rollout(""))
+        scored(judge, rollout(""))
 
 
-def test_a_bug_in_a_reward_is_not_hidden_and_is_named():
-    with pytest.raises(ZeroDivisionError) as caught:
-        Judge([term(constant(ZeroDivisionError("oops")))]).score(rollout(""))
-    assert caught.value.__notes__ == ["in reward 'odd' on sample 'c1'"]
+def test_a_rollout_that_cannot_be_judged_leaves_its_group():
+    silent = rollout("", index=2)
+    (group,) = judge_of(term(number.exact), term(picky), on_error="skip_rollout").judge(
+        [[WRONG, RIGHT, silent]], step=0
+    )
+    assert group.rollouts == (RIGHT,)
+    assert group.totals == (2.0,)
+    assert group.skipped[1] == (silent, {"picky": Failure(Fault.UNSCORABLE, "nothing to judge")})
+    assert group.skipped[0].rollout is WRONG
+    failure = group.skipped[0].failures["picky"]
+    assert failure.fault is Fault.ERROR
+    assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_score.py:")
+    assert group.drawn == (RIGHT, WRONG, silent)
+    assert [name for name, _ in group.failures] == ["picky", "picky"]
+
+
+def test_the_policy_to_skip_the_group_takes_its_siblings_along_and_no_other_group():
+    silent = rollout("", index=1)
+    judge = judge_of(term(picky), on_unscorable="skip_group")
+    skipped, kept = judge.judge([[RIGHT, silent], [RIGHT, RIGHT]], step=0)
+    assert (skipped.rollouts, skipped.scores) == ((), ())
+    assert skipped.prompt is RIGHT.prompt
+    assert [(skip.rollout, list(skip.failures)) for skip in skipped.skipped] == [(RIGHT, []), (silent, ["picky"])]
+    assert kept.totals == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("options", "value"), [({}, -1.0), ({"fallback": 0.25}, 0.25)])
+def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, value):
+    broken = constant(Unscorable("no verdict"), low=-1.0)
+    score = scored(judge_of(term(broken, weight=2.0, **options), on_unscorable="fallback"), RIGHT)
+    assert score.terms == {"odd": Term(value, "fallback: no verdict")}
+    assert score.total == 2.0 * value
+    assert score.failures == {"odd": Failure(Fault.UNSCORABLE, "no verdict")}
+
+
+def test_each_fault_has_its_own_policy():
+    judge = judge_of(term(picky), on_error="fallback", on_unscorable="skip_rollout")
+    (group,) = judge.judge([[RIGHT, WRONG, rollout("", index=2)]], step=0)
+    assert group.totals == (1.0, 0.0)
+    assert len(group.skipped) == 1
+
+
+@pytest.mark.parametrize("policy", ["skip_rollout", "skip_group", "fallback"])
+def test_evaluation_skips_nothing_so_that_two_looks_compare(policy):
+    scores = judge_of(term(picky), on_unscorable=policy).evaluate([RIGHT, rollout("")])
+    assert [score.total for score in scores] == [1.0, 0.0]
+    assert scores[1].failures.keys() == {"picky"}
+    with pytest.raises(RewardError, match="raised ZeroDivisionError"):
+        judge_of(term(picky), on_unscorable=policy).evaluate([WRONG])
+
+
+def test_a_fallback_outside_the_range_is_refused():
+    with pytest.raises(UserError, match="term 'odd': fallback 2 is outside the range 0 to 1"):
+        term(constant(1.0), fallback=2.0)
 
 
 def test_check_passes_sound_samples():
-    Judge([term(number.exact, tasks=("count",)), term(box.iou, tasks=("find",))]).check([COUNT, FIND], GRAMMAR)
-    Judge([term(number.exact)]).check([COUNT], Grammar(think="required"))
+    judge = judge_of(term(number.exact, when={"task": ["count"]}), term(box.iou, when={"task": ["find"]}))
+    judge.check([COUNT, FIND], GRAMMAR)
+    judge_of(term(number.exact)).check([COUNT], Grammar(think="required"))
 
 
 @pytest.mark.parametrize(
     ("target", "complaint"),
     [
         (Target(kind=Kind.BOX, value=(10, 0, 0, 10), frame=Frame.PX_ORIGINAL), "sample 'x' .*inverted or empty"),
-        (Target(kind=Kind.BOX, value=(float("nan"), 0, 0, 1), frame=Frame.PX_ORIGINAL), "is not a box"),
+        (Target(kind=Kind.BOX, value=(float("nan"), 0, 0, 1), frame=Frame.PX_ORIGINAL), "not a box"),
         (Target(kind=Kind.BOX, value=(0, 0, 10, 10)), "what frame"),
         (Target(kind=Kind.NUMBER, value=3), "the target is a number, this reward compares a box"),
     ],
 )
-def test_check_finds_a_bad_target_before_training(target, complaint):
+@pytest.mark.parametrize("policy", ["stop", "fallback"])
+def test_check_finds_a_bad_target_before_training_whatever_the_policy(target, complaint, policy):
     sample = Sample(id="x", task="find", parts=FIND.parts, target=target)
-    with pytest.raises(RewardError, match=complaint):
-        Judge([term(box.iou)]).check([FIND, sample], GRAMMAR)
+    with pytest.raises(UserError, match=complaint):
+        judge_of(term(box.iou), on_unscorable=policy).check([FIND, sample], GRAMMAR)
 
 
 def test_check_finds_a_target_that_cannot_be_written():
     sample = Sample(id="x", task="t", parts=("q",), target=Target(kind=Kind.TEXT, value="a</answer>"))
     with pytest.raises(UserError, match=r"sample 'x' .* cannot be written as an answer"):
-        Judge([term(format.tags)]).check([sample], GRAMMAR)
+        judge_of(term(format.tags)).check([sample], GRAMMAR)
 
 
 def test_check_reaches_what_only_a_right_answer_reaches():
@@ -181,5 +210,12 @@ def test_check_reaches_what_only_a_right_answer_reaches():
     def fragile(response, sample) -> float:
         return 0.0 if response.answer.value is None else 7.0
 
-    with pytest.raises(RewardError, match=r"reward 'fragile' on sample 'c1' returned 7\.0"):
-        Judge([term(fragile)]).check([COUNT], GRAMMAR)
+    with pytest.raises(RewardError, match=r"reward 'fragile' on sample 'c1' .*: returned 7\.0"):
+        judge_of(term(fragile), on_error="fallback").check([COUNT], GRAMMAR)
+
+
+def test_a_term_that_no_sample_meets_is_found():
+    judge = judge_of(term(format.tags), term(number.exact, when={"taks": ["count"]}))
+    judge.check([COUNT], GRAMMAR)
+    assert judge.unused([COUNT, FIND]) == ("number",)
+    assert judge_of(term(number.exact, when={"task": ["count"]})).unused([FIND, COUNT]) == ()

@@ -5,12 +5,13 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
+from scoring import constant, judge_of, term
 
 from mmrl.algo.sampler import Shuffled
 from mmrl.config.schema import Validation
 from mmrl.evaluate import Evaluator, mean, rise
 from mmrl.stages import HeldOutGate, OpenGate, Saver, compare
-from mmrl.types import Interrupted, Kind, Sample, State, Target, Term
+from mmrl.types import Interrupted, Kind, Sample, Score, State, Target, Term, Unscorable
 
 
 def test_a_mean_and_its_interval_equal_numpy():
@@ -53,16 +54,20 @@ def test_the_table_has_a_row_for_each_task():
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):
-    world = tiny()
+    world, warned = tiny(), []
 
     class LengthJudge:
-        def score(self, rollout, *, evaluation=False):
-            assert evaluation
-            return type("Score", (), {"total": float(rollout.num_tokens), "terms": {"n": Term(1.0, "")}})()
+        def evaluate(self, rollouts):
+            return [Score(terms={"n": Term(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
 
     def rewards(batch_size):
         evaluator = Evaluator(
-            asker=world.processor, sampler=world.sampler(), judge=LengthJudge(), law=world.law, batch_size=batch_size
+            asker=world.processor,
+            sampler=world.sampler(),
+            judge=LengthJudge(),
+            law=world.law,
+            batch_size=batch_size,
+            warn=warned.append,
         )
         return evaluator.rewards(world.samples[:7], step=3)
 
@@ -70,6 +75,23 @@ def test_the_evaluator_measures_each_sample_once(tiny):
     assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
     assert all(found[sample.task][sample.id] > 0 for sample in world.samples[:7])
     assert found == rewards(1) == rewards(100)
+    assert not warned
+
+
+def test_the_evaluator_counts_what_could_not_be_judged(tiny):
+    world, warned = tiny(), []
+    fails = term(constant(Unscorable("no verdict")), fallback=0.5)
+    evaluator = Evaluator(
+        asker=world.processor,
+        sampler=world.sampler(),
+        judge=judge_of(fails, term(constant(1.0, name="fine"))),
+        law=world.law,
+        batch_size=4,
+        warn=warned.append,
+    )
+    found = evaluator.rewards(world.samples[:7], step=0)
+    assert {reward for task in found.values() for reward in task.values()} == {1.5}
+    assert warned == ["evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"]
 
 
 class Looks:

@@ -176,7 +176,7 @@ def _timed_run(folder: Path, name: str, workers: int, steps: int) -> list[dict[s
         "model": {"scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
         "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}], "workers": workers},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-        "stages": [{"name": "rl", "kind": "rl", "steps": steps, "prompts_per_step": 8, "loss": {"kl_coef": 0.1}}],
+        "stages": [{"name": "rl", "kind": "rl", "steps": steps, "prompts_per_step": 8, "loss": {"kl": {"coef": 0.1}}}],
     }
     config["stages"][0]["sampling"] = {"max_new_tokens": 64}
     (folder / f"{name}.yaml").write_text(json.dumps(config))

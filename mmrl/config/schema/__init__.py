@@ -6,36 +6,64 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
 from mmrl.config.schema.data import Data, Limits, Origin
-from mmrl.config.schema.model import LanguageScratch, Model, Scratch, Video, VisionScratch
-from mmrl.config.schema.response import AnswerGrammar, Rewards, Section, Term
-from mmrl.config.schema.stages import Advantage, Loss, Optimizer, Rl, Sampling, Sft, Stage, Validation
+from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
+from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
+from mmrl.config.schema.presets import Algorithm
+from mmrl.config.schema.response import (
+    AnswerGrammar,
+    GroupTerm,
+    Judging,
+    OnFailure,
+    Rewards,
+    Schedule,
+    Section,
+    Term,
+    Transform,
+)
+from mmrl.config.schema.stages import Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
 
 __all__ = [
+    "ROLES",
     "Advantage",
+    "Algorithm",
     "AnswerGrammar",
     "Checkpoints",
+    "Coefficient",
     "Config",
+    "Correction",
     "Data",
     "Evaluation",
+    "GroupTerm",
+    "Judging",
+    "Kl",
     "LanguageScratch",
     "Limits",
+    "Lora",
+    "LoraTarget",
     "Loss",
     "Model",
+    "Nll",
+    "OnFailure",
     "Optimizer",
     "Origin",
+    "Reference",
     "Rewards",
     "Rl",
     "Role",
+    "RoleRates",
     "Run",
     "Sampling",
+    "Schedule",
     "Scratch",
     "Section",
     "Sft",
     "Stage",
     "Strict",
     "Term",
+    "Transform",
+    "Uncertainty",
     "Validation",
     "Video",
     "VisionScratch",
@@ -103,7 +131,33 @@ class Config(Strict):
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+        sharing = [stage.name for stage in stages if isinstance(stage, Rl) and stage.shared_prefix == "on"]
+        if sharing and "model" in info.data and info.data["model"].attention == "eager":
+            raise ValueError(f"stage {sharing[0]!r} has `shared_prefix: on`, which eager `model.attention` cannot do")
         looking = [stage.name for stage in stages if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
+        if "rewards" in info.data and (plain := _not_summed(info.data["rewards"])):
+            separate = [stage.name for stage in stages if stage.kind == "rl" and stage.advantage.combine == "per_term"]
+            if separate:
+                raise ValueError(f"stage {separate[0]!r}: advantage.combine per_term sums terms by weight; {plain}")
         return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _rates_are_of_trained_parts(cls, stages: tuple[Sft | Rl, ...], info: ValidationInfo) -> tuple[Sft | Rl, ...]:
+        trained = info.data["model"].trained if "model" in info.data else ROLES
+        for stage in stages:
+            if idle := sorted(stage.optimizer.lr_by_role.model_dump(exclude_none=True).keys() - set(trained)):
+                raise ValueError(
+                    f"stage {stage.name!r} has `optimizer.lr_by_role.{idle[0]}`, but {idle[0]} is not trained"
+                )
+        return stages
+
+
+def _not_summed(rewards: Rewards) -> str:
+    """What of the rewards is more than terms with weights."""
+    if rewards.combine != "sum":
+        return f"rewards.combine {rewards.combine!r} does not"
+    gated = [term.fn for term in rewards.terms if term.gate is not None or term.schedule is not None]
+    return f"term {gated[0]} has a gate or a schedule, which that would ignore" if gated else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,7 @@ FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Word = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 Role = Literal["vision", "projector", "language"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Strict(BaseModel):

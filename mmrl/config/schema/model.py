@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Positive, Role, Strict
+
+LoraTarget = Literal["language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp"]
 
 
 class VisionScratch(Strict):
@@ -94,6 +96,23 @@ class Video(Strict):
         return self
 
 
+class Lora(Strict):
+    """A low-rank adapter; all weights of the model itself are frozen."""
+
+    rank: Positive = 16
+    """Rank of the update of a matrix."""
+    alpha: Positive = 32
+    """The update is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of an adapter's inputs left out while learning; above 0 the learner's law is not quite the sampler's."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = ("language.attention", "language.mlp")
+    """The linear layers that get an update."""
+    dora: bool = False
+    """Learn lengths and directions apart (DoRA): better at low ranks, slower."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) (rsLoRA), which keeps high ranks learning."""
+
+
 class Model(Strict):
     """The policy."""
 
@@ -109,8 +128,12 @@ class Model(Strict):
     """Attention implementation of transformers."""
     freeze: tuple[Role, ...] = ()
     """Parts that are not trained."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora: Lora | None = None
+    """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
+    gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
+    """Parts whose activations are recomputed in the backward pass: less memory, about a third more time."""
+    logits_chunk: Positive = 1024
+    """Tokens whose logits exist at a time while learning: each takes 4 bytes per token of the vocabulary, thrice."""
     min_pixels: Positive = 3136
     """Smaller pictures are enlarged to this area."""
     max_pixels: Positive = 1003520
@@ -127,3 +150,22 @@ class Model(Strict):
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
         return self
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Model:
+        frozen = [target for target in self.lora.targets if _role(target) in self.freeze] if self.lora else []
+        if frozen:
+            raise ValueError(f"`lora` targets {frozen[0]}, which `freeze` forbids; take it out of one of them")
+        if not self.trained:
+            raise ValueError("`freeze` holds every part of the model; leave at least one to train")
+        return self
+
+    @property
+    def trained(self) -> tuple[Role, ...]:
+        """The roles of which something is trained."""
+        reached = {_role(target) for target in self.lora.targets} if self.lora else set(ROLES)
+        return tuple(role for role in ROLES if role in reached and role not in self.freeze)
+
+
+def _role(target: LoraTarget) -> str:
+    return target.partition(".")[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Strict, Tag
+from mmrl.config.schema.base import Count, Strict, Tag
 
 
 class Section(Strict):
@@ -47,6 +48,35 @@ class AnswerGrammar(Strict):
         return self
 
 
+class Transform(Strict):
+    """What a value goes through before it counts, in this order; metrics and gates see the value itself."""
+
+    clip: tuple[float, float] | None = None
+    """Ends it is cut at."""
+    threshold: float | None = None
+    """1 if it reaches this, else 0."""
+    power: Annotated[float, Field(gt=0.0)] = 1.0
+    """Exponent; for values from 0 up."""
+    scale: tuple[float, float] | None = None
+    """Ends that its range is stretched to: [-1, 1] makes the worst a penalty."""
+
+
+class Schedule(Strict):
+    """A factor on the weight over the steps of a stage. Evaluation has none, so that looks compare."""
+
+    points: Annotated[tuple[tuple[Count, Annotated[float, Field(ge=0.0)]], ...], Field(min_length=1)]
+    """Pairs of step (from 0) and factor; before the first and after the last it stays."""
+    shape: Literal["linear", "steps"] = "linear"
+    """Between two points: a straight line, or the earlier one's factor."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Schedule:
+        steps = [step for step, _ in self.points]
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
+        return self
+
+
 class Term(Strict):
     """One reward term."""
 
@@ -55,17 +85,78 @@ class Term(Strict):
     name: str | None = None
     """Name in metrics; the function's own name when left out."""
     weight: float = 1.0
-    """Factor in the total."""
+    """Factor in the total; exponent where totals are products."""
+    schedule: Schedule | None = None
+    """How the weight changes over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward function."""
-    tasks: tuple[str, ...] = ()
-    """Tasks the term applies to; empty means all."""
+    when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Samples the term applies to, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     train_only: bool = False
     """Leave the term out of evaluation totals (a shaping bonus, say)."""
+    gate: str | None = None
+    """Name of another term; unless that one's value exceeds `gate_above`, this one counts 0."""
+    gate_above: float = 0.0
+    """What the value of the gate must exceed."""
+    transform: Transform = Transform()
+    """From the reward's value to what counts."""
+    fallback: float | None = None
+    """Value that stands in for a failed call where the policy is `fallback`, and in evaluation; the low end of the
+    reward's range when left out."""
+    deadline_s: Annotated[float, Field(gt=0.0)] | None = None
+    """Seconds a call may take; the term then runs in worker processes even where `rewards.workers` is 0."""
 
 
-class Rewards(Strict):
-    """How a response is scored: the weighted sum of the terms that apply to its task."""
+OnFailure = Literal["stop", "skip_rollout", "skip_group", "fallback"]
+
+
+class Judging(Strict):
+    """What holds for all terms."""
+
+    combine: Literal["sum", "product", "min", "lexicographic"] = "sum"
+    """From terms to the total: sum of weight x value; product of value^weight; the worst value; or the first term,
+    and where two responses are within 1/100 of its range, the second, and so on."""
+    workers: Count = 0
+    """Processes that call rewards. With 0, this process does, and a call that hangs would hang the run: rewards that
+    declare a deadline, as they may hang, have a process of their own even so."""
+    deadline_s: Annotated[float, Field(gt=0.0)] = 10.0
+    """Seconds a call in a worker may take, unless the term or the reward says otherwise; then the worker is killed."""
+    on_unscorable: OnFailure = "skip_rollout"
+    """When a reward cannot judge a response, is killed at its deadline or dies: end the run, leave the rollout or its
+    whole group out of the step, or take the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
+    and in evaluation nothing is left out."""
+    on_error: OnFailure = "stop"
+    """The same, when a reward raises anything else or returns no number in its range: a bug."""
+
+
+class GroupTerm(Strict):
+    """What a response earns by comparison with its siblings, in training only."""
+
+    fn: str
+    """`module:function` or `./file.py:function`, such as `mmrl.algo.group_terms:kimi_length`."""
+    name: str | None = None
+    """Name in metrics; the function's own name when left out."""
+    weight: float = 1.0
+    """Factor in the total."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function; `correct` names the reward terms that say whether a response is right."""
+    tasks: tuple[str, ...] = ()
+    """Tasks the term applies to; empty means all."""
+
+
+class Rewards(Judging):
+    """How a response is scored."""
 
     terms: Annotated[tuple[Term, ...], Field(min_length=1)]
     """The terms."""
+    group_terms: tuple[GroupTerm, ...] = ()
+    """Added to the totals of a group before they become advantages."""
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Rewards:
+        weighted = [term.fn for term in self.terms if term.weight != 1.0 or term.schedule is not None]
+        if self.combine in ("min", "lexicographic") and weighted:
+            raise ValueError(f"combine {self.combine} takes no weights, and {weighted[0]} has one; use `transform`")
+        if self.combine == "product" and any(term.weight < 0 for term in self.terms):
+            raise ValueError("combine product takes weights as exponents: they must be 0 or more")
+        return self

@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Strict, Word
+from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, Word
+from mmrl.config.schema.objective import Advantage, Loss, Reference
+from mmrl.config.schema.presets import PRESETS, Algorithm
+
+Rate = Annotated[float, Field(gt=0.0)]
 
 
 class Sampling(Strict):
@@ -22,15 +26,30 @@ class Sampling(Strict):
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
 
+class RoleRates(Strict):
+    """Peak learning rates of parts of the model; the stage's `lr` where there is none."""
+
+    vision: Rate | None = None
+    """Of the vision tower."""
+    projector: Rate | None = None
+    """Of the projector."""
+    language: Rate | None = None
+    """Of the language model."""
+
+
 class Optimizer(Strict):
     """AdamW with warm-up and decay."""
 
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    lr: Rate = 1e-6
     """Peak learning rate."""
+    lr_by_role: RoleRates = RoleRates()
+    """Peak learning rates of parts of the model; warm-up and decay are the same for all."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the moment estimates."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Decoupled weight decay."""
+    decayed: Literal["all", "matrices"] = "all"
+    """What decays: every parameter, or all but biases, norms and other vectors."""
     warmup_steps: Count = 0
     """Linear rise from 0."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -39,6 +58,11 @@ class Optimizer(Strict):
     """Share of the peak rate left at the last step."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Global gradient norm above which gradients are scaled down."""
+
+    def rate(self, role: Role) -> float:
+        """Peak learning rate of a part of the model."""
+        own: float | None = getattr(self.lr_by_role, role)
+        return self.lr if own is None else own
 
 
 class Validation(Strict):
@@ -68,9 +92,14 @@ class Stage(Strict):
     optimizer: Optimizer = Optimizer()
     """A stage starts with a fresh optimizer."""
     micro_batch: Positive = 8
-    """Sequences (sft) or groups (rl) per forward pass; the gradient does not depend on it."""
+    """Sequences (sft) or groups (rl) per forward pass, at most; the gradient does not depend on it."""
+    token_budget: Positive = 16384
+    """Tokens per forward pass, at most: a larger group is split, and its prompt repeated. A sequence that is longer
+    alone goes alone. The gradient does not depend on it."""
     validation: Validation | None = None
     """Looks at held-out reward, and an early end by it; needs `data.validation`."""
+    max_bad_steps: Positive = 5
+    """A step whose gradient is not finite changes no weight; this many in a row end the run, their samples kept."""
 
 
 class Sft(Stage):
@@ -84,30 +113,8 @@ class Sft(Stage):
     """Learn the annotator's label, or the exact target."""
 
 
-class Advantage(Strict):
-    """A_i = (R_i - baseline) / scale, within a group."""
-
-    baseline: Literal["group_mean", "none"] = "group_mean"
-    """What is subtracted."""
-    scale: Literal["group_std", "none"] = "group_std"
-    """What divides: the group's standard deviation (GRPO) or nothing (Dr.GRPO)."""
-    eps: Annotated[float, Field(gt=0.0)] = 1e-4
-    """Added to the standard deviation."""
-
-
-class Loss(Strict):
-    """Token-level clipped surrogate and the optional KL penalty."""
-
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
-    """The ratio is clipped at 1 + clip_high."""
-    kl_coef: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the k3 estimate of KL(policy || reference); above 0 a frozen copy of the stage's start is kept."""
-
-
 class Rl(Stage):
-    """Group-relative policy optimisation (GRPO)."""
+    """Policy optimisation on groups of rollouts: GRPO and its relatives."""
 
     kind: Literal["rl"]
     """Selects this kind of stage."""
@@ -117,24 +124,42 @@ class Rl(Stage):
     """Rollouts per prompt."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn."""
+    algorithm: Algorithm = "grpo"
+    """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
     advantage: Advantage = Advantage()
     """From rewards to advantages."""
     loss: Loss = Loss()
     """From advantages to gradients."""
+    reference: Reference = Reference()
+    """What the KL penalty measures from."""
     epochs: Positive = 1
     """Optimizer steps over the same rollouts."""
-    shared_prefix: bool = True
-    """Encode image and prompt once per group in the learner; the gradient is the same without."""
+    shared_prefix: Literal["auto", "on", "off"] = "auto"
+    """Encode media and prompt once per group in the learner; the gradient is the same without, and the first group is
+    computed both ways to make sure. `auto` does so wherever `model.attention` is not `eager`."""
     max_barren_steps: Positive = 20
     """This many steps in a row without a single informative group end the run with an explanation."""
 
     @model_validator(mode="after")
     def _group_compares(self) -> Rl:
-        if self.group_size < 2 and self.advantage.baseline == "group_mean":
+        within = {self.advantage.baseline, self.advantage.scale} & {"group_mean", "leave_one_out", "group_std"}
+        if self.group_size < 2 and within:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
                 "use 2 or more"
             )
+        if self.reference.update != "never" and not self.loss.kl.coef:
+            raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
+        return self
+
+    @model_validator(mode="after")
+    def _bundle_is_in_place(self) -> Rl:
+        for part, settings in PRESETS[self.algorithm].items():
+            if missing := settings.keys() - getattr(self, part).model_fields_set:
+                raise ValueError(
+                    f"algorithm {self.algorithm!r} stands for {part}.{min(missing)} too, which only loading a config "
+                    "file fills in; set it"
+                )
         return self

@@ -1,0 +1,54 @@
+"""Published objectives as bundles of settings: what `algorithm: NAME` of a stage puts in place of the defaults.
+
+What the stage says itself wins over its bundle. A penalty's weight is never part of one: papers differ in it by model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import Literal, TypeAlias
+
+Algorithm = Literal[
+    "grpo",
+    "grpo_published",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_pp",
+    "stable_reinforce",
+    "gdpo",
+]
+
+Settings: TypeAlias = "dict[str, Settings | str | float | bool]"
+
+PRESETS: Mapping[Algorithm, dict[str, Settings]] = {
+    # DeepSeekMath, arXiv:2402.03300, aggregated over tokens as in TRL and verl today: the schema's own defaults.
+    "grpo": {},
+    # The same with the mean over responses of their token means, as published (eq. 3), which favours short ones.
+    "grpo_published": {"loss": {"aggregate": "sequence"}},
+    # arXiv:2503.20783: without the two biases, of length and of difficulty.
+    "dr_grpo": {"advantage": {"scale": "none"}, "loss": {"aggregate": "fixed"}},
+    # arXiv:2503.14476, eq. 8, 3.1, 3.4. Its soft punishment of length is a reward; resampling belongs to the batch.
+    "dapo": {"loss": {"clip_high": 0.28, "aggregate": "token", "mask_truncated": True}},
+    # arXiv:2507.18071, eq. 5 and 5.1.
+    "gspo": {"loss": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence"}},
+    # MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; the bound of 5 is ScaleRL's, arXiv:2510.13786.
+    "cispo": {"loss": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregate": "token"}},
+    # arXiv:2402.14740: REINFORCE on whole responses, hence sums over tokens.
+    "rloo": {
+        "advantage": {"baseline": "leave_one_out", "scale": "none"},
+        "loss": {"aggregate": "fixed", "fixed_length": 1, "old": "learner"},
+    },
+    # arXiv:2501.03262, REINFORCE++-baseline: group mean, then the whole batch's deviation; k2 for the penalty.
+    "reinforce_pp": {"advantage": {"scale": "none", "whiten": True}, "loss": {"kl": {"estimator": "k2"}}},
+    # R1-Reward, arXiv:2505.02835: pre-clip with 1e-3 and 1e3, advantage filter at 3 standard deviations.
+    "stable_reinforce": {
+        "advantage": {"baseline": "none", "scale": "none", "whiten": True, "z_filter": 3.0},
+        "loss": {"log_ratio_clamp": log(1e3)},
+    },
+    # arXiv:2601.05242: every reward normalised in its group, the sum over the batch.
+    "gdpo": {"advantage": {"combine": "per_term", "whiten": True}},
+}

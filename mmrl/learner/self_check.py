@@ -1,0 +1,67 @@
+"""Is the shared-prefix forward right, with this model on this machine? Held against the plain one before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from mmrl.batch import Batch, Feeder, collate
+from mmrl.policy.qwen_vl import Policy
+from mmrl.types import Experience, UserError
+
+
+class Difference(NamedTuple):
+    """Between two ways to score the same tokens: the largest of log-probs (nats), and of gradients, relative."""
+
+    logps: float
+    gradient: float
+
+    def within(self, bound: Difference) -> bool:
+        """Whether both are; a NaN is not."""
+        return self.logps <= bound.logps and self.gradient <= bound.gradient
+
+
+TOLERANCE = {
+    torch.float32: Difference(logps=1e-4, gradient=1e-3),
+    torch.bfloat16: Difference(logps=0.1, gradient=0.1),
+}
+
+
+def difference(policy: Policy, batch: Batch, other: Batch) -> Difference:
+    """How far apart two layouts of the same experiences are.
+
+    The gradient is that of a sum of log-probs with alternating weights, over all that is trained.
+    """
+    (logps, gradient), (other_logps, other_gradient) = (_scored(policy, each) for each in (batch, other))
+    apart = sum(float((a - b).float().square().sum()) for a, b in zip(gradient, other_gradient, strict=True))
+    size = sum(float(b.float().square().sum()) for b in other_gradient)
+    return Difference(float((logps - other_logps).abs().max()), (apart / size) ** 0.5)
+
+
+def check_shared_prefix(policy: Policy, siblings: Sequence[Experience], feeder: Feeder, *, pad_id: int) -> None:
+    """Score two siblings packed and apart.
+
+    Raises:
+        UserError: log-probs or gradients differ by more than rounding explains.
+    """
+    packed, plain = (
+        collate([siblings[:2]], feeder, pad_id=pad_id, shared_prefix=shared_prefix) for shared_prefix in (True, False)
+    )
+    found, bound = difference(policy, packed, plain), TOLERANCE[policy.model.dtype]
+    if not found.within(bound):
+        raise UserError(
+            f"shared_prefix: on sample {siblings[0].rollout.prompt.sample.id} it differs from the plain forward by "
+            f"{found.logps:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logps:g} and {bound.gradient:g} "
+            "would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
+        )
+
+
+def _scored(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    logps_N = policy.score(batch).logps_N
+    weights_N = torch.cos(torch.arange(len(logps_N), device=logps_N.device))
+    trained = list(policy.learned.values())
+    found = torch.autograd.grad((logps_N * weights_N).mean(), trained, allow_unused=True)
+    gradient = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
+    return logps_N.detach(), gradient

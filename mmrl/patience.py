@@ -1,0 +1,42 @@
+"""When a run gives up: too many steps in a row that cannot teach. The counts are the run's and outlive a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mmrl.types import State, UserError
+
+
+def count_bad_steps(state: State, learned: Mapping[str, float]) -> None:
+    """A step that left out an update is one more, one that made all ends the row; one that tried none does neither."""
+    left_out = learned.get("learner/skipped_updates")
+    if left_out is not None:
+        state.bad_steps = state.bad_steps + 1 if left_out else 0
+
+
+def refuse_bad_steps(state: State, limit: int, kept: str | None) -> None:
+    """End a run that cannot learn; `kept` is where the last step's samples are.
+
+    Raises:
+        UserError: `limit` steps in a row left out an update.
+    """
+    if state.bad_steps >= limit:
+        raise UserError(
+            f"{state.bad_steps} steps in a row had a gradient that is not finite, and changed no weight. The samples "
+            f"of the last are in {kept}: look for what is odd in them, or try model.dtype=float32 or a lower rate"
+        )
+
+
+def refuse_barrenness(state: State, limit: int, advantages: Sequence[Sequence[float]]) -> None:
+    """Count, and end a run that has nothing to learn from.
+
+    Raises:
+        UserError: `limit` steps in a row had no group with an advantage.
+    """
+    state.barren_steps = 0 if any(any(row) for row in advantages) else state.barren_steps + 1
+    if state.barren_steps >= limit:
+        raise UserError(
+            f"{state.barren_steps} steps in a row had no group to learn from: in each, all rollouts of a group earned "
+            "the same, or could not be judged. The task is solved or out of reach, temperature is too low, or a reward "
+            "fails; look at rollouts/"
+        )

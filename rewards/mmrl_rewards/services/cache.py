@@ -1,0 +1,33 @@
+"""Replies kept on disk, so that the same question is asked once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+class Cache:
+    """Bytes by the hash of what was asked. Writers in several processes do not disturb one another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, asked: bytes) -> bytes | None:
+        """What was kept, None if nothing was."""
+        try:
+            return self._place(asked).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, asked: bytes, reply: bytes) -> None:
+        """Keep a reply: written beside its place and moved there, so that it is there whole or not at all."""
+        place = self._place(asked)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = place.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(reply)
+        draft.replace(place)
+
+    def _place(self, asked: bytes) -> Path:
+        digest = hashlib.sha256(asked).hexdigest()
+        return self._folder / digest[:2] / f"{digest[2:]}.reply"

@@ -1,0 +1,51 @@
+"""A timm backbone from a local folder, for likeness of pictures; nothing is downloaded."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmrl.types import Unscorable
+
+Picture = NDArray[np.uint8]
+
+
+def embedding(folder: str, picture: Picture) -> NDArray[np.float64]:
+    """What the backbone in `folder` sees in a picture [height, width, 3], a unit vector.
+
+    The picture is padded with white to a square and resized to what the backbone reads. On the CPU, in float32.
+
+    Raises:
+        Unscorable: there is no timm model in the folder.
+    """
+    import torch
+
+    model, size, mean, std = _backbone(folder)
+    side = max(picture.shape[:2])
+    page = Image.new("RGB", (side, side), "white")
+    image = Image.fromarray(picture)
+    page.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    pixels = np.asarray(page.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32) / 255.0
+    with torch.inference_mode():
+        features = model(torch.from_numpy((pixels - mean) / std).permute(2, 0, 1)[None])[0].double().numpy()
+    return np.asarray(features / np.linalg.norm(features))
+
+
+@lru_cache(maxsize=2)
+def _backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[np.float32]]:
+    if not (Path(folder) / "config.json").is_file():
+        raise Unscorable(f"there is no timm model in {folder!r}: a folder with config.json and model.safetensors")
+    from mmrl.compat import tolerate_cuda_builds
+
+    tolerate_cuda_builds()
+    import timm
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0).eval().float()
+    config = timm.data.resolve_model_data_config(model)
+    mean, std = (np.array(config[name], dtype=np.float32) for name in ("mean", "std"))
+    return model, config["input_size"][-1], mean, std

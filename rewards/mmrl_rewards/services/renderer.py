@@ -1,0 +1,245 @@
+"""Renderers: one's own for SVG and formulas, and whatever is configured for pages and programs that draw.
+
+A picture is an array [height, width, 3] of bytes. `CannotDraw` says that the source is at fault; a renderer at fault
+makes the reward Unscorable.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mmrl.types import Unscorable
+from mmrl_rewards.services.cache import Cache
+from mmrl_rewards.services.endpoint import Endpoint, Rejected, Seconds
+
+Picture = NDArray[np.uint8]
+
+_MOST_PIXELS = 16_000_000
+_MEGABYTE = 2**20
+_RESTRICTED = """
+import os, sys
+from resource import RLIMIT_CORE, RLIMIT_CPU, RLIMIT_FSIZE, setrlimit
+cpu_s, max_bytes = map(int, sys.argv[1:3])
+for limit, most in ((RLIMIT_CPU, cpu_s), (RLIMIT_FSIZE, max_bytes), (RLIMIT_CORE, 0)):
+    setrlimit(limit, (most, most))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class CannotDraw(Exception):
+    """A source that is no drawing, or takes more than it may."""
+
+
+class Limits(BaseModel):
+    """What drawing one source may take."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cpu_s: Annotated[int, Field(ge=1, le=600)] = 2
+    """Seconds of processor time."""
+    memory_mb: Annotated[int, Field(ge=256)] = 1024
+    """Megabytes of memory."""
+    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
+    """Of the picture, as a PNG."""
+    max_chars: Annotated[int, Field(ge=1)] = 100_000
+    """Of the source."""
+
+
+def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: Limits) -> Picture:
+    """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size; on white.
+
+    The program that draws is started once per process that asks, since starting takes longer than drawing; it keeps
+    nothing from one drawing to the next.
+
+    Raises:
+        CannotDraw: it is no such source, or goes beyond the limits.
+        Unscorable: the program does not answer.
+    """
+    if len(source) > limits.max_chars:
+        raise CannotDraw(f"{len(source)} characters, at most {limits.max_chars} are drawn")
+    return decoded(_program(os.getpid(), limits).draw({"language": language, "source": source, "side": side}))
+
+
+class External(BaseModel):
+    """A renderer of one's own: an address that is sent {"language": .., "source": ..} and answers with a PNG (status
+    422 for a source that cannot be drawn), or a command.
+
+    A command reads the file {input} and writes the PNG {output}, in a folder of its own that is then deleted. It has no
+    more environment than a search path, and limits of time and file size; whatever else must be kept from a web page or
+    a program, the network first of all, is for the command to see to: a container, or a browser with `--no-first-run`
+    and a proxy that leads nowhere.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    language: Literal["html", "latex", "python", "svg", "markdown"]
+    """What the sources are written in."""
+    endpoint: Endpoint | None = None
+    """Where it listens."""
+    command: tuple[str, ...] = ()
+    """What to run."""
+    timeout_s: Seconds = 20.0
+    """Seconds a command may run; beyond them the source is at fault, as the target was drawn within."""
+    cpu_s: Annotated[int, Field(ge=1)] = 20
+    """Seconds of processor time a command may take."""
+    max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
+    """Of the picture and of every other file."""
+    max_chars: Annotated[int, Field(ge=1)] = 100_000
+    """Of the source."""
+    cache: str | None = None
+    """Folder where pictures drawn by a command are kept."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> External:
+        if (self.endpoint is None) == (not self.command):
+            raise ValueError("give either `endpoint` or `command`")
+        if self.command and not all(any(word in part for part in self.command) for word in ("{input}", "{output}")):
+            raise ValueError("the command names neither {input} nor {output}, or only one of them")
+        return self
+
+    def draw(self, source: str) -> Picture:
+        """Draw a source.
+
+        Raises:
+            CannotDraw: the renderer refuses it, fails on it, or takes too long.
+            Unscorable: the renderer cannot be reached, or answers with something else.
+        """
+        if len(source) > self.max_chars:
+            raise CannotDraw(f"{len(source)} characters, at most {self.max_chars} are drawn")
+        try:
+            if self.endpoint is None:
+                return decoded(self._run_once(source))
+            return self.endpoint.post({"language": self.language, "source": source}, decoded)
+        except (Rejected, ValueError) as error:
+            raise CannotDraw(f"comes to nothing: {error}") from error
+
+    def _run_once(self, source: str) -> bytes:
+        kept = Cache(Path(self.cache)) if self.cache else None
+        asked = json.dumps([self.language, self.command, source]).encode()
+        if kept is not None and (png := kept.get(asked)) is not None:
+            return png
+        with tempfile.TemporaryDirectory() as folder:
+            png = self._run(source, Path(folder))
+        if kept is not None:
+            kept.put(asked, png)
+        return png
+
+    def _run(self, source: str, folder: Path) -> bytes:
+        given, drawn = folder / f"source.{self.language}", folder / "picture.png"
+        given.write_text(source, encoding="utf-8", errors="replace")
+        program = shutil.which(self.command[0], path=os.defpath)
+        if program is None:
+            raise Unscorable(f"there is no program {self.command[0]!r}: give its whole path")
+        options = [part.replace("{input}", str(given)).replace("{output}", str(drawn)) for part in self.command[1:]]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _RESTRICTED, str(self.cpu_s), str(self.max_bytes), program, *options],
+            cwd=folder,
+            env={"PATH": os.defpath, "HOME": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(self.timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CannotDraw(f"takes more than {self.timeout_s:g} s to draw") from None
+        finally:
+            _end_session(process)
+        if status != 0 or not drawn.is_file():
+            raise CannotDraw(f"the renderer ends with status {status}, {'a' if drawn.is_file() else 'no'} picture")
+        return drawn.read_bytes()
+
+
+def decoded(png: bytes) -> Picture:
+    """The pixels of a PNG on white.
+
+    Raises:
+        ValueError: it is none, or has more than 16 million pixels.
+    """
+    try:
+        with Image.open(BytesIO(png), formats=("PNG",)) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"a picture of {image.width} x {image.height} pixels")
+            page = Image.new("RGBA", image.size, "white")
+            page.alpha_composite(image.convert("RGBA"))
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"no PNG: {error}") from error
+    return np.asarray(page.convert("RGB"))
+
+
+class _Program:
+    """The program that draws, started anew when it has ended."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._lock = limits, Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def draw(self, request: dict[str, Any]) -> bytes:
+        """The PNG that answers a request. Raises as `draw` does."""
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+        if not line:
+            raise Unscorable(f"the program that draws ended with status {process.wait()}: are its libraries installed?")
+        match json.loads(line):
+            case {"png": png}:
+                return base64.b64decode(png)
+            case {"failure": reason}:
+                raise CannotDraw(reason)
+            case other:
+                raise Unscorable(f"the program that draws says {other}")
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            limits = (self._limits.cpu_s, self._limits.memory_mb * _MEGABYTE, self._limits.max_bytes)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mmrl_rewards.services.drawing", *map(str, limits)],
+                env={"PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        return self._process
+
+
+@lru_cache(maxsize=8)
+def _program(process_id: int, limits: Limits) -> _Program:
+    """One for each process: a fork must not talk through its parent's pipes."""
+    del process_id
+    return _Program(limits)
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a command and all it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        process.wait()

@@ -1,0 +1,206 @@
+"""A low-rank adapter against dense weights: the same law, the same gradients, and nothing at all when it is new."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import PeftModel
+from test_gradients import FAMILIES, difference, experiences, gradient
+from torch import nn
+
+from mmrl.batch import collate, rows
+from mmrl.config.schema import Lora, Optimizer
+from mmrl.learner.engine_torch import TorchEngine
+from mmrl.policy.adapters import Adapter
+from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.roles import recompute_activations, role_of
+
+EVERYWHERE = ("language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp")
+VARIANTS = {
+    "lora": Lora(rank=3, alpha=6, targets=EVERYWHERE),
+    "rslora": Lora(rank=4, alpha=6, rslora=True, targets=EVERYWHERE),
+    "dora": Lora(rank=3, alpha=5, dora=True, targets=EVERYWHERE),
+}
+
+
+def adapted(world, lora, *, learned=True):
+    """The world with an adapter in its model; a learned one changes the weights by a few percent."""
+    adapter = Adapter(world.policy.model, lora, seed=7)
+    if learned:
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in (p for p in world.policy.model.parameters() if p.requires_grad):
+                parameter.add_(0.1 * parameter.std() + 0.02 * torch.randn(parameter.shape, generator=generator))
+    return type(world)(Policy(world.policy.model), world.processor, world.samples, world.law), adapter
+
+
+def layers(model):
+    """Every adapted layer by the name of the linear layer it stands for."""
+    return {name: module for name, module in model.named_modules() if "lora_A" in dict(module.named_children())}
+
+
+def dense_weight(layer, lora):
+    """W' by the formulas of the papers; DoRA's section 4.3 takes the length of V for a constant."""
+    scale = lora.alpha / (lora.rank**0.5 if lora.rslora else lora.rank)
+    updated = layer.base_layer.weight + scale * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    if not lora.dora:
+        return updated
+    length = updated.norm(dim=1, keepdim=True).detach()
+    return layer.lora_magnitude_vector["default"].weight[:, None] * updated / length
+
+
+def densified(world, lora):
+    """A plain model whose weights are what the adapter makes of them; and the layers these came from."""
+    own = layers(world.policy.model)
+    plain = copy.deepcopy(world.policy.without_adapter().model).requires_grad_(True)
+    with torch.no_grad():
+        for name, layer in own.items():
+            plain.get_submodule(name).weight.copy_(dense_weight(layer, lora))
+    return type(world)(Policy(plain), world.processor, world.samples, world.law), own
+
+
+def scores(policy, world, taught):
+    batch = collate(rows(taught, shared_prefix=True), world.processor, pad_id=world.eos_id)
+    with torch.no_grad():
+        return policy.score(batch).logps_BC[batch.policy_BC]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
+    model = tiny(family).policy.model
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
+    of = {target: set() for target in EVERYWHERE}
+    for name in linear:
+        role = role_of(f"{name}.weight")
+        part = "attention" if any(step in ("attn", "self_attn") for step in name.split(".")) else "mlp"
+        of[f"{role}.{part}"].add(name)
+    assert all(of.values())
+    for target, names in of.items():
+        fresh = tiny(family).policy.model
+        Adapter(fresh, Lora(targets=(target,)), seed=0)
+        assert set(layers(fresh)) == names
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family, variant):
+    lora = VARIANTS[variant]
+    world, _ = adapted(tiny(family), lora)
+    taught = experiences(world, group_size=2)
+    metrics, ours = gradient(world, taught)
+    plain, own = densified(world, lora)
+    expected, dense = gradient(plain, taught)
+    assert metrics["learner/loss"] == pytest.approx(expected["learner/loss"], rel=1e-4)
+    theirs = {}
+    for name, layer in own.items():
+        factors = {n: p for n, p in layer.named_parameters() if p.requires_grad}
+        assert len(factors) == (3 if lora.dora else 2)
+        slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
+        theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
+    assert {role_of(name) for name in ours} == {"vision", "projector", "language"}
+    assert difference(theirs, ours) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputing(tiny, family):
+    world, _ = adapted(tiny(family), VARIANTS["lora"])
+    taught = experiences(world)
+    metrics, whole = gradient(world, taught, kl_coef=0.1)
+    assert metrics["learner/kl_nats"] > 0
+    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
+    assert difference(whole, plain) < 1e-5
+    recompute_activations(world.policy.model, ("vision", "language"))
+    _, recomputed = gradient(world, taught, kl_coef=0.1)
+    assert difference(whole, recomputed) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", ["language.attention", "vision.mlp"])
+def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, family, target):
+    """Inputs of the recomputed blocks need no gradient, as all embeddings are frozen."""
+    world, _ = adapted(tiny(family), Lora(targets=(target,)))
+    taught = experiences(world, group_size=2)
+    _, kept = gradient(world, taught)
+    recompute_activations(world.policy.model, ("vision", "language"))
+    _, recomputed = gradient(world, taught)
+    assert len(kept) == len(world.policy.learned)
+    assert all(slope.any() for slope in kept.values())
+    assert difference(kept, recomputed) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_its_adapter_the_policy_is_the_base_model(tiny, family, variant):
+    base = tiny(family)
+    taught = experiences(base, group_size=2)
+    expected = scores(base.policy, base, taught)
+    new, _ = adapted(tiny(family), VARIANTS[variant], learned=False)
+    torch.testing.assert_close(scores(new.policy, new, taught), expected, rtol=0, atol=1e-6)
+    world, _ = adapted(tiny(family), VARIANTS[variant])
+    off = world.policy.without_adapter()
+    torch.testing.assert_close(scores(off, world, taught), expected, rtol=0, atol=1e-6)
+    assert (scores(world.policy, world, taught) - expected).abs().max() > 1e-2
+    own = set(map(id, world.policy.model.parameters()))
+    assert {id(parameter) for parameter in off.model.parameters()} < own  # it has no weight to itself
+
+
+@pytest.mark.parametrize("freeze", [(), ("vision", "projector")])
+@pytest.mark.parametrize("lora", [None, VARIANTS["lora"].model_copy(update={"targets": ("language.mlp",)})])
+def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny, freeze, lora):
+    world = tiny()
+    if lora:
+        world, _ = adapted(world, lora)
+    world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.law)
+    taught = experiences(world, group_size=2)
+    reference, before = world.policy.frozen_copy(), scores(world.policy, world, taught)
+    given = {name: id(parameter) for name, parameter in world.policy.given.items()}
+    assert {name: id(parameter) for name, parameter in reference.given.items()} == given
+    assert reference.learned.keys() == world.policy.learned.keys()
+    assert not {id(p) for p in reference.learned.values()} & {id(p) for p in world.policy.learned.values()}
+    assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+    gradient(world, taught)
+    engine = TorchEngine(world.policy.trainable, Optimizer(lr=0.01))
+    engine.step(0.01)
+    assert (scores(world.policy, world, taught) - before).abs().max() > 1e-2
+    assert torch.equal(scores(reference, world, taught), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant, tmp_path):
+    world, adapter = adapted(tiny(family), VARIANTS[variant])
+    taught = experiences(world, group_size=2)
+    expected = scores(world.policy, world, taught)
+    adapter.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(tiny(family).policy.model, str(tmp_path))
+    loaded = Policy(again.get_base_model())
+    torch.testing.assert_close(scores(loaded, world, taught), expected, rtol=0, atol=1e-6)
+    adapter.merge()
+    assert not layers(world.policy.model)
+    torch.testing.assert_close(scores(world.policy, world, taught), expected, rtol=0, atol=2e-5)
+
+
+def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
+    def made(seed, dtype=torch.float32):
+        model = tiny().policy.model.to(dtype)
+        Adapter(model, Lora(), seed=seed)
+        return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, same, other, narrow = made(1), made(1), made(2), made(1, torch.bfloat16)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert {parameter.dtype for parameter in narrow.values()} == {torch.float32}
+
+
+def test_dropout_is_for_learning_alone(tiny):
+    world, _ = adapted(tiny(), Lora(dropout=0.5))
+    taught = experiences(world, group_size=2)
+    assert torch.equal(scores(world.policy, world, taught), scores(world.policy, world, taught))
+    (_, one), (_, two) = gradient(world, taught), gradient(world, taught)
+    assert difference(one, two) > 1e-2

@@ -1,0 +1,129 @@
+"""Every objective, through a real model: the gradient of a step does not depend on how the step is cut into batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from objectives import LOSSES
+
+from mmrl.config.schema import Coefficient, Loss, Optimizer
+from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.learner.objective import Objective
+from mmrl.types import Author, Experience, Finish, Segment
+
+
+class Accumulate:
+    """An engine that keeps the gradient and leaves the weights alone."""
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self, lr):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def world(tiny):
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def reference(world):
+    copy = world.policy.frozen_copy()
+    with torch.no_grad():
+        for parameter in copy.model.parameters():
+            parameter.mul_(1.05)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def taught(world):
+    """Five groups of four, a little off the sampler; some with a forced trigger, some cut, one group idle."""
+    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    made = []
+    for g, group in enumerate(world.sampler().generate(prompts, 4, world.law, step=0)):
+        for i, rollout in enumerate(group):
+            (segment,) = rollout.segments
+            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
+            segments = (replace(segment, logps=moved),)
+            if (g + i) % 3 == 0:
+                forced = Segment(ids=segment.ids[:2], logps=(0.0, 0.0), author=Author.TRIGGER)
+                segments = (*segments, forced, replace(segment, logps=moved))
+            finish = Finish.LENGTH if (g + i) % 4 == 0 else Finish.EOS
+            advantage = (i - 1.2) * (g + 1) / 3 if g != 2 else 0.0
+            made.append(Experience(rollout=replace(rollout, segments=segments, finish=finish), advantage=advantage))
+    lesson = world.processor.demonstrate(prompts[0], prompts[0].sample.target)
+    return [*made, Experience(rollout=replace(lesson, law=world.law), advantage=0.0)]
+
+
+def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=True):
+    plan = LearnPlan(
+        loss=loss,
+        optimizer=Optimizer(),
+        total_steps=4,
+        micro_batch=micro_batch,
+        token_budget=10_000,
+        epochs=1,
+        shared_prefix=shared_prefix,
+        pad_id=world.eos_id,
+    )
+    world.policy.model.zero_grad()
+    reference = reference if loss.kl.coef else None
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).learn(taught, step=1)
+    found = [p.grad.flatten().clone() for p in world.policy.model.parameters() if p.grad is not None]
+    return metrics, torch.cat(found)
+
+
+def distance(a, b):
+    assert float(b.norm()) > 0
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_the_gradient_does_not_depend_on_batching_order_padding_or_shared_prefix(world, reference, taught, loss):
+    siblings = [e for start in range(0, 20, 4) for e in reversed(taught[start : start + 4])] + taught[20:]
+    groups = [e for start in range(16, -1, -4) for e in taught[start : start + 4]] + taught[20:]
+    metrics, whole = gradient(world, taught, loss, reference)
+    for experiences, cut in (
+        (taught, {"micro_batch": 1}),
+        (siblings, {"micro_batch": 2}),
+        (groups, {"micro_batch": 4}),
+        (taught, {"micro_batch": 2, "shared_prefix": False}),
+    ):
+        again, parts = gradient(world, experiences, loss, reference, **cut)
+        assert distance(parts, whole) < 1e-5, cut
+        assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6), cut
+
+
+@pytest.mark.parametrize("name", ["algorithm grpo", "algorithm gspo", "algorithm rloo", "nll"])
+def test_the_comparison_can_fail(world, taught, monkeypatch, name):
+    """Denominators of a micro-batch instead of the step: the mistake that this suite is for."""
+    honest = Objective.__call__
+
+    def local(self, experiences, scores, counts, *, step):
+        return honest(self, experiences, scores, self.count(experiences), step=step)
+
+    _, whole = gradient(world, taught, LOSSES[name], None)
+    monkeypatch.setattr(Objective, "__call__", local)
+    _, parts = gradient(world, taught, LOSSES[name], None, micro_batch=1)
+    assert distance(parts, whole) > 0.1
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, taught):
+    """Against logits of the plain forward of one response, banned tokens left out of the sum."""
+    rollout = replace(taught[9].rollout, segments=taught[9].rollout.segments[:1])  # text alone
+    assert not rollout.prompt.sample.media
+    bonus = Loss(entropy=Coefficient(coef=0.7))
+    _, ours = gradient(world, [Experience(rollout=rollout, advantage=0.0)], bonus, None)
+    world.policy.model.zero_grad()
+    completion = rollout.segments[0].ids
+    logits = world.policy.model(input_ids=torch.tensor([[*rollout.prompt.ids, *completion]])).logits[0]
+    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
+    start = len(rollout.prompt.ids) - 1
+    chosen = torch.distributions.Categorical(logits=logits[start : start + len(completion)][:, allowed])
+    (-0.7 * chosen.entropy().mean()).backward()
+    theirs = torch.cat([p.grad.flatten() for p in world.policy.model.parameters() if p.grad is not None])
+    assert torch.isfinite(ours).all()
+    assert distance(ours[ours != 0], theirs[theirs != 0]) < 1e-5

@@ -1,0 +1,136 @@
+"""The packed forward against the plain one: every family, every kind of prompt; and that the comparison can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.batch import Stem, by_prompt, collate
+from mmrl.learner.self_check import TOLERANCE, Difference, check_shared_prefix, difference
+from mmrl.policy import tree_attention
+from mmrl.types import Experience, UserError
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny world
+EXACT = Difference(logps=1e-5, gradient=1e-5)
+
+
+def group(world, sample, sizes=(6, 1, 4)):
+    """Rollouts of one prompt, cut to these lengths."""
+    prompt = world.processor.ask(sample)
+    law = replace(world.law, temperature=0.7)
+    (rollouts,) = world.sampler().generate([prompt], len(sizes), law, step=0)
+    experiences = []
+    for rollout, size in zip(rollouts, sizes, strict=True):
+        (segment,) = rollout.segments
+        cut = replace(segment, ids=segment.ids[:size], logps=segment.logps[:size])
+        experiences.append(Experience(rollout=replace(rollout, segments=(cut,)), advantage=1.0))
+    return experiences
+
+
+def layouts(world, experiences):
+    return (
+        collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        for shared_prefix in (True, False)
+    )
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, kind, recompute):
+    world = tiny(family)
+    if recompute:
+        world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = difference(world.policy, *layouts(world, group(world, world.samples[KINDS.index(kind)])))
+    assert found.within(EXACT), found
+    assert found.logps > 0.0  # they are two computations
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_kinds_in_one_row_with_groups_of_any_size(tiny, family):
+    world = tiny(family)
+    sizes = [(6, 5), (3,), (0, 2, 6), (1,), (2, 2, 2, 2)]
+    mixed = [e for sample, lengths in zip(world.samples, sizes, strict=False) for e in group(world, sample, lengths)]
+    packed, plain = layouts(world, mixed)
+    assert len(packed.tree) == len(sizes)
+    found = difference(world.policy, packed, plain)
+    assert found.within(EXACT), found
+
+
+def broken(batch, how):
+    positions, (prompt, lengths) = batch.positions_3BL, batch.tree[0]
+    match how:
+        case "positions do not restart":
+            counted = positions[..., :prompt].max() + 1 + torch.arange(sum(lengths))
+            return replace(batch, positions_3BL=torch.cat([positions[..., :prompt], counted.expand(3, 1, -1)], dim=-1))
+        case "positions are columns":
+            return replace(batch, positions_3BL=torch.arange(positions.shape[-1]).expand_as(positions))
+        case "siblings see each other":
+            return replace(batch, tree=(Stem(prompt, (sum(lengths),)),))
+        case "the prompt is hidden":
+            return replace(batch, tree=(Stem(prompt, ()), *(Stem(length, ()) for length in lengths)))
+
+
+BREAKAGES = (
+    "positions do not restart",
+    "positions are columns",
+    "siblings see each other",
+    "the prompt is hidden",
+)
+
+
+@pytest.mark.parametrize("how", BREAKAGES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_comparison_can_fail(tiny, how, dtype):
+    world = tiny()
+    experiences = group(world, world.samples[1], sizes=(6, 6, 6))
+    world.policy.model.to(dtype)
+    packed, plain = layouts(world, experiences)
+    assert difference(world.policy, packed, plain).within(TOLERANCE[dtype])
+    assert not difference(world.policy, broken(packed, how), plain).within(TOLERANCE[dtype])
+
+
+def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
+    world = tiny()
+    siblings = group(world, world.samples[1], sizes=(6, 6))
+    check_shared_prefix(world.policy, siblings, world.processor, pad_id=world.eos_id)
+    honest = tree_attention.spans
+    monkeypatch.setattr(
+        tree_attention, "spans", lambda tree: honest(tuple(Stem(prompt, (sum(own),)) for prompt, own in tree))
+    )
+    with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
+        check_shared_prefix(world.policy, siblings, world.processor, pad_id=world.eos_id)
+
+
+def test_what_is_no_number_is_not_within():
+    assert not Difference(logps=float("nan"), gradient=0.0).within(EXACT)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_tower_runs_once_for_each_medium(tiny, family):
+    """In sampling, learning, the reference's passes and later epochs; with the gradients it would have had."""
+    world = tiny(family)
+    free, frozen = world.policy, type(world.policy)(world.policy.model, freeze=("vision", "projector"))
+    calls = []
+    free.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    batches = [next(layouts(world, group(world, sample))) for sample in world.samples[:5]]
+    calls.clear()
+    logps = [frozen.score(batch).logps_N for batch in batches]
+    sum(each.sum() for each in logps).backward()
+    gradients = {n: p.grad for n, p in frozen.model.named_parameters() if p.grad is not None}
+    assert len(calls) == 6  # one, two, none, a video, a picture and a video
+    reference = frozen.frozen_copy()
+    again = [policy.score(batch).logps_N for policy in (frozen, reference) for batch in batches]
+    assert len(calls) == 6
+    assert all(torch.equal(a, b) for a, b in zip(again, 2 * logps, strict=True))
+    frozen.model.zero_grad()
+    uncached = [free.score(batch).logps_N for batch in batches]
+    sum(each.sum() for each in uncached).backward()
+    assert len(calls) > 6
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(uncached, logps, strict=True))
+    for name, parameter in free.model.named_parameters():
+        if parameter.grad is not None:
+            assert (parameter.grad - gradients[name]).norm() <= 1e-5 * gradients[name].norm(), name

@@ -1,0 +1,56 @@
+"""The packed forward on a CUDA device, by FlexAttention, against the plain one there and the CPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.batch import by_prompt, collate
+from mmrl.learner.self_check import TOLERANCE, Difference, difference
+from mmrl.types import Experience
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def layouts(world):
+    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    groups = world.sampler().generate(prompts, 3, world.law, step=0)
+    experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
+    return (
+        collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        for shared_prefix in (True, False)
+    )
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dtype, recompute, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    world = tiny(family)
+    packed, plain = layouts(world)
+    world.policy.model.to("cuda", dtype)
+    if recompute:
+        world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = difference(world.policy, packed, plain)
+    bound = Difference(logps=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCE[dtype]
+    assert found.within(bound), found
+    hidden = replace(packed, tree=tuple(stem._replace(completions=(sum(stem.completions),)) for stem in packed.tree))
+    assert not difference(world.policy, hidden, plain).within(TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_are_those_of_the_cpu(tiny, family):
+    world = tiny(family)
+    packed, _ = layouts(world)
+    with torch.no_grad():
+        here = world.policy.score(packed).logps_N
+        world.policy.model.to("cuda")
+        there = world.policy.score(packed).logps_N.cpu()
+    assert (here - there).abs().max() < 1e-4

@@ -1,0 +1,127 @@
+"""A run that trains an adapter resumes exactly, keeps little, and leaves a merged model with the adapter beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from mmrl.checkpoint import latest
+from mmrl.cli import main
+
+LORA = {"rank": 4, "targets": ["language.attention", "language.mlp", "projector.mlp"], "dropout": 0.1}
+PIXELS = {"dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024}
+
+
+def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
+    """Two steps of imitation, then GRPO with a penalty to what these made of the adapter."""
+    rates = {"lr": 3e-3, "lr_by_role": {"projector": 1e-3}}
+    return experiment(
+        run_dir,
+        model={**PIXELS, "path": str(base), "lora": LORA, "gradient_checkpointing": ["language"]},
+        data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
+        stages=[imitation(steps=2, optimizer=rates), reinforcement(steps=4, optimizer=rates)],
+    )
+
+
+@pytest.fixture(scope="module")
+def base(whole: Path) -> Path:
+    """A model that has learned a little."""
+    return whole / "model"
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """The directory of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("adapted")
+    assert main(["train", str(write(adapting(folder / "run", base), folder / "lora.yaml"))]) == 0
+    return folder / "run"
+
+
+def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_path: Path, here: Command) -> None:
+    config = write(adapting(tmp_path / "run", base), tmp_path / "lora.yaml")
+    done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.learn", 2 + 2, "SIGINT"))
+    assert done.code == 128 + signal.SIGINT, done.errors
+    assert here("train", config).code == 0
+    assert contents(tmp_path / "run") == contents(adapted)
+    ours, theirs = (run / "adapter" / "adapter_model.safetensors" for run in (tmp_path / "run", adapted))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:
+    checkpoint = latest(adapted / "checkpoints", pytest.fail)
+    assert checkpoint is not None
+    for file in (checkpoint / "model.safetensors", adapted / "references" / "rl" / "model.safetensors"):
+        assert all("lora_" in name for name in load_file(file))
+    steps = [record for record in metrics(adapted) if "learner/kl_nats" in record]
+    assert max(step["group/informative_frac"] for step in steps) > 0  # there was something to learn
+    assert steps[-1]["learner/kl_nats"] > 1e-4
+    assert steps[-1]["learner/grad_norm/vision"] == 0.0
+    assert min(steps[-1][f"learner/grad_norm/{role}"] for role in ("projector", "language")) > 0.0
+
+
+def test_the_first_stage_needs_no_reference_of_its_own(base: Path, tmp_path: Path, here: Command) -> None:
+    config = adapting(tmp_path / "run", base)
+    config["stages"] = config["stages"][1:]
+    done = here("train", write(config, tmp_path / "lora.yaml"))
+    assert done.code == 0, done.errors
+    assert re.search(r"^ *vision +13 +[\d,]+ +0 +float32 *$", done.output, re.MULTILINE), done.output
+    assert re.search(r"^ *projector +9 +[\d,]+ +[1-9][\d,]* +float32 +0.001 *$", done.output, re.MULTILINE)
+    assert not (tmp_path / "run" / "references").exists()
+    gone = [record["learner/kl_nats"] for record in metrics(tmp_path / "run") if "learner/kl_nats" in record]
+    assert len(gone) == 4
+    assert max(gone) > 1e-4
+
+
+def test_a_run_on_another_base_model_is_not_resumed(base: Path, tmp_path: Path, here: Command) -> None:
+    mine = Path(shutil.copytree(base, tmp_path / "base"))
+    config = write(adapting(tmp_path / "run", mine), tmp_path / "lora.yaml")
+    assert here("train", config).code == 0
+    shutil.rmtree(tmp_path / "run" / "model")  # as if it had been stopped before its last act
+    model = AutoModelForImageTextToText.from_pretrained(mine)
+    with torch.no_grad():
+        model.model.visual.merger.ln_q.weight.mul_(1.01)
+    model.save_pretrained(mine)
+    done = here("train", config)
+    assert done.code == 2
+    assert "was saved from another model: the weights that are not trained differ. Restore model.path" in done.errors
+
+
+def test_the_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path) -> None:
+    described = json.loads((adapted / "adapter" / "adapter_config.json").read_text())
+    assert (described["r"], described["base_model_name_or_path"]) == (4, str(base))
+    merged = AutoModelForImageTextToText.from_pretrained(adapted / "model").eval()
+    bare = AutoModelForImageTextToText.from_pretrained(base).eval()
+    ids = torch.tensor([[3, 40, 41, 300, 301, 7]])
+    with torch.no_grad():
+        ours, before = merged(input_ids=ids).logits, bare(input_ids=ids).logits
+        theirs = PeftModel.from_pretrained(bare, str(adapted / "adapter")).eval()(input_ids=ids).logits
+    assert (ours - before).abs().max() > 1e-2
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_gradients_that_are_not_finite_end_the_run_with_the_samples_named(
+    base: Path, tmp_path: Path, here: Command
+) -> None:
+    """The first step, at an absurd rate, throws the adapter so far that from there on nothing is finite."""
+    config = adapting(tmp_path / "run", base)
+    config["stages"] = [imitation(steps=9, optimizer={"lr": 1e30}, max_bad_steps=2)]
+    done = here("train", write(config, tmp_path / "lora.yaml"))
+    assert done.code == 2
+    said = re.search(r"2 steps in a row had a gradient that is not finite.* are in (\S+):", done.errors)
+    assert said, done.errors
+    records = [json.loads(line) for line in Path(said[1]).read_text().splitlines()]
+    assert len(records) == 6
+    assert {record["total"] for record in records} == {None}
+    last = metrics(tmp_path / "run")[-1]
+    assert (last["step"], last["learner/skipped_updates"], last["learner/grad_norm"]) == (3, 1.0, None)

@@ -1,0 +1,289 @@
+"""What a response earns beside its siblings: published numbers, slow oracles, degenerate groups."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from mmrl.algo.group_terms import (
+    GroupTerm,
+    contrast,
+    dast,
+    diversity,
+    kimi_length,
+    self_vote,
+    shaped,
+    shortest_correct,
+)
+from mmrl.build import group_terms_of
+from mmrl.config.explain import explain
+from mmrl.config.load import load
+from mmrl.types import (
+    Answer,
+    Author,
+    Finish,
+    Frame,
+    Group,
+    Kind,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingLaw,
+    Score,
+    Segment,
+    Target,
+    Term,
+    UserError,
+)
+
+CORRECT = ("acc",)
+ALL = (
+    partial(shortest_correct, correct=CORRECT, longer_than=0),
+    partial(dast, correct=CORRECT),
+    partial(kimi_length, correct=CORRECT),
+    partial(diversity, correct=CORRECT),
+    self_vote,
+)
+
+
+def score(acc, **more):
+    terms = {"acc": Term(float(acc), ""), **{name: Term(value, "") for name, value in more.items()}}
+    return Score(terms=terms, total=float(sum(term.value for term in terms.values())))
+
+
+def group(lengths, right, *, answers=None, texts=None, kind=Kind.NUMBER, probes=None, **more):
+    sample = Sample(id="s", task="count", parts=("?",), target=Target(kind=kind, value=3))
+    prompt = Prompt(sample=sample, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest="")
+    rollouts = [
+        Rollout(
+            prompt=prompt,
+            index=i,
+            segments=(Segment(ids=(5,) * n, logps=(-1.0,) * n, author=Author.POLICY),),
+            text=texts[i] if texts else "",
+            answer=Answer(text=None, thought=None, value=answers[i] if answers else None),
+            finish=Finish.EOS,
+            law=SamplingLaw(max_new_tokens=4),
+        )
+        for i, n in enumerate(lengths)
+    ]
+    scores = tuple(score(ok, **more) for ok in right)
+    return Group(prompt=prompt, rollouts=tuple(rollouts), scores=scores, probes=probes or {})
+
+
+def values(terms):
+    return [term.value for term in terms]
+
+
+def test_dast_of_the_published_code():
+    got = values(dast(group([100, 200, 300, 400], [1, 1, 0, 0]), correct=CORRECT))
+    assert got == pytest.approx([0.5 + 0.5 * 175 / 275, 0.5 + 0.5 * 75 / 275, -0.1, -0.1])
+    assert got[:2] == pytest.approx([0.8182, 0.6364], abs=1e-4)
+
+
+def test_dast_takes_the_limit_of_generation_where_the_paper_does():
+    short, long = (dast(group([100, 400], [1, 0]), correct=CORRECT, longest=n)[0].value for n in (400, 4000))
+    assert (short, long) == pytest.approx((0.5 - 0.5 * (100 - 250) / 250, 0.5 - 0.5 * (100 - 2050) / 2050))
+
+
+def test_kimi_of_the_published_numbers():
+    lengths = [100, 200, 300]
+    assert values(kimi_length(group(lengths, [1, 1, 1]), correct=CORRECT)) == [0.5, 0.0, -0.5]
+    assert values(kimi_length(group(lengths, [0, 0, 0]), correct=CORRECT)) == [0.0, 0.0, -0.5]
+
+
+def test_the_shortest_right_response_must_be_long_enough():
+    observe = group([120, 90, 50, 60], [1, 1, 0, 0])
+    assert values(shortest_correct(observe, correct=CORRECT)) == [0, 0, 0, 0]  # 90 tokens are not more than 100
+    assert values(shortest_correct(observe, correct=CORRECT, longer_than=89)) == [0, 1, 0, 0]
+
+
+def test_equals_share_the_bonus_of_the_shortest():
+    assert values(shortest_correct(group([200, 200, 300], [1, 1, 1]), correct=CORRECT)) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("blind", "expected"), [([1, 1, 1, 0, 1, 0, 1, 0], 1.0), ([1, 1, 1, 1, 1, 1, 1, 0], 0.0)])
+def test_contrast_pays_right_responses_that_look(blind, expected):
+    seen = group([1, 1], [1, 0], probes={"shuffled": tuple(map(score, blind))})
+    # 0.5 right; with shuffled frames 0.625: 0.5 >= 0.8 x 0.625, as in Video-R1; and 0.875, where it is not
+    assert values(contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
+
+
+def test_contrast_without_the_probe_is_refused():
+    with pytest.raises(UserError, match="no probe 'blank'; there is none"):
+        contrast(group([1], [1]), correct=CORRECT, probe="blank")
+
+
+def slow_diversity(texts, right, n):
+    grams = [[tuple(t.lower().split()[i : i + n]) for i in range(len(t.split()) - n + 1)] for t in texts]
+
+    def alike(a, b):
+        every = []
+        for gram in a + b:
+            if gram not in every:
+                every.append(gram)
+        return sum(g in a and g in b for g in every) / len(every) if every else 1.0
+
+    found = []
+    for i in range(len(texts)):
+        others = [alike(grams[i], grams[j]) for j in range(len(texts)) if j != i]
+        found.append(1 - sum(others) / len(others) if right[i] and others else 0.0)
+    return found
+
+
+def test_diversity_equals_counting():
+    rng = random.Random(0)
+    for _ in range(100):
+        size, n = rng.randint(1, 5), rng.randint(1, 3)
+        texts = [" ".join(rng.choices("abc", k=rng.randint(0, 7))) for _ in range(size)]
+        right = [rng.random() < 0.7 for _ in texts]
+        got = values(diversity(group([1] * size, right, texts=texts), correct=CORRECT, words=n))
+        assert got == pytest.approx(slow_diversity(texts, right, n))
+
+
+def test_copies_earn_nothing_for_diversity():
+    copies = group([1] * 3, [1] * 3, texts=["the cup is on the table"] * 3)
+    assert values(diversity(copies, correct=CORRECT)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([3, 3, 4], [1, 1, 0]),
+        ([3, 3.0, 4], [1, 1, 0]),
+        ([3, 4], [0, 0]),  # a tie
+        ([3, 4, 5], [0, 0, 0]),
+        ([None, None, 3], [0, 0, 1]),  # what cannot be parsed does not vote
+        ([None, None], [0, 0]),
+        ([7], [1]),
+    ],
+)
+def test_the_majority_is_the_label(answers, expected):
+    assert values(self_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
+
+
+def test_a_majority_can_be_too_small():
+    split = group([1] * 5, [0] * 5, answers=[3, 3, 4, 5, 6])
+    assert values(self_vote(split, share=0.4)) == [1, 1, 0, 0, 0]
+    assert values(self_vote(split, share=0.5)) == [0] * 5
+
+
+def test_texts_vote_as_they_are_compared():
+    answers = ["Red  Kite", "red kite", "ＲＥＤ kite", "blue"]
+    assert values(self_vote(group([1] * 4, [0] * 4, answers=answers, kind=Kind.TEXT))) == [1, 1, 1, 0]
+    lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=Kind.LIST)
+    assert values(self_vote(lists)) == [1, 1, 0]
+
+
+def test_places_do_not_vote():
+    with pytest.raises(UserError, match="no two answers of kind box"):
+        self_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=Kind.BOX))
+
+
+@pytest.mark.parametrize("term", ALL)
+def test_no_value_depends_on_the_order_of_the_siblings(term):
+    lengths, right, answers, texts = [150, 150, 300, 120], [1, 1, 1, 0], [3, 3, 4, 5], ["a b c d", "a b c", "d", "a b"]
+    whole = values(term(group(lengths, right, answers=answers, texts=texts)))
+    for order in permutations(range(4)):
+        moved = (tuple(row[i] for i in order) for row in (lengths, right, answers, texts))
+        lengths_, right_, answers_, texts_ = moved
+        again = values(term(group(lengths_, right_, answers=answers_, texts=texts_)))
+        assert again == pytest.approx([whole[i] for i in order])
+
+
+@pytest.mark.parametrize("term", ALL)
+@pytest.mark.parametrize("lengths", [[0], [0, 0], [7, 7, 7], [1, 1000]])
+@pytest.mark.parametrize("right", [True, False])
+def test_odd_groups_stay_in_range(term, lengths, right):
+    got = term(group(lengths, [right] * len(lengths)))
+    assert len(got) == len(lengths)
+    assert all(-1.0 <= value <= 1.0 for value in values(got))
+    assert all(reason for _, reason in got)
+
+
+@pytest.mark.parametrize("term", [kimi_length, dast, shortest_correct])
+def test_equal_groups_learn_nothing_from_length(term):
+    got = values(term(group([50] * 4, [True] * 4), correct=CORRECT))
+    assert len(set(got)) == 1
+
+
+def test_being_right_takes_every_named_term():
+    both = group([200, 300], [1, 1], format=0.5)
+    assert values(shortest_correct(both, correct=("acc",))) == [1, 0]
+    assert values(shortest_correct(both, correct=("acc", "format"))) == [0, 0]
+    assert values(shortest_correct(both, correct=("acc", "format"), threshold=0.5)) == [1, 0]
+    with pytest.raises(UserError, match="reads the term 'iou'.*task 'count': see acc"):
+        shortest_correct(group([1], [1]), correct=("iou",))
+
+
+def bound(**options):
+    return GroupTerm(name="kimi", values=partial(kimi_length, correct=CORRECT), **options)
+
+
+def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
+    before = group([100, 300], [1, 0])
+    after = shaped(before, [bound(weight=0.2)])
+    assert after.totals == pytest.approx((1.1, -0.1))
+    assert after.scores[0].terms == {"acc": Term(1.0, ""), "kimi": Term(0.5, "100 tokens, 100 to 300 in the group")}
+    assert before.totals == (1.0, 0.0)
+    assert shaped(before, []) is before
+
+
+def test_a_term_leaves_other_tasks_alone_and_no_rollouts_alone():
+    before = group([100, 300], [1, 0])
+    assert shaped(before, [bound(tasks=("ocr",))]) is before
+    empty = replace(before, rollouts=(), scores=())
+    assert shaped(empty, [bound()]) is empty
+
+
+def test_a_term_may_not_hide_a_reward():
+    with pytest.raises(UserError, match="two reward terms are named 'acc'"):
+        shaped(group([1, 2], [1, 0]), [GroupTerm(name="acc", values=self_vote)])
+
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+KIMI = "{fn: 'mmrl.algo.group_terms:kimi_length', weight: 0.2, args: {correct: [count]}, tasks: [count]}"
+
+
+def configured(terms):
+    return load(QUICKSTART, [f"rewards.group_terms=[{terms}]"])
+
+
+def test_a_config_names_them_and_explains_them():
+    loaded = configured(KIMI)
+    (term,) = group_terms_of(loaded.config, QUICKSTART.parent)
+    assert (term.name, term.weight, term.tasks) == ("kimi_length", 0.2, ("count",))
+    right = group([100, 300], [1, 1])
+    named = replace(right, scores=tuple(Score(terms={"count": Term(1.0, "")}, total=1.0) for _ in right.scores))
+    assert values(term.values(named)) == [0.5, -0.5]
+    assert "+0.2 · kimi_length (mmrl.algo.group_terms:kimi_length, only on count, beside its siblings" in explain(
+        loaded
+    )
+
+
+def test_a_term_may_be_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from mmrl.types import Term\ndef flat(group, *, of: float = 0.5):\n"
+        "    return tuple(Term(of, 'flat') for _ in group.rollouts)\n"
+    )
+    (term,) = group_terms_of(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
+    assert shaped(group([1, 2], [1, 0]), [term]).totals == (1.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ("{fn: 'mmrl.algo.group_terms:kimi_lenght'}", "did you mean 'kimi_length'"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length'}", "needs the option 'correct'"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: []}}", "at least 1 item"),
+        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: [cuont]}}", "there is no term 'cuont', but count"),
+        ("{fn: 'mmrl.algo.group_terms:self_vote', args: {share: 2}}", "less than or equal to 1"),
+        ("{fn: 'mmrl.algo.group_terms:self_vote', name: count}", "two reward terms are named 'count'"),
+        (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
+    ],
+)
+def test_a_term_that_makes_no_sense_is_refused(terms, complaint):
+    with pytest.raises(UserError, match=complaint):
+        group_terms_of(configured(terms).config, QUICKSTART.parent)

@@ -1,0 +1,274 @@
+"""The objective against a slow version, token by token in plain arithmetic; denominators; what takes part at all."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from objectives import LOSSES, SETTINGS
+
+from mmrl.config.schema import Coefficient, Correction, Kl, Loss, Nll
+from mmrl.learner.objective import Objective, Scores
+from mmrl.types import Answer, Author, Experience, Finish, Rollout, Sample, SamplingLaw, Segment, Target
+
+STEPS, STEP = 10, 4
+LAW = SamplingLaw(max_new_tokens=8)
+AUTHORS = {"p": Author.POLICY, "t": Author.TRIGGER, "d": Author.TEACHER, "e": Author.ENV}
+# One letter a token, runs are segments; the advantage.
+RESPONSES = [
+    ("ppp", 1.0),
+    ("p", -1.0),
+    ("ppttppp", 0.5),
+    ("pppptp", -0.25),
+    ("dd", 0.0),
+    ("pepp", 0.0),
+    ("pp", -3.0),
+    ("tpp", 2.0),
+]
+
+
+def experience(authors, advantage, *, name="q", behaviour=None, finish=Finish.EOS):
+    segments, at = [], 0
+    behaviour = [-1.0] * len(authors) if behaviour is None else behaviour
+    while at < len(authors):
+        run = len(authors[at:]) - len(authors[at:].lstrip(authors[at]))
+        logps = tuple(behaviour[at : at + run])
+        segments.append(Segment(ids=(7,) * run, logps=logps, author=AUTHORS[authors[at]]))
+        at += run
+    sample = Sample(id=name, task="t", parts=(), target=Target(kind="number", value=0))
+    rollout = Rollout(
+        prompt=SimpleNamespace(sample=sample),
+        index=3,
+        segments=tuple(segments),
+        text="",
+        answer=Answer(text=None, thought=None, value=None),
+        finish=finish,
+        law=LAW,
+    )
+    return Experience(rollout=rollout, advantage=advantage)
+
+
+def noise(seed, scale, count):
+    return scale * torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def problem():
+    """Experiences with log-probs that differ everywhere, [N] each, and how many learned tokens each has."""
+    count = sum(len(authors) for authors, _ in RESPONSES)
+    behaviour = -1.0 + noise(1, 0.3, count)
+    widths = [len(authors) for authors, _ in RESPONSES]
+    experiences = [
+        experience(authors, advantage, behaviour=values.tolist())
+        for (authors, advantage), values in zip(RESPONSES, behaviour.split(widths), strict=True)
+    ]
+    start = behaviour + noise(2, 0.15, count)
+    scores = Scores(start + noise(3, 0.2, count), 1.0 + noise(4, 0.2, count).abs(), start, start + noise(5, 0.3, count))
+    learned = torch.tensor([letter in "pd" for authors, _ in RESPONSES for letter in authors])
+    widths = [sum(letter in "pd" for letter in authors) for authors, _ in RESPONSES]
+    return experiences, Scores(*(values[learned] for values in scores)), widths
+
+
+def taken(scores, reference, begin=0, end=None):
+    """A part of the scores with leaves for what has a gradient; without the reference where there is none."""
+    logps_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
+    return Scores(logps_N, entropies_N, scores.start_N[begin:end], scores.reference_N[begin:end] if reference else None)
+
+
+def slow(options, experiences, scores):
+    """The objective as it stands in the papers; every response, every token, one scalar at a time, in float64."""
+    factor = {
+        part: part.coef * _fall(part.decay, part.final_frac) for part in (options.kl, options.entropy, options.nll)
+    }
+    logps, entropies = scores.logps_N.double(), scores.entropies_N.double()
+    at, responses, taught, imitated = 0, [], [], []
+    for each in experiences:
+        tokens, triggered = [], False
+        for segment in each.rollout.segments:
+            triggered = triggered or segment.author is Author.TRIGGER
+            for behaviour in segment.logps:
+                if segment.author is Author.POLICY:
+                    tokens.append((at, behaviour))
+                    if options.nll.coef and each.advantage > 0 and (triggered or options.nll.on == "response"):
+                        imitated.append(at)
+                if segment.author is Author.TEACHER:
+                    taught.append(at)
+                at += segment.author in (Author.POLICY, Author.TEACHER)
+        if tokens:
+            responses.append((each.advantage, tokens))
+    total_tokens = sum(len(tokens) for _, tokens in responses)
+    loss = -sum(logps[t] for t in taught) / len(taught)
+    if imitated:
+        loss = loss - factor[options.nll] * sum(logps[t] for t in imitated) / len(imitated)
+    for advantage, tokens in responses:
+        for place, (t, _) in enumerate(tokens):
+            term = _token(options, scores, logps, tokens, place, advantage, factor[options.kl])
+            if options.kl.coef and options.kl.place == "loss":
+                term = term + factor[options.kl] * _kl(options.kl, logps[t], float(scores.reference_N[t]))
+            term = term - factor[options.entropy] * entropies[t]
+            share = {
+                "token": 1 / total_tokens,
+                "sequence": 1 / (len(responses) * len(tokens)),
+                "fixed": 1 / (len(responses) * (options.fixed_length or LAW.max_new_tokens)),
+            }[options.aggregate]
+            loss = loss + share * term
+    return loss
+
+
+def _fall(decay, final):
+    done = STEP / (STEPS - 1)
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[decay]
+    return final + (1 - final) * left
+
+
+def _kl(options, logp, ref):
+    gap = ref - logp
+    if options.clamp is not None:
+        gap = min(max(gap, gap * 0 - options.clamp), gap * 0 + options.clamp)
+    return {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: torch.exp(d) - d - 1}[options.estimator](gap)
+
+
+def _token(options, scores, logps, tokens, place, advantage, kl_factor):
+    start = scores.start_N.double()
+    olds = [behaviour if options.old == "sampler" else float(start[t]) for t, behaviour in tokens]
+    gaps = []
+    for (t, _), old in zip(tokens, olds, strict=True):
+        gap = logps[t] - old
+        if options.log_ratio_clamp is not None and abs(gap.item()) > options.log_ratio_clamp:
+            gap = torch.tensor(math.copysign(options.log_ratio_clamp, gap.item()), dtype=torch.float64)
+        gaps.append(gap)
+    own = torch.exp(gaps[place])
+    mean = torch.exp(sum(gaps) / len(gaps))
+    ratio = {"token": own, "sequence": mean, "sequence_token": mean.detach() * own / own.detach()}[options.ratio]
+    if options.kl.coef and options.kl.place == "reward":
+        later = [t for t, _ in tokens[place:]]
+        advantage -= kl_factor * sum(float(_kl(options.kl, start[t], float(scores.reference_N[t]))) for t in later)
+    low, high = 1 - options.clip_low, 1 + options.clip_high
+    clipped = torch.clamp(ratio, low, high)
+    if options.surrogate == "cispo":
+        gain = clipped.detach() * advantage * logps[tokens[place][0]]
+    else:
+        gain = min(ratio * advantage, clipped * advantage)
+        if options.dual_clip is not None and advantage < 0:
+            gain = max(gain, torch.tensor(options.dual_clip * advantage, dtype=torch.float64))
+    log_weights = [float(start[t]) - behaviour for t, behaviour in tokens]
+    weight = math.exp(log_weights[place] if options.correction.level == "token" else sum(log_weights))
+    match options.correction.kind:
+        case "none":
+            weight = 1.0
+        case "truncate":
+            weight = min(weight, options.correction.high)
+        case "mask":
+            weight = weight if options.correction.low <= weight <= options.correction.high else 0.0
+    return -weight * gain
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_every_objective_equals_its_slow_version_however_it_is_cut(options):
+    experiences, scores, widths = problem()
+    objective = Objective(options, STEPS)
+    counts = objective.count(experiences)
+    slowly = taken(scores, reference=True)
+    expected = slow(options, experiences, slowly)
+    expected.backward()
+
+    whole = taken(scores, objective.needs_reference)
+    loss, metrics = objective(experiences, whole, counts, step=STEP)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+    assert distance(whole.logps_N.grad, slowly.logps_N.grad) < 1e-5
+    if objective.has_entropy_bonus:
+        assert distance(whole.entropies_N.grad, slowly.entropies_N.grad) < 1e-5
+
+    at, losses, slopes, summed = 0, [], [], {}
+    for each, width in zip(experiences, widths, strict=True):
+        part = taken(scores, objective.needs_reference, at, at + width)
+        one, said = objective([each], part, counts, step=STEP)
+        if one.requires_grad:
+            one.backward()
+        losses.append(one.item())
+        slopes.append(part.logps_N.grad if part.logps_N.grad is not None else torch.zeros(width))
+        for name, value in said.items():
+            summed[name] = max(value, summed.get(name, 0.0)) if name.endswith("_max") else summed.get(name, 0.0) + value
+        at += width
+    assert sum(losses) == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+    assert distance(torch.cat(slopes), whole.logps_N.grad) < 1e-5
+    assert summed == pytest.approx(metrics, rel=1e-4)
+
+
+def distance(a, b):
+    assert float(b.norm()) > 0
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_every_setting_matters(name):
+    """Or the comparison above would prove little."""
+    experiences, scores, _ = problem()
+    slopes = []
+    for options in (LOSSES[name], Loss()):
+        objective = Objective(options, STEPS)
+        part = taken(scores, objective.needs_reference)
+        objective(experiences, part, objective.count(experiences), step=STEP)[0].backward()
+        slopes.append(torch.cat([part.logps_N.grad, torch.zeros_like(part.logps_N)]))
+        if part.entropies_N.grad is not None:
+            slopes[-1][len(part.logps_N) :] = part.entropies_N.grad
+    assert distance(*slopes) > 5e-3
+
+
+def test_counts():
+    experiences, *_ = problem()
+    assert Objective(Loss(), STEPS).count(experiences) == (21, 7, 2, 0)
+    assert Objective(Loss(nll=Nll(coef=0.1)), STEPS).count(experiences).imitated == 3 + 2
+    assert Objective(Loss(nll=Nll(coef=0.1, on="response")), STEPS).count(experiences).imitated == 3 + 5 + 2
+    assert Objective(Loss(), STEPS).count([experience("", 1.0), experience("p", 0.0)]) == (1, 1, 0, 0)
+
+
+def test_an_advantage_that_is_no_number_is_refused_by_name():
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"sample count-7, rollout 3: advantage {bad} is not finite"):
+            Objective(Loss(), STEPS).admit([experience("p", 0.0), experience("p", bad, name="count-7")])
+
+
+def test_truncated_responses_take_no_part_where_they_are_masked():
+    whole, cut = experience("pp", 1.0), experience("pppp", -1.0, finish=Finish.LENGTH)
+    assert Objective(Loss(), STEPS).admit([whole, cut]) == [whole, cut]
+    masking = Objective(Loss(mask_truncated=True), STEPS)
+    assert masking.admit([whole, cut]) == [whole]
+    assert masking.count(masking.admit([whole, cut])).tokens == 2
+    assert masking.admit([cut]) == []
+
+
+def test_who_teaches():
+    plain, kl, entropy = (
+        Objective(options, STEPS) for options in (Loss(), Loss(kl=Kl(coef=0.1)), Loss(entropy=Coefficient(coef=0.1)))
+    )
+    for authors, advantage, expected in (
+        ("pp", 1.0, (True, True, True)),
+        ("pp", 0.0, (False, True, True)),
+        ("tt", 1.0, (False, False, False)),
+        ("", 1.0, (False, False, False)),
+        ("dd", 0.0, (True, True, True)),
+    ):
+        each = experience(authors, advantage)
+        assert tuple(objective.teaches(each) for objective in (plain, kl, entropy)) == expected
+
+
+def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_responses():
+    rollout = experience("pp", 1.0).rollout
+    nothing = Segment(ids=(), logps=(), author=Author.POLICY)
+    empty = Experience(rollout=replace(rollout, segments=(nothing,)), advantage=1.0)
+    objective = Objective(Loss(aggregate="sequence"), STEPS)
+    assert objective.count([empty, experience("pp", 1.0)]) == (2, 2, 0, 0)
+    scores = Scores(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
+    pair = [empty, experience("pp", 1.0)]
+    loss, _ = objective(pair, scores, objective.count(pair), step=0)
+    assert loss.item() == pytest.approx(-0.5)
+
+
+def test_importance_weights_are_watched():
+    experiences, scores, _ = problem()
+    objective = Objective(Loss(old="learner", correction=Correction(kind="mask", low=0.8, high=1.2)), STEPS)
+    _, metrics = objective(experiences, taken(scores, reference=False), objective.count(experiences), step=0)
+    assert 0.0 < metrics["learner/correction_mean"] < 1.0
+    assert metrics["rollout/logp_gap_nats"] > 0.0

@@ -1,0 +1,144 @@
+"""`algorithm: NAME` puts a bundle of settings in place, which a stage may override, and explain shows as formulas."""
+
+import re
+
+import pytest
+from config_samples import SMALL, refused, write
+from pydantic import ValidationError
+
+from mmrl.config import load
+from mmrl.config.explain import explain
+from mmrl.config.export import dump
+from mmrl.config.load import settings
+from mmrl.config.schema import Rl
+from mmrl.config.schema.presets import PRESETS
+
+
+def loaded(tmp_path, *overrides):
+    return load(write(tmp_path, SMALL), overrides)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_bundle_is_in_place_with_its_origin_and_nothing_else_changes(tmp_path, name):
+    plain = settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
+    result = loaded(tmp_path, f"stages.rl.algorithm={name}")
+    ours = settings(result.config.stages[1].model_dump(mode="json"))
+    bundle = settings(PRESETS[name]) if PRESETS[name] else {}
+    assert {key: ours[key] for key in bundle} == bundle
+    assert {key for key in ours if ours[key] != plain[key]} <= {*bundle, "algorithm"}
+    origins = {key.removeprefix("stages.1."): origin for key, origin in result.origins.items() if "stages.1" in key}
+    assert {key for key, origin in origins.items() if origin == f"algorithm {name}"} == bundle.keys()
+    assert load(write(tmp_path, dump(result.config), "again.yaml")).config == result.config
+
+
+def test_what_the_stage_says_wins_wherever_it_says_it(tmp_path):
+    write(tmp_path, SMALL.replace("name: rl", "name: rl\n    algorithm: gspo\n    loss: {clip_low: 0.1}"), "base.yaml")
+    above = write(tmp_path, "extends: base.yaml\n")
+    loss = load(above, ["stages.rl.loss.clip_high=0.2"]).config.stages[1].loss
+    assert (loss.ratio, loss.clip_low, loss.clip_high, loss.aggregate) == ("sequence", 0.1, 0.2, "sequence")
+    loss = load(above, ["stages.rl.algorithm=cispo"]).config.stages[1].loss
+    assert (loss.ratio, loss.surrogate, loss.clip_low, loss.clip_high) == ("token", "cispo", 0.1, 4.0)
+
+
+def test_a_stage_made_in_code_says_what_its_algorithm_stands_for():
+    with pytest.raises(ValidationError, match="algorithm 'dr_grpo' stands for advantage.scale too"):
+        Rl(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
+    whole = {"advantage": {"scale": "none"}, "loss": {"aggregate": "fixed"}}
+    assert Rl(kind="rl", name="rl", steps=1, algorithm="dr_grpo", **whole).loss.aggregate == "fixed"
+
+
+FORMULAS = {
+    "grpo": ["L = -(1/N) Σ_i Σ_t min(r_t A_i, clip(r_t, 0.8, 1.2) A_i)\n", "/ (std(R) + 0.0001), over the 8 rollouts"],
+    "grpo_published": ["L = -(1/S) Σ_i (1/n_i) Σ_t min(r_t A_i"],
+    "dr_grpo": ["L = -(1/(512 S)) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R), over the 8 rollouts"],
+    "dapo": ["clip(r_t, 0.8, 1.28) A_i)", "N counts every sampled token of the whole step, truncated ones left out"],
+    "gspo": [
+        "(1/n_i) Σ_t min(r_i A_i, clip(r_i, 0.9997, 1.0004) A_i)",
+        "r_i = geometric mean over t of π(y_t) / π_old",
+    ],
+    "cispo": ["Σ_t clip(r_t, 0, 5) A_i log π(y_t)", "no gradient flows through the clipped ratio"],
+    "rloo": ["L = -(1/S) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R but R_i)", "π_old computed by the learner"],
+    "reinforce_pp": ["A_i = R_i - mean(R)", "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts"],
+    "stable_reinforce": ["is kept within ±6.908 before that", "becomes 0 where it is more than 3 std(A) from mean(A)"],
+    "gdpo": ["for each reward term by itself, its value as R; then A_i is their sum by weight"],
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
+    words = explain(loaded(tmp_path, f"stages.rl.algorithm={name}"))
+    assert f"Stage 2 of 2, rl: {name}\n" in words
+    for formula in FORMULAS[name]:
+        assert formula in words
+
+
+@pytest.mark.parametrize(
+    ("override", "formulas"),
+    [
+        ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
+        ("loss={ratio: sequence_token}", ["r_t = geometric mean over the response of π / π_old, with the gradient of"]),
+        (
+            "loss={old: learner, correction: {kind: truncate}}",
+            ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
+        ),
+        (
+            "loss={old: learner, correction: {kind: mask, level: sequence, high: 5}}",
+            ["w_t = product over the response of π_old(y_t) / π_sampler(y_t), 0 where it is outside [0.5, 5]"],
+        ),
+        (
+            "loss.kl={coef: 0.1, estimator: k2, clamp: 10}",
+            [" + 0.1 · KL", "d²/2, d = log π_ref(y_t)", " within ±10"],
+        ),
+        (
+            "loss.kl={coef: 0.1, estimator: k1, place: reward, decay: linear, final_frac: 0.5}",
+            [
+                "min(r_t A_t, ",
+                "A_t = A_i - 0.1 · the sum over t and later tokens of -d",
+                "its weight falls to 0.05 (linear)",
+            ],
+        ),
+        ("loss.entropy={coef: 0.01, decay: cosine}", [" - 0.01 · H", "its weight falls to 0 (cosine)"]),
+        ("loss.nll={coef: 0.05}", [" + 0.05 · NLL", "over what it wrote after a trigger in responses with A > 0"]),
+        (
+            "advantage={uncertainty: {term: acc, factor: 1.8}}",
+            ["4 · 1.8 · p (1 - p), p the group's mean of acc"],
+        ),
+        (
+            "advantage={baseline: batch_mean, scale: batch_std}",
+            ["(R_i - mean(R of the step)) / (std(R of the step)"],
+        ),
+    ],
+)
+def test_explain_writes_every_option(tmp_path, override, formulas):
+    words = explain(loaded(tmp_path, f"stages.rl.{override}"))
+    for formula in formulas:
+        assert formula in words, words
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("{}", "π_ref is the stage's start, frozen"),
+        ("{update: ema, decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
+        (
+            "{update: reset, every: 200, reset_optimizer: true}",
+            "π_ref is π itself, taken anew every 200 steps, the optimizer's moments forgotten",
+        ),
+    ],
+)
+def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
+    words = explain(loaded(tmp_path, "stages.rl.loss.kl.coef=0.1", f"stages.rl.reference={reference}"))
+    assert re.search(re.escape(said) + r"$", words, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ("{combine: min, terms: [{fn: a:b}]}", "rewards.combine 'min' does not"),
+        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "term a:b has a gate or a schedule"),
+    ],
+)
+def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):
+    gdpo = ("stages.rl.algorithm=gdpo", f"rewards={rewards}")
+    assert said in refused(write(tmp_path, SMALL), *gdpo)
+    assert loaded(tmp_path, gdpo[1]).config.rewards.terms[0].fn == "a:b"

@@ -1,0 +1,107 @@
+"""A reference that stays, averages or is taken anew; what a checkpoint keeps of it; the optimizer that forgets."""
+
+import pytest
+import torch
+
+from mmrl.config.schema import Optimizer
+from mmrl.config.schema import Reference as Options
+from mmrl.learner.engine_torch import TorchEngine
+from mmrl.learner.reference import Followed, Reference
+from mmrl.policy.qwen_vl import Policy
+
+
+def nudge(world, by):
+    with torch.no_grad():
+        for parameter in world.policy.learned.values():
+            parameter.add_(by)
+
+
+def first(model):
+    return next(model.parameters()).detach().flatten()[0].item()
+
+
+def test_a_frozen_one_stays(tiny):
+    world = tiny()
+    reference = Reference(world.policy, Options())
+    begun = first(reference.policy.model)
+    nudge(world, 1.0)
+    assert not reference.follow(0)
+    assert first(reference.policy.model) == begun
+    assert reference.frozen and reference.state() == {}
+
+
+def test_an_average_is_the_recursion_it_says(tiny):
+    world = tiny()
+    reference = Reference(world.policy, Options(update="ema", decay=0.75, every=2))
+    expected = first(world.policy.model)
+    for step in range(6):
+        nudge(world, 0.5)
+        assert not reference.follow(step)
+        if step % 2:
+            expected = 0.75 * expected + 0.25 * first(world.policy.model)
+        assert first(reference.policy.model) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_average_of_narrow_weights_loses_nothing_small(tiny):
+    """In bfloat16 1 + 0.001 is 1: an average kept there would never move."""
+    world = tiny()
+    world.policy.model.to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in world.policy.learned.values():
+            parameter.fill_(1.0)
+    reference = Reference(world.policy, Options(update="ema", decay=0.999))
+    with torch.no_grad():
+        for parameter in world.policy.learned.values():
+            parameter.fill_(2.0)
+    for step in range(100):
+        reference.follow(step)
+    assert first(reference.policy.model) == pytest.approx(2 - 0.999**100, rel=1e-2)
+
+
+def test_what_is_not_trained_is_not_followed(tiny):
+    policy = Policy(tiny().policy.model, freeze=("vision", "projector"))
+    reference = Reference(policy, Options(update="ema"))
+    language = [name for name, _ in policy.model.named_parameters() if "visual" not in name]
+    assert len(reference.state()["reference"]) == len(language)
+    assert all(reference.policy.given[name] is weight for name, weight in policy.given.items())  # shared, not copied
+
+
+@pytest.mark.parametrize("update", ["ema", "reset"])
+def test_one_restored_goes_on_exactly(tiny, update):
+    world = tiny()
+    options = Options(update=update, every=2, decay=0.9)
+    reference = Reference(world.policy, options)
+    nudge(world, 0.5)
+    reference.follow(1)
+    saved = {name: [value.clone() for value in values] for name, values in reference.state().items()}
+    nudge(world, 0.5)
+    again = Reference(world.policy, options)
+    again.load_state(saved)
+    for step in (2, 3):
+        assert reference.follow(step) == again.follow(step) == (update == "reset" and step == 3)
+        pairs = zip(reference.policy.model.parameters(), again.policy.model.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+class Idle:
+    def learn(self, experiences, *, step):
+        return {"learner/loss": 1.0}
+
+
+@pytest.mark.parametrize("reset_optimizer", [False, True])
+def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimizer):
+    world = tiny()
+    options = Options(update="reset", every=3, reset_optimizer=reset_optimizer)
+    reference = Reference(world.policy, options)
+    engine = TorchEngine(world.policy.trainable, Optimizer(lr=1e-3))
+    for parameter in world.policy.learned.values():
+        parameter.grad = torch.ones_like(parameter)
+    engine.step(1e-3)
+    followed = Followed(Idle(), reference, engine, options)
+    resets = [followed.learn([], step=step) for step in range(3)]
+    assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
+    assert first(reference.policy.model) == first(world.policy.model)
+    assert (engine.state()["optimizer"]["state"] == {}) == reset_optimizer
+    for parameter in world.policy.learned.values():
+        parameter.grad = torch.ones_like(parameter)
+    assert all(norm > 0.0 for norm in engine.step(1e-3).values())  # and goes on from there

@@ -1,0 +1,106 @@
+"""Log-probs and entropies in chunks: values and gradients of the whole, never its memory."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmrl.policy.scoring_head import Request, ScoringHead
+from mmrl.types import SamplingLaw
+
+WIDTH, VOCABULARY, TOKENS = 8, 50, 9
+
+
+def head_and_hidden(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(VOCABULARY, WIDTH, generator=generator))
+    hidden = torch.randn(2, 6, WIDTH, generator=generator).to(dtype).requires_grad_()
+    return ScoringHead(linear), hidden
+
+
+def request(chunk, law):
+    return Request(
+        ids_N=torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]),
+        source_N=torch.tensor([0, 0, 0, 2, 3, 7, 8, 11, 5]),  # one state predicts several tokens, others none
+        law=law,
+        chunk=chunk,
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 1000])
+@pytest.mark.parametrize(
+    "law",
+    [SamplingLaw(max_new_tokens=1), SamplingLaw(temperature=0.6, banned=(0, 7, 49), max_new_tokens=1)],
+    ids=["plain", "tempered and banned"],
+)
+def test_scores_and_their_gradients_equal_autograds(chunk, law):
+    head, hidden = head_and_hidden()
+    asked = request(chunk, law)
+    with head.scoring(asked):
+        scores_2N = head(hidden)
+    weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((scores_2N * weights_2N).sum(), (hidden, head.weight))
+
+    logits = (hidden.double().flatten(0, 1)[asked.source_N] @ head.weight.double().T) / law.temperature
+    allowed = [j for j in range(VOCABULARY) if j not in law.banned]
+    logps = logits[:, allowed].log_softmax(dim=-1)
+    picked = logps[torch.arange(TOKENS), [allowed.index(token) for token in asked.ids_N.tolist()]]
+    expected_2N = torch.stack([picked, -(logps.exp() * logps).sum(dim=-1)])
+    expected = torch.autograd.grad((expected_2N * weights_2N).sum(), (hidden, head.weight))
+    assert (scores_2N - expected_2N).abs().max() < 2e-6
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).norm() < 1e-6 * theirs.norm()
+
+
+def test_without_a_request_it_is_the_layer_it_was():
+    head, hidden = head_and_hidden()
+    assert torch.equal(head(hidden), nn.functional.linear(hidden, head.weight))
+    with pytest.raises(IndexError), head.scoring(request(4, SamplingLaw(max_new_tokens=1))):
+        head(hidden[:, :1])  # predicts none of them
+    assert head(hidden).shape == (2, 6, VOCABULARY)  # a request ends with its block, even by an error
+
+
+def test_whoever_hooks_into_the_layer_is_called():
+    head, hidden = head_and_hidden()
+    seen = []
+    head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    with head.scoring(request(4, SamplingLaw(max_new_tokens=1))):
+        head(hidden)
+    assert seen == [(2, TOKENS)]
+
+
+def test_a_frozen_layer_still_passes_the_gradient_on():
+    head, hidden = head_and_hidden(torch.bfloat16)
+    head.requires_grad_(False)
+    with head.scoring(request(4, SamplingLaw(max_new_tokens=1))):
+        head(hidden)[0].sum().backward()
+    assert head.weight.grad is None
+    assert hidden.grad.dtype == torch.bfloat16
+    assert hidden.grad.abs().sum() > 0
+
+
+class Widest(TorchDispatchMode):
+    """The most rows any tensor over the vocabulary had, views of the weight apart."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.rows, self.weight = 0, weight
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        output = function(*arguments, **(options or {}))
+        if isinstance(output, torch.Tensor) and output.data_ptr() != self.weight.data_ptr():
+            rows, columns = output.shape[:-1].numel(), output.shape[-1] if output.dim() > 1 else 0
+            self.rows = max(self.rows, rows if columns == VOCABULARY else 0)
+        return output
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_logits_never_have_more_rows_than_the_chunk(chunk):
+    head, hidden = head_and_hidden()
+    with Widest(head.weight) as seen:
+        with head.scoring(request(chunk, SamplingLaw(max_new_tokens=1))):
+            scores_2N = head(hidden)
+        scores_2N.sum().backward()
+    assert seen.rows == chunk

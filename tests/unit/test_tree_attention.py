@@ -1,0 +1,91 @@
+"""Attention along a tree: each of its parts against one masked softmax."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from mmrl.batch import Stem
+from mmrl.policy.tree_attention import attend, block_mask, spans
+from mmrl.types import UserError
+
+TREES = [
+    (Stem(5, (3, 1, 4)),),
+    (Stem(1, (1, 1)), Stem(7, (2,)), Stem(4, ()), Stem(2, (5, 3))),
+    (Stem(150, (40, 30)), Stem(20, (9,) * 6)),
+]
+
+
+def visible(tree):
+    """Token by token: a token sees its own piece up to itself, and all of the prompt of its group."""
+    lengths = [(g, c, n) for g, stem in enumerate(tree) for c, n in enumerate((stem.prompt, *stem.completions))]
+    pieces = [(g, c) for g, c, n in lengths for _ in range(n)]
+    return torch.tensor(
+        [
+            [k <= q and there[0] == here[0] and there[1] in (0, here[1]) for k, there in enumerate(pieces)]
+            for q, here in enumerate(pieces)
+        ]
+    )
+
+
+def inputs(tree, dtype, *, heads=6, key_heads=2, width=12):
+    """Query, key and value laid out as a Qwen layer has them, [1, heads, T, D]."""
+    generator = torch.Generator().manual_seed(0)
+    length = sum(stem.prompt + sum(stem.completions) for stem in tree)
+    return tuple(
+        torch.randn(1, length, count, width, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
+        for count in (heads, key_heads, key_heads)
+    )
+
+
+def slow(query, key, value, tree, scale):
+    query, key, value = (x.detach().double().requires_grad_() for x in (query, key, value))
+    repeated = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    keys, values = repeated
+    scores = (query @ keys.transpose(-1, -2) * scale).masked_fill(~visible(tree), -torch.inf)
+    return (scores.softmax(dim=-1) @ values).transpose(1, 2), (query, key, value)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+def test_output_and_gradients_are_those_of_a_masked_softmax(tree, dtype, bound):
+    leaves = inputs(tree, dtype)
+    output, _ = attend(None, *leaves, None, tree=tree, scaling=0.3)
+    expected, expected_leaves = slow(*leaves, tree, 0.3)
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    output.backward(upstream.to(dtype))
+    expected.backward(upstream.to(dtype).double())
+    assert output.dtype == dtype
+    assert (output - expected).norm() <= bound * expected.norm()
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        assert leaf.grad.dtype == dtype
+        assert (leaf.grad - expected_leaf.grad).norm() <= bound * expected_leaf.grad.norm()
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_flex_attention_is_shown_the_same(tree):
+    leaves = [leaf.detach() for leaf in inputs(tree, torch.float32, width=16)]
+    mask = block_mask(tree, torch.device("cpu"))
+    output = flex_attention(*leaves, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+    expected, _ = slow(*leaves, tree, 0.3)
+    assert (output - expected).norm() <= 2e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_spans_are_disjoint_and_cover_what_is_visible(tree):
+    shown = torch.zeros_like(visible(tree), dtype=torch.int64)
+    touched = torch.zeros(len(shown), dtype=torch.bool)
+    for span in spans(tree):
+        queries, keys = span.queries.stop - span.queries.start, span.keys.stop - span.keys.start
+        part = torch.ones(queries, keys, dtype=torch.int64)
+        shown[span.queries, span.keys] += part.tril() if span.causal else part
+        assert touched[span.queries].all() == span.joins == touched[span.queries].any()
+        touched[span.queries] = True
+    assert torch.equal(shown, visible(tree).long())
+    assert all(a.queries.start <= b.queries.start or b.joins for a, b in pairwise(spans(tree)))
+
+
+def test_a_sliding_window_is_refused():
+    with pytest.raises(UserError, match="shared_prefix: the model attends within a sliding window"):
+        attend(None, *inputs(TREES[0], torch.float32), None, tree=TREES[0], scaling=1.0, sliding_window=8)
