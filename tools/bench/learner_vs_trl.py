@@ -1,0 +1,397 @@
+"""What a learner's pass over one group costs, in TRL's GRPOTrainer and here: CPU time and peak memory.
+
+    pip install trl
+    python tools/bench/learner_vs_trl.py                                # all cells, 5 pairs
+    python tools/bench/learner_vs_trl.py --cell 300x100 --pairs 9
+
+A pass is the reference's log-probs, loss and backward, with entropies for the metrics; no optimizer. Each side is one
+process with one thread; they take turns, so that a busy machine slows both. Both are given the same weights, picture,
+question, completions, behaviour log-probs and rewards; turning these into a batch is timed here and not in TRL. Only
+where loss and gradients agree is a ratio printed.
+
+A cell is named by the tokens of the prompt and of a completion; `ragged` ones are half as long on average. The vision
+tower attends to the whole picture in every block, without the windows of the released models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import pickle
+import random
+import re
+import resource
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from multiprocessing import get_context
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console as Screen
+from rich.table import Table
+from torch import nn
+
+from mmrl.algo.advantage import advantages
+from mmrl.build import World
+from mmrl.config import load
+from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
+from mmrl.log.console import Console
+from mmrl.log.run_dir import RunDir
+from mmrl.policy.quiet import without_bars
+from mmrl.policy.qwen_vl import role_of
+from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.rollout.hf import HfSampler
+from mmrl.types import Experience, Rollout, SamplingLaw
+
+MODEL = Scratch(
+    vision=VisionScratch(depth=4, width=256, heads=4, mlp=512, patch=14),
+    language=LanguageScratch(depth=6, width=512, heads=8, kv_heads=2, mlp=1536, vocab=4096),
+)
+REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
+KL_COEF = 0.04
+DRIFT = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One group: a picture of `side` x `side` tokens in a prompt of `prompt` tokens, a completion of each length."""
+
+    side: int
+    prompt: int
+    lengths: tuple[int, ...]
+    target: float
+    memory_target: float | None = None
+
+
+CELLS = {
+    "300x100": Cell(side=15, prompt=300, lengths=(100,) * 8, target=3.5, memory_target=3.0),
+    "1000x100": Cell(side=25, prompt=1000, lengths=(100,) * 8, target=5.5),
+    "300x100-ragged": Cell(side=15, prompt=300, lengths=(100, 80, 65, 50, 40, 30, 20, 15), target=4.0),
+    "300x300": Cell(side=15, prompt=300, lengths=(300,) * 8, target=2.0),
+}
+
+
+class Side(Protocol):
+    """A learner with a group to learn from."""
+
+    model: nn.Module
+    settings: str
+
+    def learn(self) -> float:
+        """Add the gradient of the group; returns the loss."""
+
+
+Make = Callable[[Path, Cell], Side]
+Ask = Callable[[Callable[[Side], Any]], Any]
+
+
+class Gradients:
+    """An engine of ours that leaves the weights alone."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss`."""
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        """Nothing."""
+        return 0.0
+
+
+class Ours:
+    """GrpoLearner, as the composition root builds it."""
+
+    def __init__(self, folder: Path, cell: Cell) -> None:
+        world = open_world(folder, "policy")
+        reference = open_world(folder, "reference").policy
+        (stage,) = world.config.stages
+        self._learner = world.learner(stage, Gradients(), reference)
+        scores = advantages(REWARDS, baseline="group_mean", scale="group_std", eps=stage.advantage.eps)
+        pairs = zip(read_rollouts(folder), scores, strict=True)
+        self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
+        self.model = world.policy.model
+        self.settings = f"mmrl {version('mmrl')}: {json.dumps(config_of(folder, 'policy'))}"
+
+    def learn(self) -> float:
+        """As `Side.learn`."""
+        return self._learner.learn(self._group, step=0)["learner/loss"]
+
+
+class Theirs:
+    """GRPOTrainer: its batch, its pass for the reference, its loss, its backward."""
+
+    def __init__(self, folder: Path, cell: Cell) -> None:
+        from datasets import Dataset
+        from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+        from trl import GRPOConfig, GRPOTrainer
+
+        settings = {
+            "per_device_train_batch_size": len(cell.lengths),
+            "num_generations": len(cell.lengths),
+            "max_completion_length": max(cell.lengths),
+            "beta": KL_COEF,
+            "use_bias_correction_kl": False,
+            "gradient_checkpointing": False,
+            "bf16": False,
+            "use_cpu": True,
+        }
+        with without_bars():
+            model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "policy", dtype=torch.float32)
+        model.config._name_or_path = str(folder / "reference")  # from here the trainer loads its reference
+        # The prompts of a dataset are the same for all of a group; the rewards differ, so they come with the rollouts.
+        question = json.loads((folder / "rows.jsonl").read_text())["question"]
+        row = {"prompt": [{"role": "user", "content": question}]}
+        rollouts = read_rollouts(folder)
+
+        def rolled_out(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+            segments = [rollout.segments[0] for rollout in rollouts]
+            return {
+                "prompt_ids": trainer._tokenize_prompts(prompts)[0],
+                "completion_ids": [list(segment.ids) for segment in segments],
+                "logprobs": [list(segment.logps) for segment in segments],
+                "given": list(REWARDS),
+            }
+
+        def rewarded(given: list[float], **_: Any) -> list[float]:
+            return given
+
+        self._trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=rewarded,
+            args=GRPOConfig(output_dir=str(folder / "trl"), report_to="none", **settings),
+            train_dataset=Dataset.from_list([row]),
+            processing_class=AutoProcessor.from_pretrained(folder / "policy"),
+            rollout_func=rolled_out,
+        )
+        self.model = self._trainer.model.train()
+        self._trainer.current_gradient_accumulation_steps = 1  # set by `train`, which we do not call
+        asked = [row | {"image": picture(cell)} for _ in rollouts]
+        self._batch = self._trainer._prepare_inputs(asked)
+        # It reuses the current log-probs as the old ones unless it is given those.
+        self._batch["old_per_token_logps"] = self._batch.pop("sampling_per_token_logps")
+        self.settings = f"trl {version('trl')}: GRPOConfig {json.dumps(settings)}"
+
+    def learn(self) -> float:
+        """As `Side.learn`."""
+        batch = dict(self._batch)
+        batch["ref_per_token_logps"] = self._reference_logps()
+        loss = self._trainer.compute_loss(self.model, batch)
+        self._trainer.accelerator.backward(loss)
+        return loss.item()
+
+    @torch.no_grad()
+    def _reference_logps(self) -> torch.Tensor:
+        """As `GRPOTrainer._generate_and_score_completions` does it."""
+        batch = self._batch
+        logps, _, _ = self._trainer._get_per_token_logps_and_entropies(
+            self._trainer.ref_model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].shape[1],
+            batch_size=self._trainer.args.per_device_train_batch_size,
+            **{name: batch[name] for name in ("num_images", "pixel_values", "image_grid_thw", "mm_token_type_ids")},
+        )
+        return logps
+
+
+def read_rollouts(folder: Path) -> list[Rollout]:
+    return pickle.loads((folder / "rollouts.pickle").read_bytes())
+
+
+def config_of(folder: Path, weights: str) -> dict[str, Any]:
+    """Our config; what it does not say is the default."""
+    columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
+    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
+    stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch": 1}
+    return {
+        "run": {"name": "bench", "threads": 1},
+        "model": {"path": f"{folder}/{weights}", "dtype": "float32", "device": "cpu"},
+        "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}]},
+        "answer": {"instruct": False},
+        "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
+        "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl_coef": KL_COEF}}],
+    }
+
+
+def open_world(folder: Path, weights: str) -> World:
+    path = folder / f"{weights}.yaml"
+    path.write_text(json.dumps(config_of(folder, weights)))
+    with (folder / f"{weights}.log").open("w") as log:
+        return World(load(path).config, folder, RunDir(folder / "run"), Console(log))
+
+
+def prepare(folder: Path, cell: Cell) -> None:
+    """Write what both sides read: two models, a picture, a question, and rollouts sampled from the reference."""
+    torch.set_num_threads(1)
+    words = random.Random(0)
+    text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
+    tokenizer = train_tokenizer(text, MODEL.language.vocab)
+    processor = make_processor(MODEL, tokenizer, (3136, 1003520))
+    reference = make_model(MODEL, tokenizer, seed=0)
+    policy = make_model(MODEL, tokenizer, seed=0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(DRIFT * parameter.std() * torch.randn_like(parameter))
+    for model, name in ((reference, "reference"), (policy, "policy")):
+        with without_bars():
+            model.save_pretrained(folder / name)
+        processor.save_pretrained(folder / name)
+    picture(cell).save(folder / "picture.png")
+    blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
+    template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
+    digits = cell.prompt - cell.side**2 - (len(tokenizer(template).input_ids) - 1)  # each is a token
+    row = {"id": "0", "image": "picture.png", "question": "".join(words.choices("0123456789", k=digits)), "answer": "1"}
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    (folder / "rollouts.pickle").write_bytes(pickle.dumps(sampled(folder, cell)))
+
+
+def picture(cell: Cell) -> Image.Image:
+    pixels = cell.side * MODEL.vision.patch * MODEL.vision.merge
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8))
+
+
+def sampled(folder: Path, cell: Cell) -> list[Rollout]:
+    """Rollouts of the reference, none ended by itself."""
+    world = open_world(folder, "reference")
+    prompt = world.processor.ask(world.samples.train[0])
+    assert len(prompt.ids) == cell.prompt
+    plain = SamplingLaw(max_new_tokens=max(cell.lengths))
+    endless = replace(plain, banned=tuple(sorted({*world.banned, world.eos_id})))
+    sampler = HfSampler(world.policy, world.processor, salt=("bench",))
+    (group,) = sampler.generate([prompt], len(cell.lengths), endless, step=0)
+    # TRL's learner knows no banned tokens, so ours is told of none.
+    return [cut(rollout, length, plain) for rollout, length in zip(group, cell.lengths, strict=True)]
+
+
+def cut(rollout: Rollout, length: int, law: SamplingLaw) -> Rollout:
+    (segment,) = rollout.segments
+    segment = replace(segment, ids=segment.ids[:length], logps=segment.logps[:length])
+    return replace(rollout, segments=(segment,), law=law)
+
+
+def result(side: Side) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss, and gradient by name."""
+    loss = side.learn()
+    return loss, {n: p.grad.numpy() for n, p in side.model.named_parameters() if p.grad is not None}
+
+
+def cost(side: Side) -> tuple[float, float]:
+    """CPU seconds of a pass: all, and those of its own code, without what the kernel did for it."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    side.learn()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    user = after.ru_utime - before.ru_utime
+    return user + after.ru_stime - before.ru_stime, user
+
+
+def memory(side: Side) -> int:
+    """Bytes by which a pass raises the resident memory of a process that has given back what it no longer uses."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
+    side.learn()
+    return resident("VmHWM") - before
+
+
+def resident(what: str) -> int:
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE))
+    return int(sizes[what]) * 1024
+
+
+@cache
+def living(make: Make, folder: Path, cell: Cell) -> Side:
+    """The side of this process."""
+    torch.set_num_threads(1)
+    return make(folder, cell)
+
+
+def work(task: Callable[[Side], Any], make: Make, folder: Path, cell: Cell) -> Any:
+    side = living(make, folder, cell)
+    side.model.zero_grad(set_to_none=True)
+    return task(side)
+
+
+@contextmanager
+def running(make: Make, folder: Path, cell: Cell) -> Iterator[Ask]:
+    """A side in a process of its own; what is given does a task there."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        yield lambda task: process.submit(work, task, make, folder, cell).result()
+
+
+def disagreements(ours: Ask, theirs: Ask) -> tuple[float, float]:
+    """How far loss and gradient lie apart, relative to TRL's; the gradient in the role where that is most."""
+    (loss, gradient), (their_loss, their_gradient) = ours(result), theirs(result)
+    if gradient.keys() != their_gradient.keys():
+        raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
+    apart, whole = Counter[str](), Counter[str]()
+    for name, their in their_gradient.items():
+        apart[role_of(name)] += float(((gradient[name] - their) ** 2).sum())
+        whole[role_of(name)] += float((their**2).sum())
+    return abs(loss / their_loss - 1.0), max((apart[role] / whole[role]) ** 0.5 for role in whole)
+
+
+def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
+    """A row of the table; None where both sides did not compute the same."""
+    print(f"{name}: {cell.side}x{cell.side} of {cell.prompt} tokens are the picture, completions {cell.lengths}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            process.submit(prepare, folder, cell).result()
+        with running(Ours, folder, cell) as ours, running(Theirs, folder, cell) as theirs:
+            print("", ours(attrgetter("settings")), theirs(attrgetter("settings")), sep="\n  ", flush=True)
+            loss, gradient = disagreements(ours, theirs)
+            print(f"  relative difference: loss {loss:.1e}, gradient {gradient:.1e}", flush=True)
+            if not max(loss, gradient) < TOLERANCE:
+                return None
+            peaks = (theirs(memory), ours(memory)) if cell.memory_target else None
+            costs = [(theirs(cost), ours(cost)) for _ in range(pairs)]
+    return [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+
+
+def ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
+    """Medians of both sides' CPU seconds, and of their ratios with and without the kernel's share."""
+    sides = [f"{median(pair[side][0] for pair in costs):.2f} s" for side in (0, 1)]
+    whole, user = (sorted(theirs[part] / ours[part] for theirs, ours in costs) for part in (0, 1))
+    return [*sides, f"{median(whole):.2f} [{whole[0]:.2f}, {whole[-1]:.2f}]", f"{median(user):.2f}"]
+
+
+def peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> str:
+    if peaks is None:
+        return ""
+    theirs, ours = (f"{peak / 2**20:.0f} MiB" for peak in peaks)
+    return f"{theirs} / {ours} = {peaks[0] / peaks[1]:.2f} (target {target})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cell", choices=CELLS, action="append", help="one or more; all without it")
+    parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
+    options = parser.parse_args()
+    table = Table("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target", "peak memory above base")
+    rows = {name: measure(name, CELLS[name], options.pairs) for name in options.cell or CELLS}
+    for row in filter(None, rows.values()):
+        table.add_row(*row)
+    Screen(width=140).print(table)
+    if refused := [name for name, row in rows.items() if row is None]:
+        sys.exit(f"no ratio for {', '.join(refused)}: the two sides did not compute the same (tolerance {TOLERANCE})")
+
+
+if __name__ == "__main__":
+    main()
