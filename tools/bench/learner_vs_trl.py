@@ -223,7 +223,7 @@ def config_of(folder: Path, weights: str) -> dict[str, Any]:
         "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}]},
         "answer": {"instruct": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-        "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl_coef": KL_COEF}}],
+        "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl": {"coef": KL_COEF}}}],
     }
 
 
