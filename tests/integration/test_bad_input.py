@@ -159,7 +159,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),
     (same_id_twice, ["two samples have the id 'count/train/r0'"]),
     (overlap, ["count/train/000000", "training and the held-out data"]),
-    (all_frozen, ["model.freeze", "leave at least one to train"]),
+    (all_frozen, ["model: `freeze` holds every part", "leave at least one to train"]),
 ]
 
 

@@ -16,7 +16,8 @@ from mmrl.catalogue import rewards
 from mmrl.types import Answer, Finish, Frame, Kind, Response, Sample, Target, Term, Unscorable, UserError
 from mmrl_rewards import length, ocr, ranking, strings, table, text
 
-TEXTUAL = {name: fn for name, fn in rewards().items() if fn.kinds == (Kind.TEXT,)}
+HERE = tuple(f"{module.__name__}:" for module in (ocr, table, text))
+TEXTUAL = {name: fn for name, fn in rewards().items() if fn.kinds == (Kind.TEXT,) and name.startswith(HERE)}
 PAYING_RIGHT = [length.cosine, length.brevity, length.window]
 TABLE = "<table><tr><td>tea</td><td>2</td></tr></table>"
 
