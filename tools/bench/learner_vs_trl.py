@@ -52,10 +52,10 @@ from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.quiet import without_bars
-from mmrl.policy.qwen_vl import role_of
+from mmrl.policy.roles import role_of
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Experience, Rollout, SamplingLaw
+from mmrl.types import Experience, Group, Rollout, SamplingLaw, Score
 
 MODEL = Scratch(
     vision=VisionScratch(depth=4, width=256, heads=4, mlp=512, patch=14),
@@ -107,9 +107,9 @@ class Gradients:
         """Add the gradient of `loss`."""
         loss.backward()
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float) -> dict[str, float]:
         """Nothing."""
-        return 0.0
+        return {}
 
 
 class Ours:
@@ -120,8 +120,10 @@ class Ours:
         reference = open_world(folder, "reference").policy
         (stage,) = world.config.stages
         self._learner = world.learner(stage, Gradients(), reference)
-        scores = advantages(REWARDS, baseline="group_mean", scale="group_std", eps=stage.advantage.eps)
-        pairs = zip(read_rollouts(folder), scores, strict=True)
+        rollouts = read_rollouts(folder)
+        scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
+        group = Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores)
+        pairs = zip(rollouts, *advantages([group], stage.advantage, {}), strict=True)
         self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(config_of(folder, 'policy'))}"
@@ -223,7 +225,7 @@ def config_of(folder: Path, weights: str) -> dict[str, Any]:
         "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}]},
         "answer": {"instruct": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
-        "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl_coef": KL_COEF}}],
+        "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl": {"coef": KL_COEF}}}],
     }
 
 
