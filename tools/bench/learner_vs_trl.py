@@ -120,9 +120,9 @@ class Ours:
         reference = open_world(folder, "reference").policy
         (stage,) = world.config.stages
         self._learner = world.learner(stage, Gradients(), reference)
-        rollouts = read_rollouts(folder)
+        rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
-        group = Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), scores=scores)
+        group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
         pairs = zip(rollouts, *advantages([group], stage.advantage, {}), strict=True)
         self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
@@ -243,8 +243,7 @@ def prepare(folder: Path, cell: Cell) -> None:
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, MODEL.language.vocab)
     processor = make_processor(MODEL, tokenizer, (3136, 1003520))
-    reference = make_model(MODEL, tokenizer, seed=0)
-    policy = make_model(MODEL, tokenizer, seed=0)
+    reference, policy = (make_model(MODEL, tokenizer, seed=0) for _ in range(2))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -364,7 +363,9 @@ def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
                 return None
             peaks = (theirs(memory), ours(memory)) if cell.memory_target else None
             costs = [(theirs(cost), ours(cost)) for _ in range(pairs)]
-    return [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+    row = [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+    print(f"  {' | '.join(row)}", flush=True)
+    return row
 
 
 def ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
