@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from mmrl.batch import Batch, Feeder, collate
 from mmrl.policy.qwen_vl import Policy
@@ -49,13 +51,27 @@ def check_shared_prefix(policy: Policy, siblings: Sequence[Experience], feeder: 
     packed, plain = (
         collate([siblings[:2]], feeder, pad_id=pad_id, shared_prefix=shared_prefix) for shared_prefix in (True, False)
     )
-    found, bound = difference(policy, packed, plain), TOLERANCE[policy.model.dtype]
+    with _without_dropout(policy.model):
+        found, bound = difference(policy, packed, plain), TOLERANCE[policy.model.dtype]
     if not found.within(bound):
         raise UserError(
             f"shared_prefix: on sample {siblings[0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logps:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logps:g} and {bound.gradient:g} "
             "would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
         )
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Chance would strike the two forwards differently."""
+    rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    for module in rates:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, rate in rates.items():
+            module.p = rate
 
 
 def _scored(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:

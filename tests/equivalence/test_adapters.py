@@ -10,7 +10,7 @@ from peft import PeftModel
 from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
-from mmrl.batch import collate, rows
+from mmrl.batch import by_prompt, collate
 from mmrl.config.schema import Lora, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.policy.adapters import Adapter
@@ -62,9 +62,9 @@ def densified(world, lora):
 
 
 def scores(policy, world, taught):
-    batch = collate(rows(taught, shared_prefix=True), world.processor, pad_id=world.eos_id)
+    batch = collate(by_prompt(taught), world.processor, pad_id=world.eos_id)
     with torch.no_grad():
-        return policy.score(batch).logps_BC[batch.policy_BC]
+        return policy.score(batch).logps_N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
