@@ -52,10 +52,10 @@ from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.quiet import without_bars
-from mmrl.policy.qwen_vl import role_of
+from mmrl.policy.roles import role_of
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.hf import HfSampler
-from mmrl.types import Experience, Rollout, SamplingLaw
+from mmrl.types import Experience, Group, Rollout, SamplingLaw, Score
 
 MODEL = Scratch(
     vision=VisionScratch(depth=4, width=256, heads=4, mlp=512, patch=14),
@@ -107,9 +107,9 @@ class Gradients:
         """Add the gradient of `loss`."""
         loss.backward()
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float) -> dict[str, float]:
         """Nothing."""
-        return 0.0
+        return {}
 
 
 class Ours:
@@ -120,8 +120,10 @@ class Ours:
         reference = open_world(folder, "reference").policy
         (stage,) = world.config.stages
         self._learner = world.learner(stage, Gradients(), reference)
-        scores = advantages(REWARDS, baseline="group_mean", scale="group_std", eps=stage.advantage.eps)
-        pairs = zip(read_rollouts(folder), scores, strict=True)
+        rollouts = tuple(read_rollouts(folder))
+        scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
+        group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
+        pairs = zip(rollouts, *advantages([group], stage.advantage, {}), strict=True)
         self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(config_of(folder, 'policy'))}"
@@ -241,8 +243,7 @@ def prepare(folder: Path, cell: Cell) -> None:
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
     tokenizer = train_tokenizer(text, MODEL.language.vocab)
     processor = make_processor(MODEL, tokenizer, (3136, 1003520))
-    reference = make_model(MODEL, tokenizer, seed=0)
-    policy = make_model(MODEL, tokenizer, seed=0)
+    reference, policy = (make_model(MODEL, tokenizer, seed=0) for _ in range(2))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -362,7 +363,9 @@ def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
                 return None
             peaks = (theirs(memory), ours(memory)) if cell.memory_target else None
             costs = [(theirs(cost), ours(cost)) for _ in range(pairs)]
-    return [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+    row = [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+    print(f"  {' | '.join(row)}", flush=True)
+    return row
 
 
 def ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
