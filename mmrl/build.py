@@ -146,16 +146,16 @@ class World:
             name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
         ]
         for owner in _with_rollouts(config):
-            check(owner.rollout, self.processor, self.banned, terms, self.find_tool)
+            check(owner.program, self.processor, self.banned, terms, self.find_tool)
             if config.rollout.engine != "hf" and any(
-                isinstance(step, UseTools) and step.max_views for step in owner.rollout
+                isinstance(step, UseTools) and step.max_views for step in owner.program
             ):
                 raise UserError(
                     f"rollout.engine={config.rollout.engine}: tools cannot show pictures or videos there; use hf, or "
                     "leave out `max_views` in the step of kind tools"
                 )
-            if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.rollout):
-                raise UserError("rollout: a step with `chunk` leaves groups waiting, which one process alone can do")
+            if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
+                raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
 
     def _introduce(self) -> None:
         """Say what there is to learn from, and what of the model learns."""
@@ -189,7 +189,7 @@ class World:
         )
         return Evaluator(
             asker=self.processor,
-            program=compose(options.rollout, kit),
+            program=compose(options.program, kit),
             judge=self.judge,
             batch_size=options.batch_size,
             warn=self.console.warn,
@@ -328,7 +328,7 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
     """What a tokenizer made from scratch learns from: questions, demonstrations, triggers."""
     grammar, frame = grammar_of(config), FAMILIES[scratch.family].frame
     for owner in _with_rollouts(config):
-        yield from (t.text for step in owner.rollout if isinstance(step, ContinueWith) for t in step.triggers)
+        yield from (t.text for step in owner.program if isinstance(step, ContinueWith) for t in step.triggers)
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.answer.instruct:

@@ -258,7 +258,7 @@ class _Run:
                 source=source,
                 asker=world.processor,
                 program=SharedProgram(
-                    program=compose(stage.rollout, self._kit(stage, sampler)),
+                    program=compose(stage.program, self._kit(stage, sampler)),
                     ranks=self._ranks,
                     asked=stage.prompts_in_flight,
                     whole=world.samplers.whole,

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.rollout=[{kind: generate}]",), "rethink": ()}
+ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.program=[{kind: generate}]",), "rethink": ()}
 SEEN = "test/rethink/"
 
 

@@ -110,7 +110,7 @@ def _law(law: Sampling) -> str:
 
 def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
     count = stage.prompts_per_step * stage.group_size
-    then = programs.program(stage.rollout, stage.sampling.temperature)
+    then = programs.program(stage.program, stage.sampling.temperature)
     return [
         (
             "each step",
@@ -118,7 +118,7 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
             f"then {_plural(stage.epochs, 'optimizer step')} on them",
         ),
         ("sampling", _law(stage.sampling)),
-        *([("rollout", then)] if then else []),
+        *([("program", then)] if then else []),
         ("reward", _reward(config)),
         *([("filter", _filter(stage.filter, stage.prompts_per_step))] if stage.filter else []),
         ("advantage", formulas.advantage(stage)),

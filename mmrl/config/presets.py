@@ -18,7 +18,7 @@ def expand(root: Node) -> Node:
     if "stages" in filled:
         filled["stages"] = _each(filled["stages"], _stage)
     if "evaluation" in filled:
-        filled["evaluation"] = _rollout(filled["evaluation"])
+        filled["evaluation"] = _program(filled["evaluation"])
     return Node(filled, root.origin)
 
 
@@ -26,15 +26,15 @@ def _stage(stage: Node) -> Node:
     if isinstance(stage.value, dict) and "replay" in stage.value:
         replay = _beneath(stage.value["replay"], "preset", REPLAY_PRESETS)
         stage = Node({**stage.value, "replay": replay}, stage.origin)
-    return _rollout(_beneath(stage, "algorithm", PRESETS))
+    return _program(_beneath(stage, "algorithm", PRESETS))
 
 
-def _rollout(owner: Node) -> Node:
+def _program(owner: Node) -> Node:
     """A stage, or the evaluation, whose steps have their bundles."""
-    if not isinstance(owner.value, dict) or "rollout" not in owner.value:
+    if not isinstance(owner.value, dict) or "program" not in owner.value:
         return owner
-    steps = _each(owner.value["rollout"], lambda step: _beneath(step, "preset", RETHINKING))
-    return Node({**owner.value, "rollout": steps}, owner.origin)
+    steps = _each(owner.value["program"], lambda step: _beneath(step, "preset", RETHINKING))
+    return Node({**owner.value, "program": steps}, owner.origin)
 
 
 def _each(node: Node, fill: Callable[[Node], Node]) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from mmrl.config.schema import ContinueWith, Generate, Probe, Steps, UseTools
-from mmrl.config.schema.rollout import step_name
+from mmrl.config.schema.program import step_name
 
 _HIDDEN = MappingProxyType(
     {

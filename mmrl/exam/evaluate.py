@@ -174,7 +174,7 @@ class _Examination:
         exam, asked, examinee = self._asked.exam, self._asked, self._examinee
         processor = examinee.processor
         find_tool = partial(catalogue.find_tool, Path.cwd())
-        check(exam.evaluation.rollout, processor, examinee.banned, asked.terms, find_tool)
+        check(exam.evaluation.program, processor, examinee.banned, asked.terms, find_tool)
         samplers = Samplers(
             exam,
             examinee.policy,
@@ -200,7 +200,7 @@ class _Examination:
                 name=asked.bench,
                 desk=self._desk,
                 processor=processor,
-                program=compose(exam.evaluation.rollout, kit),
+                program=compose(exam.evaluation.program, kit),
                 marking=asked.marking,
                 console=self._console,
             )
@@ -289,6 +289,6 @@ def _told(request: Request, made_of: Mapping[str, Any], exam: Exam) -> dict[str,
         "samples": exam.samples,
         "seed": exam.run.seed,
         "answer": exam.answer.model_dump(mode="json"),
-        "rollout": [step.model_dump(mode="json") for step in law.rollout],
+        "program": [step.model_dump(mode="json") for step in law.program],
         "blind": exam.blind,
     }

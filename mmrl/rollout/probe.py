@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.config.schema import Probe
-from mmrl.config.schema.rollout import step_name
+from mmrl.config.schema.program import step_name
 from mmrl.ports import Asker, Sampler
 from mmrl.types import Answers, MediaRef, Sample, SamplingLaw, UserError, Veil, VideoRef
 

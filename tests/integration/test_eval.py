@@ -118,7 +118,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
 
 def test_rethinking_and_blindness_are_settings(whole: Path, questions: Path, tmp_path: Path, here: Command) -> None:
     asked = ("eval", whole / "model", "--bench", "counting", "--data", questions)
-    second = here(*asked, "--out", tmp_path / "second", f"evaluation.rollout={RETHINK}")
+    second = here(*asked, "--out", tmp_path / "second", f"evaluation.program={RETHINK}")
     assert second.code == 0, second.errors
     rows = [json.loads(line) for line in (tmp_path / "second" / "predictions.jsonl").read_text().splitlines()]
     looked_again = [row for row in rows if row["draft"] is not None]

@@ -12,8 +12,8 @@ STEPS = [{"kind": "generate"}, {**LOOK, "temperature": 0.9, "fraction": 0.5}, {"
 
 
 def rethinking(run_dir):
-    stage = reinforcement(rollout=STEPS, steps=6)
-    evaluation = {"max_new_tokens": 6, "batch_size": 8, "rollout": [{"kind": "generate"}, LOOK]}
+    stage = reinforcement(program=STEPS, steps=6)
+    evaluation = {"max_new_tokens": 6, "batch_size": 8, "program": [{"kind": "generate"}, LOOK]}
     return experiment(run_dir, stages=[experiment(run_dir)["stages"][0], stage], evaluation=evaluation)
 
 

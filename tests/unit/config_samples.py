@@ -60,7 +60,7 @@ stages:
     validation: {until: 0.9, until_each: 0.5}
     filter: {bands: [{term: x}], rounds: 2}
     replay: {capacity: 64}
-    rollout:
+    program:
       - {kind: generate, chunk: 8, over_sample: 1.5, token_budget: 100}
       - kind: continue_with
         correct: [x]
@@ -71,7 +71,7 @@ stages:
       - {kind: tools, tools: [{fn: "t:zoom", name: zoom, args: {most: 2}}]}
       - {kind: probe, what: grey, name: blind}
 deepspeed: {zero: 1}
-evaluation: {rollout: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]}
+evaluation: {program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]}
 """
 
 

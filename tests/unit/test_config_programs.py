@@ -15,7 +15,7 @@ from mmrl.config.schema.presets import RETHINKING
 FIRST = "{kind: generate}"
 
 
-def rollout(*steps, place="stages.rl.rollout"):
+def program(*steps, place="stages.rl.program"):
     return f"{place}=[{', '.join(steps)}]"
 
 
@@ -28,26 +28,26 @@ def look(**options):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (rollout(look()), "stages.1.rollout: a rollout begins with one step of kind generate; got continue_with"),
-        (rollout(FIRST, FIRST), "a rollout begins with one step of kind generate; got generate, generate"),
-        (rollout("{kind: generate, over_sample: 2}"), "over_sample and token_budget need `chunk`"),
-        (rollout("{kind: generate, chunk: 8}", place="evaluation.rollout"), "evaluation completes every response"),
-        (rollout(), "stages.1.rollout: needs at least one entry"),
-        (rollout(FIRST, look(), look()), "two steps of a rollout are named 'rethink'"),
-        (rollout(FIRST, "{kind: continue_with}"), "stages.1.rollout.1.correct: missing; reward terms that say"),
-        (rollout(FIRST, "{kind: rethink}"), "stages.1.rollout.1.kind: must be 'generate', 'continue_with'"),
-        (rollout(FIRST, look(band="[0.6, 0.2]")), "stages.1.rollout.1: band [0.6, 0.2] is empty"),
-        (rollout(FIRST, look(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
-        (rollout(FIRST, look(triggers="[{text: a, verdict: right}]")), "no trigger is for wrong drafts"),
-        (rollout(FIRST, look(keep="improved", which="right")), "keep improved drops every attempt"),
-        (rollout(FIRST, look(room=512)), "leave 512 of sampling.max_new_tokens=512, which none does"),
-        (rollout(FIRST, "{kind: probe, what: gray}"), "stages.1.rollout.1.what: must be 'left_out', 'grey'"),
-        (rollout(FIRST, "{kind: probe, what: grey}", place="evaluation.rollout"), "evaluation has none"),
+        (program(look()), "stages.1.program: a program begins with one step of kind generate; got continue_with"),
+        (program(FIRST, FIRST), "a program begins with one step of kind generate; got generate, generate"),
+        (program("{kind: generate, over_sample: 2}"), "over_sample and token_budget need `chunk`"),
+        (program("{kind: generate, chunk: 8}", place="evaluation.program"), "evaluation completes every response"),
+        (program(), "stages.1.program: needs at least one entry"),
+        (program(FIRST, look(), look()), "two steps of a program are named 'rethink'"),
+        (program(FIRST, "{kind: continue_with}"), "stages.1.program.1.correct: missing; reward terms that say"),
+        (program(FIRST, "{kind: rethink}"), "stages.1.program.1.kind: must be 'generate', 'continue_with'"),
+        (program(FIRST, look(band="[0.6, 0.2]")), "stages.1.program.1: band [0.6, 0.2] is empty"),
+        (program(FIRST, look(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
+        (program(FIRST, look(triggers="[{text: a, verdict: right}]")), "no trigger is for wrong drafts"),
+        (program(FIRST, look(keep="improved", which="right")), "keep improved drops every attempt"),
+        (program(FIRST, look(room=512)), "leave 512 of sampling.max_new_tokens=512, which none does"),
+        (program(FIRST, "{kind: probe, what: gray}"), "stages.1.program.1.what: must be 'left_out', 'grey'"),
+        (program(FIRST, "{kind: probe, what: grey}", place="evaluation.program"), "evaluation has none"),
         (
-            rollout(FIRST, look(keep="correct"), place="evaluation.rollout"),
+            program(FIRST, look(keep="correct"), place="evaluation.program"),
             "has `keep`, by which evaluation would",
         ),
-        (rollout(FIRST, look(place="add"), place="evaluation.rollout"), "evaluation is of one response"),
+        (program(FIRST, look(place="add"), place="evaluation.program"), "evaluation is of one response"),
         ("answer={style: boxed, stop_at_answer: true}", "answer: stop_at_answer needs `style: tags`"),
         ("answer={more_stops: ['']}", "answer: more_stops has an empty string"),
     ],
@@ -57,14 +57,14 @@ def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
 
 
 def test_the_papers_bundle_lies_beneath_what_the_step_says(tmp_path):
-    text = f"{rollout(FIRST, look(preset='paper', fraction=0.5))}"
+    text = f"{program(FIRST, look(preset='paper', fraction=0.5))}"
     loaded = load(write(tmp_path, SMALL), [text, "stages.rl.sampling.max_new_tokens=2048"])
-    step = loaded.config.stages[1].rollout[1]
+    step = loaded.config.stages[1].program[1]
     assert (step.fraction, step.cut_fraction, step.keep, step.kept_per_group) == (0.5, 0.5, "correct", 2)
     assert [trigger.verdict for trigger in step.triggers] == ["any", "any", "right", "wrong"]
     assert sum(trigger.weight for trigger in step.triggers[:3]) == pytest.approx(1.0)
-    assert loaded.origins["stages.1.rollout.1.cut_fraction"] == "preset paper"
-    assert loaded.origins["stages.1.rollout.1.fraction"] == "command line"
+    assert loaded.origins["stages.1.program.1.cut_fraction"] == "preset paper"
+    assert loaded.origins["stages.1.program.1.fraction"] == "command line"
     assert load(write(tmp_path, dump(loaded.config), "again.yaml")).config == loaded.config
 
 
@@ -78,12 +78,12 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     plain = write(tmp_path, SMALL)
     assert "behind words" not in explain(load(plain))
     blind = "{kind: probe, what: shuffled, every: 5}"
-    fair = explain(load(plain, [rollout(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
+    fair = explain(load(plain, [program(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
     assert "rethink: 50% of the responses that end themselves go on behind words they did not choose" in fair
     assert "at temperature 0.9, with at most 512 tokens" in fair
     assert "every attempt counts, in place of its draft; right is exact >= 1" in fair
     assert "probe shuffled: every 5 steps, 1 more of each prompt with the frames of its videos in another order" in fair
     assert "WARNING" not in fair
-    paper = explain(load(plain, [rollout(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"]))
+    paper = explain(load(plain, [program(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"]))
     assert "WARNING: some words are for right or for wrong drafts alone" in paper
     assert "WARNING: attempts are dropped by what came of them" in paper

@@ -21,9 +21,9 @@ WRONG = {
 
 
 NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
-NULLABLE |= {f"stages.1.rollout.1.{key}" for key in ("attempts_per_group", "temperature", "kept_per_group")}
-NULLABLE |= {f"stages.1.rollout.0.{key}" for key in ("chunk", "token_budget")}
-NULLABLE |= {"stages.1.rollout.2.tools.0.name", "stages.1.rollout.3.name"}
+NULLABLE |= {f"stages.1.program.1.{key}" for key in ("attempts_per_group", "temperature", "kept_per_group")}
+NULLABLE |= {f"stages.1.program.0.{key}" for key in ("chunk", "token_budget")}
+NULLABLE |= {"stages.1.program.2.tools.0.name", "stages.1.program.3.name"}
 NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
 NULLABLE |= {f"data.train.0.keep.{key}" for key in ("low", "high")}

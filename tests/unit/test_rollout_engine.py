@@ -184,7 +184,7 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(load(path).config, policy) == (8192, "model.max_prompt_tokens")
     config = load(path, ["rollout.engine=vllm", "stages.rl.sampling.max_new_tokens=600"]).config
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
-    thinking = load(path, ["rollout.engine=vllm", f"stages.rl.rollout=[{{kind: generate}}, {second}]"]).config
+    thinking = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
     short = load(path, ["rollout.engine=vllm", "model.max_prompt_tokens=100"]).config
     assert prompt_limit(short, policy)[0] == 100

@@ -19,6 +19,7 @@ from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, S
 from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
 from mmrl.config.schema.orders import Curriculum, Mixture, Order, Phase, Plateau, Priority, Shuffled, Sorted
 from mmrl.config.schema.presets import Algorithm
+from mmrl.config.schema.program import ContinueWith, Generate, Probe, Step, Steps, Tool, Trigger, UseTools
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.response import (
     AnswerGrammar,
@@ -32,7 +33,6 @@ from mmrl.config.schema.response import (
     Term,
     Transform,
 )
-from mmrl.config.schema.rollout import ContinueWith, Generate, Probe, Step, Steps, Tool, Trigger, UseTools
 from mmrl.config.schema.sift import Band, Filter
 from mmrl.config.schema.stages import Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from mmrl.config.schema.base import Positive, Strict
-from mmrl.config.schema.rollout import ONCE, ContinueWith, Generate, Probe, Steps, check_order
+from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Probe, Steps, check_order
 
 
 class Evaluation(Strict):
@@ -19,13 +19,13 @@ class Evaluation(Strict):
     """Longest response."""
     batch_size: Positive = 64
     """Prompts per generation batch."""
-    rollout: Annotated[Steps, AfterValidator(check_order)] = ONCE
+    program: Annotated[Steps, AfterValidator(check_order)] = ONCE
     """What is done with a prompt, as in training; no step may look at whether a response is right."""
 
-    @field_validator("rollout")
+    @field_validator("program")
     @classmethod
-    def _blind(cls, rollout: Steps) -> Steps:
-        for step in rollout:
+    def _blind(cls, program: Steps) -> Steps:
+        for step in program:
             if isinstance(step, Generate) and step.chunk is not None:
                 raise ValueError("evaluation completes every response: leave out `chunk`")
             if isinstance(step, Probe):
@@ -34,4 +34,4 @@ class Evaluation(Strict):
                 raise ValueError(f"step {step.name!r} has `{key}`, by which evaluation would know the right answer")
             if isinstance(step, ContinueWith) and step.place == "add":
                 raise ValueError(f"step {step.name!r} has `place: add`, but evaluation is of one response")
-        return rollout
+        return program

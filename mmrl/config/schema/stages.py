@@ -12,8 +12,8 @@ from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
 from mmrl.config.schema.presets import PRESETS, Algorithm
+from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Steps, check_order
 from mmrl.config.schema.replay import Replay
-from mmrl.config.schema.rollout import ONCE, ContinueWith, Generate, Steps, check_order
 from mmrl.config.schema.sift import Filter
 
 Rate = Annotated[float, Field(gt=0.0)]
@@ -163,7 +163,7 @@ class Rl(Stage):
     """Rollouts per prompt."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn."""
-    rollout: Annotated[Steps, AfterValidator(check_order)] = ONCE
+    program: Annotated[Steps, AfterValidator(check_order)] = ONCE
     """What is done with a prompt: generate, and what follows."""
     algorithm: Algorithm = "grpo"
     """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
@@ -215,13 +215,13 @@ class Rl(Stage):
     @property
     def prompts_in_flight(self) -> int:
         """Prompts a step works on, those that wait from the step before included."""
-        (first,) = (step for step in self.rollout if isinstance(step, Generate))
+        (first,) = (step for step in self.program if isinstance(step, Generate))
         return ceil(self.prompts_per_step * first.over_sample)
 
     @model_validator(mode="after")
     def _drafts_leave_room(self) -> Rl:
         longest = self.sampling.max_new_tokens
-        for step in self.rollout:
+        for step in self.program:
             if isinstance(step, ContinueWith) and step.room >= longest:
                 raise ValueError(
                     f"step {step.name!r} wants drafts that leave {step.room} of sampling.max_new_tokens={longest}, "

@@ -224,10 +224,10 @@ def check_order(steps: Steps) -> Steps:
     """
     kinds = [step.kind for step in steps]
     if kinds[0] != "generate" or kinds.count("generate") > 1:
-        raise ValueError(f"a rollout begins with one step of kind generate; got {', '.join(kinds)}")
+        raise ValueError(f"a program begins with one step of kind generate; got {', '.join(kinds)}")
     names = [name for step in steps if (name := step_name(step))]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two steps of a rollout are named {twice[0]!r}; give one another `name`")
+        raise ValueError(f"two steps of a program are named {twice[0]!r}; give one another `name`")
     return steps
 
 
