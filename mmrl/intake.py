@@ -192,15 +192,28 @@ def sources(data: Data) -> dict[str, tuple[Origin, ...]]:
 
 def place_of(config: Config, base: Path, work: Path) -> Place:
     """Where dataset functions work: what they make goes under `work`, relative paths start from `base`."""
-    data, limits = config.data, config.data.limits
-    access = Access(
-        roots=(work.resolve(), *((base / root).resolve() for root in data.roots)),
-        schemes=data.urls,
+    benches = (folder for bench in config.evaluation.benchmarks for folder in folders_of(bench.data, bench.media, base))
+    roots = (work, *(base / root for root in config.data.roots), *benches)
+    access = access_of(config.data.limits, roots, schemes=config.data.urls)
+    return Place(work=work, base=base, seed=config.run.seed, access=access)
+
+
+def access_of(limits: Limits, roots: Iterable[Path], *, schemes: Sequence[str]) -> Access:
+    """What may be read: media in these folders, and from these kinds of URLs, as large as `limits` say."""
+    return Access(
+        roots=tuple(root.resolve() for root in roots),
+        schemes=tuple(schemes),
         max_bytes=limits.max_bytes,
         max_video_bytes=limits.max_video_bytes,
         max_data_url_bytes=limits.max_data_url_bytes,
     )
-    return Place(work=work, base=base, seed=config.run.seed, access=access)
+
+
+def folders_of(paths: Iterable[str], media: str | None, base: Path) -> list[Path]:
+    """Where the files of a benchmark and their media lie; relative paths start from `base`."""
+    local = [base / path for path in paths if "://" not in path]
+    folders = [path if path.is_dir() else path.parent for path in local]
+    return [*folders, base / media] if media else folders
 
 
 def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:

@@ -40,6 +40,7 @@ SIDEWAYS = {
     ("run", "staging"),
     ("staging", "build"),
     ("run", "export"),
+    ("run", "exam"),
     ("export", "build"),
     ("exam", "build"),
     ("exam", "catalogue"),

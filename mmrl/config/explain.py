@@ -74,6 +74,7 @@ def _stage(config: Config, index: int) -> str:
     if isinstance(stage, Sft | Rl):
         facts += [*supplies.training(stage), ("trains", _trained(config))]
         facts += [("optimizer", _optimizer(stage)), ("ends", _end(stage))]
+        facts += supplies.benchmarks(config, stage)
     title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {what}"
     lines = [title]
     for label, text in facts:

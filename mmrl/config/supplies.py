@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from mmrl.config.schema import (
+    Config,
     Curriculum,
     Mixture,
     Order,
     Phase,
     Priority,
+    Rl,
     Sample,
     Select,
+    Sft,
     Shuffled,
     Sorted,
     Stage,
@@ -48,6 +51,18 @@ def training(stage: Stage) -> list[tuple[str, str]]:
     """The samples of a stage that trains, and their order."""
     repeated = f", repeated to {stage.repeat_to}" if stage.repeat_to else ""
     return [("samples", _from(stage.source) + repeated), ("order", _order(stage.order))]
+
+
+def benchmarks(config: Config, stage: Sft | Rl) -> list[tuple[str, str]]:
+    """What is taken while a stage trains, a line for each."""
+    before = "before the first step, " if stage is config.trainings[0] else ""
+    lines = []
+    for benchmark in config.evaluation.benchmarks:
+        rules = f" by the rules of {benchmark.rules}" if benchmark.rules != benchmark.name else ""
+        often = f"every {benchmark.every} steps, " if benchmark.every else ""
+        when = f"{before}{often}and as the stage ends" if before or often else "as the stage ends"
+        lines.append(f"{benchmark.name}{rules}, {when}: bench/{benchmark.name}/accuracy")
+    return [("benchmarks", "\n".join(lines))] if lines else []
 
 
 def _order(order: Order) -> str:

@@ -71,7 +71,9 @@ stages:
       - {kind: tools, tools: [{fn: "t:zoom", name: zoom, args: {most: 2}}]}
       - {kind: probe, what: grey, name: blind}
 deepspeed: {zero: 1}
-evaluation: {program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]}
+evaluation:
+  program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]
+  benchmarks: [{name: testA, bench: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task]}]
 """
 
 
