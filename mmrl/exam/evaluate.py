@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import catalogue
+from mmrl.bench.judged import judged
 from mmrl.bench.predictions import Prediction
+from mmrl.bench.report import Run
 from mmrl.bench.score import flipped, write
 from mmrl.bench.verdict import Verdict, read_verdicts
 from mmrl.config import Exam, exam_of
+from mmrl.config.schema.exam import ExamJudge
 from mmrl.exam.asked import OF_RUN, Asked, blinded, by_rule, of_run, read_files
 from mmrl.exam.candidate import Candidate, Examinee, enter, find
 from mmrl.exam.provenance import made_of, made_with
@@ -26,6 +29,7 @@ from mmrl.ranks import Alone
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers
 from mmrl.types import Place, UserError
+from mmrl_rewards.services.judge import JudgeService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class _Examination:
         known = (request.out / "verdicts.jsonl").exists()
         old = read_verdicts(request.out) if known else []
         run = asked.marking.run(answered, made_with(request.model, request.data, of, exam, answered))
+        run = self._judged(run, exam.judge) if exam.judge else run
         flips = flipped(old, run.verdicts)
         if flips and not request.rescore:
             raise UserError(
@@ -99,6 +104,15 @@ class _Examination:
                 "--rescore replaces them"
             )
         return Result(report=write(run, request.out, rescore=True), flips=flips)
+
+    def _judged(self, run: Run, options: ExamJudge) -> Run:
+        """With what a judge says; its replies are kept, so that marking again asks nobody twice."""
+        cache = str(self._desk.path / "judge")
+        run = judged(run, JudgeService(**options.model_dump(exclude={"at_once"}), cache=cache), at_once=options.at_once)
+        if run.judging and run.judging.failures:
+            failures = run.judging.failures
+            self._console.warn(f"the judge said nothing of {len(failures)} responses: {failures[0]}")
+        return run
 
     @cached_property
     def _examinee(self) -> Examinee:
@@ -161,7 +175,9 @@ def _asked(request: Request, candidate: Candidate, exam: Exam) -> Asked:
     """What is asked for: a part of a run's own data, or the files of a benchmark."""
     if request.bench.startswith(OF_RUN):
         if candidate.config is None:
-            raise UserError(f"--bench {request.bench}: {request.model} is no run, so it has no data of its own")
+            raise UserError(f"--bench {request.bench}: {request.model} has no {SETTINGS}, so it has no data of its own")
+        if exam.judge is not None:
+            raise UserError(f"--bench {request.bench}: the run's rewards judge its data; leave out judge")
         base = Path(request.data[0]) if request.data else Path.cwd()
         asked = of_run(request.bench, candidate.config, exam, base, request.out)
     else:

@@ -158,7 +158,10 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     ("changed", "said"),
     [
         ({"bench": "countin"}, "evaluation.benchmarks.ten: there is no benchmark 'countin'; there are"),
-        ({"bench": "mathvista"}, "the nearest known layout is"),
+        (
+            {"data": ["asked/odd.jsonl"]},
+            "asked/odd.jsonl:1: the columns are id, q; the nearest known layout is",
+        ),
         ({"data": ["asked/no.jsonl"]}, "no such file"),
         ({"data": ["asked/gaps.jsonl"]}, "evaluation.benchmarks.ten: 1 of 10 questions cannot be asked"),
         ({"data": ["asked/gaps.jsonl"]}, "count them as wrong with evaluation.benchmarks.ten.allow_missing=true"),
@@ -172,6 +175,7 @@ def test_what_cannot_be_taken_is_refused_before_anything_is_trained(
 ) -> None:
     path = questions(tmp_path / "asked")
     (path.parent / "gaps.jsonl").write_text(path.read_text().replace('"3.png"', '"gone.png"'))
+    (path.parent / "odd.jsonl").write_text('{"id": "1", "q": "How many?"}\n')
     done = here("train", write(config(tmp_path, **changed), tmp_path / "c.yaml"))
     assert done.code == 2
     assert said in done.errors
