@@ -18,11 +18,11 @@ from mmrl.config import Config, schema
 from mmrl.config.schema import Rl, Sft
 from mmrl.intake import Samples, read, refuse_too_few, worth
 from mmrl.log.console import Console
+from mmrl.media.workers import Workers
 from mmrl.outputs import chosen
 from mmrl.policy.ahead import Ahead
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.workers import Workers
 from mmrl.ports import Source
 from mmrl.ranks import Portion, Ranks
 from mmrl.types import Place, Reject, Sample, State, UserError
@@ -46,7 +46,9 @@ class Supply:
         """
         data = self._config.data
         with ExitStack() as stack:
-            workers = stack.enter_context(closing(Workers(afresh.encode, data.workers))) if data.workers else None
+            workers = None
+            if data.workers:
+                workers = stack.enter_context(closing(Workers(afresh.encode, data.workers, name=_called)))
             yield Ahead(
                 Portion(self.order(stage, state), ranks),
                 self._processor,
@@ -133,3 +135,7 @@ def _of_phase(stage: Sft | Rl, number: int, phase: schema.Phase, samples: Sequen
             f"{len(own)}: see its `when`"
         )
     return own
+
+
+def _called(sample: Sample) -> str:
+    return f"sample {sample.id}"
