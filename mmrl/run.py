@@ -65,12 +65,16 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
                 console.say("This run is finished; delete its directory or choose another to run it again.")
                 ranks.once(lambda: report(place, console))
                 return 0
-            with nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun):
+            fresh = nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun)
+            with fresh, ExitStack() as opened:
                 questions = ranks.once(lambda: read_benchmarks(config, base, place.data))
                 world = World(config, base, place, console, ranks)
+                opened.enter_context(closing(world.judge))
+                opened.enter_context(closing(world.samplers))
                 benchmarks = Benchmarks(world, base, questions)
                 ranks.once(lambda: _introduce(place, world))
-            with closing(world.judge), closing(world.samplers):
+                running = opened.pop_all()
+            with running:
                 _Run(world, benchmarks, stop).go()
             ranks.once(lambda: report(place, console))
     except (Interrupted, KeyboardInterrupt) as stopped:

@@ -101,6 +101,8 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
         )
     except KeyError as error:
         raise ValueError(f"has no column {error}; verdicts are written by `mmrl eval score`") from None
+    except AttributeError:
+        raise ValueError(f"groups are {row['groups']!r:.40}, not an object") from None
     if not (isinstance(verdict.strict, bool) and isinstance(verdict.compat, bool) and isinstance(verdict.id, str)):
         raise ValueError("pid must be text, strict and compat true or false")
     return verdict

@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, experiment, imitation, metrics, mmrl, reinforcement, write
-from PIL import Image
+from harness import Command, experiment, imitation, metrics, mmrl, questions, reinforcement, write
+
+from mmrl.bench.predictions import Prediction, append
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
 TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
 RETHINK = [{"kind": "generate"}, {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 4}]
-
-
-def questions(folder: Path) -> Path:
-    """Ten questions on ten pictures, as canonical JSONL."""
-    folder.mkdir(exist_ok=True)
-    rows = []
-    for number in range(10):
-        Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
-        row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
-    path = folder / "ten.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def config(folder: Path, *, best: str = "bench/ten/accuracy", **benchmark: object) -> dict[str, Any]:
@@ -128,14 +117,12 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
     settings.parent.mkdir()
     settings.write_text('{"settings": {"model": "another path"}, "missing": {}}')
     batches = []
-    append = "mmrl.exam.sitting.append"
-    real = __import__("mmrl.exam.sitting").exam.sitting.append
 
-    def counted(path: Path, predictions: list[object]) -> None:
+    def counted(path: Path, predictions: Sequence[Prediction]) -> None:
         batches.append(path.parent.name)
-        real(path, predictions)
+        append(path, predictions)
 
-    monkeypatch.setattr(append, counted)
+    monkeypatch.setattr("mmrl.exam.sitting.append", counted)
     done = here("train", again)
     assert done.code == 0, done.errors
     assert batches == ["01-000008"] * 3

@@ -9,9 +9,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 from harness import Command, metrics, mmrl
-from PIL import Image
 from serving import judging, served
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
@@ -21,14 +21,7 @@ RETHINK = "[{kind: generate}, {kind: continue_with, correct: [right], max_new_to
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten questions on ten pictures, as canonical JSONL."""
-    folder = tmp_path_factory.mktemp("questions")
-    rows = []
-    for number in range(10):
-        Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
-        row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
-    (folder / "ten.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "ten.jsonl"
+    return harness.questions(tmp_path_factory.mktemp("questions"))
 
 
 def report(out: Path) -> dict[str, Any]:
