@@ -51,7 +51,7 @@ def _show(name: str, rows: Mapping[str, Difference]) -> None:
 
     table = Table(title=f"strict by {name}", title_justify="left")
     table.add_column(name)
-    for head in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "p"):
+    for head in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p"):
         table.add_column(head, justify="right")
     for value, found in rows.items():
         percents = (f"{100 * found.a:.1f}", f"{100 * found.b:.1f}", f"{100 * found.gap.value:+.1f}")
