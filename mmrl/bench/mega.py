@@ -33,8 +33,9 @@ class MegaBench:
         """The question of a row. Raises BadRowError, and LeftOutError for one that is not of the core."""
         info, answers = _mapping(cells["metric_info"], "metric_info"), _mapping(cells["answer"], "answer")
         metrics = _mapping(info.get("field_score_function"), "field_score_function")
-        if unknown := sorted({*map(str, metrics.values())} - METRICS.keys()):
-            raise LeftOutError(f"{cells['task_name']}: no rule scores {', '.join(unknown)}")
+        unknown = sorted({*map(str, metrics.values())} - METRICS.keys())
+        if unknown or not metrics:
+            raise LeftOutError(f"{cells['task_name']}: no rule scores {', '.join(unknown) or 'no field'}")
         if lacking := [*info.get("global_aux_metrics", {}), *(name for name in metrics if name not in answers)]:
             raise LeftOutError(f"{cells['task_name']}: no rule scores the field {', '.join(map(str, lacking))}")
         media = [path for name in ("global_media", "example_media", "query_media") for path in _paths(cells.get(name))]
