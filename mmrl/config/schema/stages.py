@@ -178,7 +178,10 @@ class Rl(Stage):
     replay: Replay | None = None
     """What of earlier steps is learned again; nothing where there is none."""
     epochs: Positive = 1
-    """Optimizer steps over the same rollouts."""
+    """Passes over the same rollouts."""
+    mini_batches: Positive = 1
+    """Optimizer steps of a pass: the step's groups are dealt into so many batches, each with a gradient and
+    denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
     history: tuple[str, ...] = ()
     """Reward terms whose mean over a group is noted for its sample each time it is drawn, for `order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
@@ -210,6 +213,25 @@ class Rl(Stage):
             raise ValueError(f"reference.update {self.reference.update!r} has no effect without `loss.kl.coef`")
         if self.sampling.temperature == 0.0:
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
+        return self
+
+    @model_validator(mode="after")
+    def _mini_batches_need_no_start(self) -> Rl:
+        if self.mini_batches > self.prompts_per_step:
+            raise ValueError(
+                f"mini_batches {self.mini_batches} leaves some without a group of prompts_per_step "
+                f"{self.prompts_per_step}"
+            )
+        from_start = {
+            "loss.old: learner": self.loss.old == "learner",
+            "loss.kl.place: reward": self.loss.kl.coef > 0.0 and self.loss.kl.place == "reward",
+            "replay.ratio: recomputed": self.replay is not None and self.replay.ratio == "recomputed",
+        }
+        if self.mini_batches > 1 and (taken := [key for key, is_so in from_start.items() if is_so]):
+            raise ValueError(
+                f"mini_batches with `{taken[0]}`: that needs the learner's probabilities as the step began, which the "
+                "first mini-batch changes; take one of them out"
+            )
         return self
 
     @property
