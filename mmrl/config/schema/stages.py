@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, Word
+from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, When, Word, holds
 from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
@@ -15,6 +15,7 @@ from mmrl.config.schema.presets import PRESETS, Algorithm
 from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Steps, check_order
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.sift import Filter
+from mmrl.types import Sample
 
 Rate = Annotated[float, Field(gt=0.0)]
 
@@ -97,6 +98,8 @@ class Stage(Strict):
     """Optimizer steps at most."""
     source: Word | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
+    when: When = Field(default_factory=dict)
+    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     repeat_to: Positive | None = None
     """Samples are repeated, each time under an id and with random numbers of its own, until there are so many
     (one-example RLVR)."""
@@ -117,6 +120,10 @@ class Stage(Strict):
     `model.attention` is not `eager`."""
     max_bad_steps: Positive = 5
     """A step whose gradient is not finite changes no weight; this many in a row end the run, their samples kept."""
+
+    def takes(self, sample: Sample) -> bool:
+        """Whether the stage trains on a sample of its source."""
+        return holds(self.when, sample)
 
     @property
     def goes_by_rewards(self) -> bool:
