@@ -184,7 +184,7 @@ def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] =
     """max(0, target - s) / s for a response that called a tool, s being the share of the group that did; 0 for others.
 
     Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for pictures and 0.25 / 1.5 for videos.
-    Departures: none.
+    Departures: a call counts once a tool has answered it.
     """
     calls = [_calls(rollout) for rollout in group.rollouts]
     share = fmean(count > 0 for count in calls)
@@ -195,7 +195,7 @@ def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] =
 def spare_calls(group: Group, *, free: Count = 1) -> tuple[Term, ...]:
     """-1 for every call of a tool beyond `free`.
 
-    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: none.
+    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: as for `curiosity`.
     """
     calls = [_calls(rollout) for rollout in group.rollouts]
     return tuple(Term(float(min(0, free - count)), f"{count} calls, {free} free") for count in calls)

@@ -34,7 +34,7 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
 
 @reward(name="span_aligned", kinds=(Kind.SPAN,))
 def aligned(response: Response, sample: Sample, *, column: str = "duration") -> Term:
-    """tIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), T the video's seconds in `sample.meta[column]`.
+    """TIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), T the video's seconds in `sample.meta[column]`.
 
     Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377). Departures: no factor falls below 0, where an
     answer far beyond the video would make two of them negative and their product a reward.
@@ -44,7 +44,9 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
     """
     target, seconds = gold(sample, Kind.SPAN), sample.meta.get(column)
     if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
-        raise Unscorable(f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_shown(target)} lies")
+        raise Unscorable(
+            f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_shown(target)} lies"
+        )
     answer = response.answer.value
     if answer is None:
         return Term(0.0, response.answer.problems[0])
