@@ -240,7 +240,9 @@ class World:
 
     def learner(self, stage: Sft | Rl, engine: Engine, reference: Scorer | None, homes: Homes) -> GrpoLearner:
         """The learner of a stage."""
-        loss, epochs = (stage.loss, stage.epochs) if isinstance(stage, Rl) else (Loss(), 1)
+        loss, epochs, mini_batches = Loss(), 1, 1
+        if isinstance(stage, Rl):
+            loss, epochs, mini_batches = stage.loss, stage.epochs, stage.mini_batches
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
@@ -248,6 +250,7 @@ class World:
             micro_batch=stage.micro_batch,
             token_budget=stage.token_budget,
             epochs=epochs,
+            mini_batches=mini_batches,
             shared_prefix=stage.shared_prefix != "off" and self.policy.shares_prefixes,
             pad_id=self.eos_id,
         )

@@ -16,7 +16,7 @@ from typing import Final
 from mmrl.bench.items import FRAMED, Item
 from mmrl.bench.report import Judging, Run
 from mmrl.bench.text import answering
-from mmrl.bench.verdict import Outcome, Verdict
+from mmrl.bench.verdict import MISSING, Outcome, Verdict
 from mmrl.types import Unscorable, UserError
 from mmrl_datasets.mapping import listed
 from mmrl_rewards.services.endpoint import Rejected
@@ -59,7 +59,7 @@ def judged(run: Run, service: JudgeService, *, at_once: int) -> Run:
 
 def _is_unread(verdict: Verdict, item: Item) -> bool:
     """Whether there is something to read and no rule could: coordinates are for rules alone."""
-    has_text = verdict.outcome is Outcome.NO_ANSWER and verdict.rule not in ("missing", "empty")
+    has_text = verdict.outcome is Outcome.NO_ANSWER and verdict.rule not in (MISSING, "empty")
     return has_text and item.kind not in FRAMED
 
 

@@ -102,6 +102,11 @@ def _sft(stage: Sft) -> list[tuple[str, str]]:
     ]
 
 
+def _updates(stage: Rl) -> str:
+    steps = _plural(stage.epochs * stage.mini_batches, "optimizer step")
+    return steps if stage.mini_batches == 1 else f"{steps}, each with 1/{stage.mini_batches} of the prompts,"
+
+
 def _law(law: Sampling) -> str:
     return (
         f"temperature {law.temperature:g}, {_cut('top-p', law.top_p, law.top_p < 1)}, "
@@ -116,7 +121,7 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
         (
             "each step",
             f"{stage.prompts_per_step} prompts x {stage.group_size} rollouts = {count} rollouts, "
-            f"then {_plural(stage.epochs, 'optimizer step')} on them",
+            f"then {_updates(stage)} on them",
         ),
         ("sampling", _law(stage.sampling)),
         *([("program", then)] if then else []),

@@ -124,7 +124,7 @@ class Benchmarks:
         try:
             refuse_missing(
                 missing,
-                len(questions.asked),
+                questions,
                 allowed=options.allow_missing,
                 remedy=f"{name}.allow_missing=true",
                 warn=self._world.console.warn,
@@ -157,10 +157,12 @@ class Benchmarks:
             with world.samplers.whole():
                 answered = sit(paper, answered, room)
         model = f"{world.config.run.name}, {place}"
-        run = asked.marking.run(answered, made_with(model, ready.options.data, of, self._exam, answered))
+        run = asked.marking.run(
+            answered, made_with(model, ready.options.data, of, self._exam, questions=questions, predictions=answered)
+        )
         report = world.ranks.once(lambda: write(run, desk.path, rescore=True))
         self._say(asked.name, state, report)
-        return _metrics(ready.options, report, run.overall)
+        return _metrics(ready.options, report)
 
     def _say(self, name: str, state: State, report: Mapping[str, Any]) -> None:
         strict, compat = report["strict"], report["compat"]["value"]
@@ -172,7 +174,7 @@ class Benchmarks:
         )
 
 
-def _metrics(options: Benchmark, report: Mapping[str, Any], overall: Mapping[str, float]) -> dict[str, float]:
+def _metrics(options: Benchmark, report: Mapping[str, Any]) -> dict[str, float]:
     """What metrics.jsonl has of a report."""
     told = {
         "accuracy": report["strict"]["value"],
@@ -180,7 +182,7 @@ def _metrics(options: Benchmark, report: Mapping[str, Any], overall: Mapping[str
         "truncated_frac": report["truncated_rate"],
         "no_answer_frac": report["no_answer_rate"],
         "tokens_mean": report["mean_tokens"],
-        **{name: report[name] for name in overall},
+        **{name.replace(" ", "_"): value for name, value in report["overall"].items()},
     }
     for column in options.subsets:
         told |= {f"{column}/{value}": row["strict"] for value, row in report["subsets"][column].items()}

@@ -95,7 +95,8 @@ class _Examination:
             answered = self._sit(paper, answered)
         known = (request.out / "verdicts.jsonl").exists()
         old = read_verdicts(request.out) if known else []
-        run = asked.marking.run(answered, made_with(request.model, request.data, of, exam, answered))
+        told = made_with(request.model, request.data, of, exam, questions=asked.questions, predictions=answered)
+        run = asked.marking.run(answered, told)
         run = self._judged(run, exam.judge) if exam.judge else run
         flips = flipped(old, run.verdicts)
         if flips and not request.rescore:
@@ -129,7 +130,7 @@ class _Examination:
         found = unaskable(self._asked.questions, self._examinee.processor.encoder.measure)
         refuse_missing(
             found,
-            len(self._asked.questions.asked),
+            self._asked.questions,
             allowed=self._request.allow_missing,
             remedy="--allow-missing",
             warn=self._console.warn,

@@ -19,7 +19,13 @@ def made_of(bench: str, revision: str, questions: Questions, exam: Exam) -> dict
 
 
 def made_with(
-    model: str, data: Sequence[str], of: Mapping[str, Any], exam: Exam, predictions: Sequence[Prediction]
+    model: str,
+    data: Sequence[str],
+    of: Mapping[str, Any],
+    exam: Exam,
+    *,
+    questions: Questions,
+    predictions: Sequence[Prediction],
 ) -> dict[str, Any]:
     """How the responses were made, by `model` as people call it."""
     law = exam.evaluation
@@ -28,6 +34,7 @@ def made_with(
         "revision": of["model"],
         "data": list(data),
         "data_sha256": of["data"],
+        "left_out": questions.left_out,
         "pixels": [exam.model.min_pixels, exam.model.max_pixels],
         "dtype": exam.model.dtype,
         "engine": exam.rollout.engine,

@@ -143,13 +143,16 @@ def unaskable(questions: Questions, measure: Callable[[Sample], object]) -> dict
 
 
 def refuse_missing(
-    missing: Mapping[str, str], of: int, *, allowed: bool, remedy: str, warn: Callable[[str], None]
+    missing: Mapping[str, str], questions: Questions, *, allowed: bool, remedy: str, warn: Callable[[str], None]
 ) -> None:
-    """Name the questions that cannot be asked; `remedy` is the setting that allows them.
+    """Name the questions that cannot be asked; `remedy` is the setting that allows them. Rows left out are told of.
 
     Raises:
         UserError: there are some, and they are not allowed to count as wrong.
     """
+    of = len(questions.asked)
+    if questions.left_out:
+        warn(f"{questions.left_out} of {of + questions.left_out} rows are left out: no rule scores them")
     if not missing:
         return
     lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_NAMED]]
