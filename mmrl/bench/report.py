@@ -85,8 +85,8 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     rows = [(name, *_shown(report[name])) for name in ("strict", "compat")]
     if judge := report.get("judge"):
         rows.append(("strict, with judge", *_shown(judge["accuracy"])))
-    rows += [(name, _percent(value), "") for name, value in report["overall"].items()]
     out += _table(("", "accuracy", "95 % interval"), rows)
+    out += [f"| {name} | {_percent(value)} | |" for name, value in report["overall"].items()]
     out += ["", f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; ", ""]
     out[-2] += f"scorer {report['scorer']}. Intervals resample pictures; those of subsets are Wilson's."
     if judge:
