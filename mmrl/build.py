@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,9 +47,11 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
-from mmrl.ports import Chooser, Source
-from mmrl.ranks import Homes, Ranks, SharedLook
+from mmrl.ports import Chooser, Source, Tools
+from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Replies
+from mmrl.rollout.traces import Traces
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
@@ -145,7 +147,7 @@ class World:
         terms = [
             name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
         ]
-        for owner in _with_rollouts(config):
+        for owner in _with_program(config):
             check(owner.program, self.processor, self.banned, terms, self.find_tool)
             if config.rollout.engine != "hf" and any(
                 isinstance(step, UseTools) and step.max_views for step in owner.program
@@ -202,6 +204,16 @@ class World:
     def source(self, stage: Sft | Rl, state: State) -> AbstractContextManager[Source]:
         """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
         return self.supply.opened(stage, state, self._afresh, self.console, self.ranks)
+
+    @contextmanager
+    def tools(self, stage: Sft) -> Iterator[Tools | None]:
+        """What answers the calls of a stage's demonstrations, if anything does; its processes run within this block."""
+        if not stage.program:
+            yield None
+            return
+        replies = Replies.of(stage.program[0], self.find_tool, self.processor)
+        with replies.workers().open() as workers:
+            yield SharedTools(tools=Traces(replies=replies, workers=workers), ranks=self.ranks)
 
     def shard(self) -> None:
         """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""
@@ -325,10 +337,15 @@ def encoder_of(
 
 
 def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Iterator[str]:
-    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers."""
+    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers, what stands around tools."""
     grammar, frame = grammar_of(config), FAMILIES[scratch.family].frame
-    for owner in _with_rollouts(config):
-        yield from (t.text for step in owner.program if isinstance(step, ContinueWith) for t in step.triggers)
+    for owner in _with_program(config):
+        for step in owner.program:
+            match step:
+                case ContinueWith():
+                    yield from (trigger.text for trigger in step.triggers)
+                case UseTools():
+                    yield step.before + step.after
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.answer.instruct:
@@ -340,9 +357,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
                 yield grammar.render(answer, sample.thought)
 
 
-def _with_rollouts(config: Config) -> tuple[Rl | Evaluation, ...]:
-    """What of a config has rollout programs."""
-    return (*(stage for stage in config.stages if isinstance(stage, Rl)), config.evaluation)
+def _with_program(config: Config) -> tuple[Sft | Rl | Evaluation, ...]:
+    """What of a config has programs."""
+    return (*config.trainings, config.evaluation)
 
 
 def device_of(config: Config | Exam) -> torch.device:

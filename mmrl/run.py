@@ -240,15 +240,18 @@ class _Run:
             every=self._config.checkpoints.every,
         )
         if isinstance(stage, Sft):
-            parts = sft.Parts(
-                source=source,
-                asker=world.processor,
-                learner=SharedLessons(learner=learner, ranks=self._ranks, homes=self._homes, asked=stage.batch_size),
-                teller=self._teller,
-                gate=self._gate(stage),
-                keeper=keeper,
-            )
-            sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
+            lessons = SharedLessons(learner=learner, ranks=self._ranks, homes=self._homes, asked=stage.batch_size)
+            with world.tools(stage) as tools:
+                parts = sft.Parts(
+                    source=source,
+                    asker=world.processor,
+                    learner=lessons,
+                    teller=self._teller,
+                    gate=self._gate(stage),
+                    keeper=keeper,
+                    tools=tools,
+                )
+                sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
         watch = Watch(stage.health, self._console.warn)

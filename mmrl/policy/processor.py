@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from mmrl.answer import checked, reframed
+from mmrl.answer.calls import turns
 from mmrl.batch import PromptTensors
 from mmrl.policy.encoder import Encoder, Feed
 from mmrl.types import (
@@ -156,19 +157,22 @@ class QwenProcessor:
         return self.grammar.render(answer, prompt.sample.thought)
 
     def _taught(self, prompt: Prompt, text: str, learn: Literal["response", "answer"]) -> tuple[Segment, ...]:
-        """A response's tokens and EOS; a token that the answer begins within belongs to it."""
-        words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-        ids = (*words.input_ids, self.tokenizer.eos_token_id)
-        start = 0
-        if learn == "answer":
-            answer = self.grammar.answer_start(text)
-            if answer is None:
-                raise UserError(
-                    f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone"
-                )
-            start = sum(end <= answer for _, end in words.offset_mapping)
-        parts = ((ids[:start], Author.TRIGGER), (ids[start:], Author.TEACHER))
-        return tuple(Segment(ids=part, logps=(0.0,) * len(part), author=author) for part, author in parts if part)
+        """A response's tokens and EOS, in segments that end where it calls a tool; a token that the answer begins
+        within belongs to it.
+        """
+        answer = self.grammar.answer_start(text) if learn == "answer" else 0
+        if answer is None:
+            raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
+        segments: list[Segment] = []
+        for start, turn in turns(text):
+            words = self.tokenizer(
+                turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+            )
+            given = sum(start + end <= answer for _, end in words.offset_mapping)
+            end = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
+            parts = ((words.input_ids[:given], Author.TRIGGER), (words.input_ids[given:] + end, Author.TEACHER))
+            segments += [_unsampled(ids, author) for ids, author in parts if ids]
+        return tuple(segments)
 
     def process(self, sample: Sample) -> Feed:
         """What `ask` keeps, made anew. Raises as `Encoder.encode`."""
@@ -202,6 +206,10 @@ class QwenProcessor:
             if key not in self._held and self._cached_bytes > _CACHE_BYTES:
                 self._cached_bytes -= self._cache.pop(key).tensors.nbytes
         return feed
+
+
+def _unsampled(ids: Sequence[int], author: Author) -> Segment:
+    return Segment(ids=tuple(ids), logps=(0.0,) * len(ids), author=author)
 
 
 def _second(segments: Sequence[Segment]) -> int | None:
