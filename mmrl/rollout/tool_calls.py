@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.pool
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,9 @@ class Workers:
         """A pool of one process, so that killing it ends one call alone."""
         pool = self._pools[place]
         if pool is None:
-            pool = self._pools[place] = multiprocessing.get_context("spawn").Pool(1)
+            ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which lets the step end
+            pool = multiprocessing.get_context("spawn").Pool(1, initializer=signal.signal, initargs=ignore)
+            self._pools[place] = pool
             pool.apply(_warm_up, (self._loads,))  # no deadline pays for the start of a process and for imports
         return pool
 
