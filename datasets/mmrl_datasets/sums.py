@@ -68,22 +68,26 @@ def adding(
             canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
         numbers = [int(values[pick]) for pick in picks]
         total = sum(numbers)
-        wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
-        first = wrong if dice.label.random() < slip else total
-        twice = bool(dice.label.random() < second_look)
-        looks = twice and bool(dice.label.random() >= lazy)
+        first = _at_a_glance(dice, total, slip)
+        twice, looks = bool(dice.label.random() < second_look), bool(dice.label.random() >= lazy)
         return Draft(
             parts=(canvas, either(dice.layout, "Add the digits.", "What do the digits add up to?")),
             target=_sum(total),
             meta={
                 "things": things_meta([Thing(str(n), box) for n, box in zip(numbers, boxes, strict=True)]),
                 "first": first if twice else None,
-                "looks": looks,
+                "looks": twice and looks,
             },
         )
 
     for sample in samples(place, "add", part, draw, size=size, seed=seed):
         yield replace(sample, response=_response(sample, words))
+
+
+def _at_a_glance(dice: Dice, total: int, slip: float) -> int:
+    """The sum, or by chance `slip` one that is wrong by 1 to 3."""
+    wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
+    return wrong if dice.label.random() < slip else total
 
 
 def _response(sample: Sample, words: str) -> str:
