@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,7 +50,7 @@ from mmrl.policy.threads import use_threads
 from mmrl.ports import Chooser, Source, Tools
 from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
-from mmrl.rollout.tool_replies import Replies
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
@@ -83,7 +83,7 @@ class World:
 
     def __init__(self, config: Config, base: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
-        self.find_tool = partial(catalogue.find_tool, base)
+        self.workshop = Workshop(partial(catalogue.find_tool, base))
         use_threads(config.run.threads, ranks.size)
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
@@ -148,7 +148,7 @@ class World:
             name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
         ]
         for owner in _with_program(config):
-            check(owner.program, self.processor, self.banned, terms, self.find_tool)
+            check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
             if config.rollout.engine != "hf" and any(
                 isinstance(step, UseTools) and step.max_views for step in owner.program
             ):
@@ -187,7 +187,7 @@ class World:
             group_size=1,
             groups=options.batch_size,
             seed=derive(self.config.run.seed, "evaluation"),
-            find_tool=self.find_tool,
+            workshop=self.workshop,
         )
         return Evaluator(
             asker=self.processor,
@@ -205,15 +205,12 @@ class World:
         """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
         return self.supply.opened(stage, state, self._afresh, self.console, self.ranks)
 
-    @contextmanager
-    def tools(self, stage: Sft) -> Iterator[Tools | None]:
-        """What answers the calls of a stage's demonstrations, if anything does; its processes run within this block."""
+    def tools(self, stage: Sft) -> Tools | None:
+        """What answers the calls of a stage's demonstrations, if anything does."""
         if not stage.program:
-            yield None
-            return
-        replies = Replies.of(stage.program[0], self.find_tool, self.processor)
-        with replies.workers().open() as workers:
-            yield SharedTools(tools=Traces(replies=replies, workers=workers), ranks=self.ranks)
+            return None
+        replies = self.workshop.replies(stage.program[0], self.processor)
+        return SharedTools(tools=Traces(replies=replies), ranks=self.ranks)
 
     def shard(self) -> None:
         """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""

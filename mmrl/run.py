@@ -69,7 +69,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun):
                 world = World(config, base, place, console, ranks)
                 ranks.once(lambda: _introduce(place, world))
-            with closing(world.judge), closing(world.samplers):
+            with closing(world.judge), closing(world.samplers), closing(world.workshop):
                 _Run(world, stop).go()
             ranks.once(lambda: report(place, console))
     except (Interrupted, KeyboardInterrupt) as stopped:
@@ -240,18 +240,16 @@ class _Run:
             every=self._config.checkpoints.every,
         )
         if isinstance(stage, Sft):
-            lessons = SharedLessons(learner=learner, ranks=self._ranks, homes=self._homes, asked=stage.batch_size)
-            with world.tools(stage) as tools:
-                parts = sft.Parts(
-                    source=source,
-                    asker=world.processor,
-                    learner=lessons,
-                    teller=self._teller,
-                    gate=self._gate(stage),
-                    keeper=keeper,
-                    tools=tools,
-                )
-                sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
+            parts = sft.Parts(
+                source=source,
+                asker=world.processor,
+                learner=SharedLessons(learner=learner, ranks=self._ranks, homes=self._homes, asked=stage.batch_size),
+                teller=self._teller,
+                gate=self._gate(stage),
+                keeper=keeper,
+                tools=world.tools(stage),
+            )
+            sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
         watch = Watch(stage.health, self._console.warn)
@@ -317,7 +315,7 @@ class _Run:
             group_size=stage.group_size,
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
-            find_tool=self._world.find_tool,
+            workshop=self._world.workshop,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

@@ -47,6 +47,7 @@ class QwenProcessor:
         self._cached_bytes = 0
         self._held: frozenset[str] = frozenset()
         self._shown: OrderedDict[str, PromptTensors] = OrderedDict()
+        self._shown_bytes = 0
 
     def ask(self, sample: Sample) -> Prompt:
         """The sample as the model reads it.
@@ -75,9 +76,11 @@ class QwenProcessor:
         showing = self.encoder.show(ref)
         segment = showing.segment
         assert segment.view is not None
+        before = self._shown.pop(segment.view.digest, None)
         self._shown[segment.view.digest] = showing.tensors
-        while len(self._shown) > 1 and sum(each.nbytes for each in self._shown.values()) > _SHOWN_BYTES:
-            self._shown.popitem(last=False)
+        self._shown_bytes += showing.tensors.nbytes - (before.nbytes if before else 0)
+        while len(self._shown) > 1 and self._shown_bytes > _SHOWN_BYTES:
+            self._shown_bytes -= self._shown.popitem(last=False)[1].nbytes
         return segment
 
     def seen(self, view: View) -> PromptTensors:

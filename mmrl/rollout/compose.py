@@ -14,17 +14,14 @@ from mmrl.rollout.partial import InChunks
 from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.program import Generate, Program, Step
 from mmrl.rollout.rethink import Rethink, Verdict, trigger_ids
-from mmrl.rollout.tool_replies import FindTool, Replies
+from mmrl.rollout.tool_replies import FindTool, Workshop
 from mmrl.rollout.use_tools import Toolbox
 from mmrl.types import SamplingLaw, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants.
-
-    `find_tool` makes a tool of its line in YAML, in whichever process it is called.
-    """
+    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants."""
 
     sampler: Sampler
     judge: Judge
@@ -33,7 +30,7 @@ class Kit:
     group_size: int
     groups: int
     seed: int
-    find_tool: FindTool
+    workshop: Workshop
 
 
 def compose(steps: Steps, kit: Kit) -> Program:
@@ -88,7 +85,7 @@ def _step(options: ContinueWith | UseTools | Probe, kit: Kit) -> Step:
         case Probe():
             return Blindfold(options=options, asker=kit.processor, sampler=kit.sampler, law=kit.law)
         case UseTools():
-            replies = Replies.of(options, kit.find_tool, kit.processor)
+            replies = kit.workshop.replies(options, kit.processor)
             return Toolbox(replies=replies, sampler=kit.sampler, law=kit.law)
         case ContinueWith():
             return _rethink(options, kit)

@@ -6,8 +6,7 @@ import multiprocessing
 import multiprocessing.pool
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from multiprocessing.pool import AsyncResult
 from typing import Any, NamedTuple
@@ -36,20 +35,18 @@ class Job(NamedTuple):
 
 
 class Workers:
-    """Processes that call tools, `count` at once; one that exceeds the deadline is killed and replaced."""
+    """Processes that call tools, `count` at once, from the first call until they are closed; one that exceeds the
+    deadline is killed and replaced.
+    """
 
     def __init__(self, loads: Sequence[Callable[[], Tool]], count: int, deadline_s: float) -> None:
         self._loads, self._deadline_s = tuple(loads), deadline_s
         self._pools: list[multiprocessing.pool.Pool | None] = [None] * count
 
-    @contextmanager
-    def open(self) -> Iterator[Workers]:
-        """Within this block they run, from the first call on."""
-        try:
-            yield self
-        finally:
-            for place in range(len(self._pools)):
-                self._end(place)
+    def close(self) -> None:
+        """End them."""
+        for place in range(len(self._pools)):
+            self._end(place)
 
     def run(self, jobs: Sequence[Job]) -> list[Said]:
         """What came of each, in order."""

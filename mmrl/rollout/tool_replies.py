@@ -28,25 +28,39 @@ COUNTED: Final = ("calls", "answers", "refused", "invalid", "errors", "timeouts"
 FAILURES: Final = ("errors", "timeouts")
 
 
+class Workshop:
+    """Where tools are called: processes that stay from step to step, until the workshop is closed.
+
+    `find_tool` makes a tool of its line in YAML, in whichever process it is called.
+    """
+
+    def __init__(self, find_tool: FindTool) -> None:
+        self.find_tool = find_tool
+        self._workers: list[Workers] = []
+
+    def replies(self, options: UseTools, processor: QwenProcessor) -> Replies:
+        """What the tools of a step say, with processes of its own."""
+        loads = {tool.called: partial(self.find_tool, tool) for tool in options.tools}
+        workers = Workers([*loads.values()], options.workers, options.deadline_s)
+        self._workers.append(workers)
+        return Replies(options=options, loads=loads, workers=workers, processor=processor)
+
+    def close(self) -> None:
+        """End all processes."""
+        for workers in self._workers:
+            workers.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
     """The tools of a step; `loads` makes them, by name, in the process that calls them."""
 
     options: UseTools
     loads: Mapping[str, Callable[[], Tool]]
+    workers: Workers
     processor: QwenProcessor
 
-    @staticmethod
-    def of(options: UseTools, find_tool: FindTool, processor: QwenProcessor) -> Replies:
-        """Those that a step names."""
-        loads = {tool.called: partial(find_tool, tool) for tool in options.tools}
-        return Replies(options=options, loads=loads, processor=processor)
-
-    def workers(self) -> Workers:
-        """The processes that call them."""
-        return Workers([*self.loads.values()], self.options.workers, self.options.deadline_s)
-
-    def to(self, rollouts: Sequence[Rollout], workers: Workers) -> list[Reply]:
+    def to(self, rollouts: Sequence[Rollout]) -> list[Reply]:
         """What the tools say to the calls that end these rollouts, in order.
 
         Raises:
@@ -58,7 +72,7 @@ class Replies:
             for wish, rollout in zip(wishes, rollouts, strict=True)
             if isinstance(wish, Action)
         ]
-        results = iter(workers.run(jobs))
+        results = iter(self.workers.run(jobs))
         said = [next(results) if isinstance(wish, Action) else Said(wish, "invalid") for wish in wishes]
         return [self._reply(*pair) for pair in zip(rollouts, said, strict=True)]
 

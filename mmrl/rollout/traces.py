@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.answer.calls import last_call
-from mmrl.rollout.tool_calls import Workers
 from mmrl.rollout.tool_replies import COUNTED, FAILURES, Replies, Reply, count
 from mmrl.types import Rollout, Segment, UserError
 
@@ -22,7 +21,6 @@ class Traces:
     """Answers the calls of demonstrations."""
 
     replies: Replies
-    workers: Workers
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
         """Demonstrations with what tools say to their calls, in order; and how many were answered how.
@@ -55,7 +53,7 @@ class Traces:
                     f"sample {rollout.prompt.sample.id}: call {turn} of its response, behind {rollout.num_tokens} "
                     f"tokens, is beyond {limit} of step {options.name}; raise that, or leave the sample out"
                 )
-        replies = self.replies.to(rollouts, self.workers)
+        replies = self.replies.to(rollouts)
         for rollout, reply in zip(rollouts, replies, strict=True):
             if reply.kind in FAILURES:
                 raise UserError(f"sample {rollout.prompt.sample.id}: call {turn} of its response: {reply.text}")

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from mmrl.answer.calls import last_call
 from mmrl.ports import Sampler
 from mmrl.rollout.program import told
-from mmrl.rollout.tool_calls import Workers
 from mmrl.rollout.tool_replies import COUNTED, FAILURES, Replies, count
 from mmrl.types import Answers, Author, Finish, Rollout, SamplingLaw, UserError
 
@@ -34,27 +33,26 @@ class Toolbox:
         options = self.replies.options
         rollouts = {(g, i): r for g, group in enumerate(answers.groups) for i, r in enumerate(group)}
         counts: Counter[str] = Counter()
-        with self.replies.workers().open() as workers:
-            for _ in range(options.turns):
-                calling = {
-                    place: rollout
-                    for place, rollout in rollouts.items()
-                    if _calls_last(rollout) and rollout.num_tokens <= options.max_tokens
-                }
-                if not calling:
-                    break
-                said = self._answered(list(calling.values()), workers, counts)
-                longer = self.sampler.extend(said, self.law, step=step)
-                rollouts |= zip(calling, longer, strict=True)
+        for _ in range(options.turns):
+            calling = {
+                place: rollout
+                for place, rollout in rollouts.items()
+                if _calls_last(rollout) and rollout.num_tokens <= options.max_tokens
+            }
+            if not calling:
+                break
+            said = self._answered(list(calling.values()), counts)
+            longer = self.sampler.extend(said, self.law, step=step)
+            rollouts |= zip(calling, longer, strict=True)
         counts["unanswered"] = sum(_calls_last(rollout) for rollout in rollouts.values())
         groups = tuple(tuple(rollouts[g, i] for i in range(len(group))) for g, group in enumerate(answers.groups))
         named = {f"{options.name}/{what}": float(counts[what]) for what in (*COUNTED, "unanswered")}
         return told(replace(answers, groups=groups), named)
 
-    def _answered(self, rollouts: Sequence[Rollout], workers: Workers, counts: Counter[str]) -> list[Rollout]:
+    def _answered(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
         """The rollouts with what the tools said of their calls."""
         options = self.replies.options
-        replies = self.replies.to(rollouts, workers)
+        replies = self.replies.to(rollouts)
         failed = [reply for reply in replies if reply.kind in FAILURES]
         if failed and options.on_error == "stop":
             raise UserError(f"step {options.name}: a tool failed: {failed[0].text}")

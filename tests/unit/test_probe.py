@@ -18,6 +18,7 @@ from mmrl.config.schema import Generate, Limits, Probe
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.rollout.compose import Kit, compose
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.types import Access, Frame, Group, ImageRef, Score, Term, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 
@@ -47,7 +48,7 @@ def program(world, *steps, group_size=2):
         group_size=group_size,
         groups=1,
         seed=0,
-        find_tool=partial(find_tool, Path.cwd()),
+        workshop=Workshop(partial(find_tool, Path.cwd())),
     )
     return compose((Generate(kind="generate"), *steps), kit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from mmrl.batch import collate
 from mmrl.catalogue import find_tool
 from mmrl.config import explain, load
 from mmrl.config.schema import Tool, UseTools
-from mmrl.rollout.tool_replies import Replies
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
 from mmrl.types import Author, Experience, UserError
 
@@ -47,12 +48,16 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def traces(world, base):
+def workshop(base):
+    with closing(Workshop(partial(find_tool, base))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def traces(world, workshop):
     own = tuple(Tool(fn=f"./own.py:{name}") for name in ("say", "crash"))
     settings = UseTools(kind="tools", tools=TOOLS + own, turns=2, max_views=2, deadline_s=60.0)
-    replies = Replies.of(settings, partial(find_tool, base), world.processor)
-    with replies.workers().open() as workers:
-        yield Traces(replies=replies, workers=workers)
+    return Traces(replies=workshop.replies(settings, world.processor))
 
 
 def demonstrated(world, *texts, **options):
@@ -60,10 +65,10 @@ def demonstrated(world, *texts, **options):
     return [world.processor.demonstrate(prompt, text, **options) for text in texts]
 
 
-def test_a_reply_is_what_a_rollout_would_get(world, traces):
+def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
     """The same words, picture and places as the step gives a response that makes the same call."""
     (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
-    ((sampled,),) = toolbox(world, max_views=2)(asked(world, 0, ZOOM), step=0).groups
+    ((sampled,),) = toolbox(world, workshop, max_views=2)(asked(world, 0, ZOOM), step=0).groups
     assert rollout.segments[1:4] == sampled.segments[1:4]
     assert rollout.segments[0].ids == sampled.segments[0].ids
     assert [s.author for s in rollout.segments] == [Author.TEACHER, *[Author.ENV] * 3, Author.TEACHER]
@@ -100,6 +105,14 @@ def test_demonstrations_go_on_turn_by_turn(world, traces):
     assert "\n7 seen by" in words(world, told)[0]
     assert (twice.answer.value, told.answer.value) == (3, 3)
     assert (counts["tools/calls"], counts["tools/shown"]) == (3.0, 2.0)
+
+
+def test_the_tools_processes_stay_until_they_are_closed(world, workshop, traces):
+    once, again = (traces.complete(demonstrated(world, call("say", x=7) + ANSWER))[0][0] for _ in range(2))
+    assert words(world, once) == words(world, again)  # by the same process
+    workshop.close()
+    (later,), _ = traces.complete(demonstrated(world, call("say", x=7) + ANSWER))
+    assert words(world, later) != words(world, once)
 
 
 def test_a_refusal_is_part_of_a_demonstration(world, traces):
