@@ -14,6 +14,7 @@ _HIDDEN = MappingProxyType(
         "noise": "with noise in place of its pictures and videos",
         "swapped": "with the pictures and videos of another sample",
         "shuffled": "with the frames of its videos in another order",
+        "cropped": "with a part of each picture alone",
     }
 )
 
