@@ -125,6 +125,7 @@ def test_a_call_that_nothing_follows_is_not_answered(world, traces):
     (rollout,), counts = traces.complete(given := demonstrated(world, ZOOM))
     assert rollout is given[0]
     assert not any(counts.values())
+    assert traces.complete([]) == ([], counts)  # a rank that has no usable sample
 
 
 @pytest.mark.parametrize(
