@@ -149,9 +149,8 @@ class World:
         ]
         for owner in _with_program(config):
             check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
-            if config.rollout.engine != "hf" and any(
-                isinstance(step, UseTools) and step.max_views for step in owner.program
-            ):
+            shows = any(isinstance(step, UseTools) and step.max_views for step in owner.program)
+            if config.rollout.engine != "hf" and shows and not isinstance(owner, Sft):
                 raise UserError(
                     f"rollout.engine={config.rollout.engine}: tools cannot show pictures or videos there; use hf, or "
                     "leave out `max_views` in the step of kind tools"

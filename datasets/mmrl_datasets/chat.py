@@ -109,7 +109,7 @@ def _turn(entry: object) -> Turn:
     raise BadRowError(f"a turn must have from and value, or role and content; is {shown(entry)}")
 
 
-class Talk(NamedTuple):
+class _Talk(NamedTuple):
     """What is read of a conversation: what the system says, the question and the reply, of which the first and the
     last may be missing; or the whole response, and what was `heard` in answer to its calls.
     """
@@ -121,7 +121,7 @@ class Talk(NamedTuple):
     heard: Sequence[object] = ()
 
 
-def _talk(turns: list[Turn], exchange: Exchange) -> Talk:
+def _talk(turns: list[Turn], exchange: Exchange) -> _Talk:
     system = turns[0][1] if turns and turns[0][0] == "system" else None
     talk = turns if system is None else turns[1:]
     if not talk:
@@ -131,10 +131,10 @@ def _talk(turns: list[Turn], exchange: Exchange) -> Talk:
         if speaker != expected and not (speaker == "tool" and exchange == "calls" and place and not place % 2):
             raise BadRowError(f"the {speaker} speaks where the {expected} should")
     if exchange == "calls":
-        return Talk(system, talk[0][1], None, _response(talk[1:]), [content for _, content in talk[2::2]])
+        return _Talk(system, talk[0][1], None, _response(talk[1:]), [content for _, content in talk[2::2]])
     if len(talk) > 2 and exchange == "only":
         raise BadRowError(f"the conversation goes on after the answer: {len(talk)} turns; `exchange: first` cuts it")
-    return Talk(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
+    return _Talk(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
 
 
 def _response(turns: Sequence[Turn]) -> str:

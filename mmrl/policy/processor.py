@@ -172,8 +172,8 @@ class QwenProcessor:
                 turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
             )
             given = sum(start + end <= answer for _, end in words.offset_mapping)
-            end = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
-            parts = ((words.input_ids[:given], Author.TRIGGER), (words.input_ids[given:] + end, Author.TEACHER))
+            eos = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
+            parts = ((words.input_ids[:given], Author.TRIGGER), (words.input_ids[given:] + eos, Author.TEACHER))
             segments += [_unsampled(ids, author) for ids, author in parts if ids]
         return tuple(segments)
 
