@@ -1,7 +1,7 @@
 """Digits too small to be read in the picture as it is shown, and large enough once a part of it is looked at alone.
 
-Demonstrations are those of an annotator who looks through a glass and reads well what it shows, but often holds it
-over the wrong corner. They are whole responses, for `imitate: response` and an sft stage whose `program` answers calls.
+Demonstrations are those of an annotator who looks through a glass and reads what it shows, and may confuse left and
+right. They are whole responses, for `imitate: response` and an sft stage whose `program` answers calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def corners(
     digit_px: int = 12,
     seen_px: int = 48,
     background: float = 0.15,
-    astray: float = 0.0,
+    confused: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
     """Task "corner": which real handwritten digit stands in a corner of faintly textured paper; there is one in each.
@@ -47,14 +47,14 @@ def corners(
         digit_px: side of a digit.
         seen_px: side of the picture as the model sees it, in which demonstrations measure what they zoom into.
         background: how strongly a real texture shows behind, 0 to 1.
-        astray: chance that the annotator looks at a corner drawn blindly, and says what stands there.
+        confused: chance that the annotator takes left for right, and says what stands there.
         seed: fixes the samples whatever the run's seed, which is taken when None.
 
     Raises:
         UserError: an option is out of range.
     """
     part = as_split(split)
-    check_fractions(background=background, astray=astray)
+    check_fractions(background=background, confused=confused)
     check_least(1, size=size, digit_px=digit_px, seen_px=seen_px)
     check_least(4 * LOOSE * digit_px, image_px=image_px)
     scenery = textures(part, image_px)
@@ -71,8 +71,7 @@ def corners(
             canvas.paste(INK, box, inks[pick].resize((digit_px, digit_px), Image.Resampling.BICUBIC))
             things.append(Thing(str(values[pick]), box))
         asked = int(dice.layout.integers(len(CORNERS)))
-        blind = bool(dice.label.random() < astray)
-        looked = int(dice.label.integers(len(CORNERS))) if blind else asked
+        looked = asked ^ 1 if dice.label.random() < confused else asked  # corners alternate: left, right
         return Draft(
             parts=(canvas, f"Which digit is at the {CORNERS[asked]}?"),
             target=_digit(things[asked].name),
