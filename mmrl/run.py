@@ -69,7 +69,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun):
                 world = World(config, base, place, console, ranks)
                 ranks.once(lambda: _introduce(place, world))
-            with closing(world.judge), closing(world.samplers):
+            with closing(world.judge), closing(world.samplers), closing(world.workshop):
                 _Run(world, stop).go()
             ranks.once(lambda: report(place, console))
     except (Interrupted, KeyboardInterrupt) as stopped:
@@ -247,6 +247,7 @@ class _Run:
                 teller=self._teller,
                 gate=self._gate(stage),
                 keeper=keeper,
+                tools=world.tools(stage),
             )
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
@@ -314,7 +315,7 @@ class _Run:
             group_size=stage.group_size,
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
-            find_tool=self._world.find_tool,
+            workshop=self._world.workshop,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:
