@@ -69,8 +69,8 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with fresh, ExitStack() as opened:
                 questions = ranks.once(lambda: read_benchmarks(config, base, place.data))
                 world = World(config, base, place, console, ranks)
-                opened.enter_context(closing(world.judge))
-                opened.enter_context(closing(world.samplers))
+                for part in (world.judge, world.samplers, world.workshop):
+                    opened.enter_context(closing(part))
                 benchmarks = Benchmarks(world, base, questions)
                 ranks.once(lambda: _introduce(place, world))
                 running = opened.pop_all()
@@ -214,6 +214,7 @@ class _Run:
                 teller=self._teller,
                 gate=self._gate(stage),
                 keeper=keeper,
+                tools=world.tools(stage),
             )
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
@@ -281,7 +282,7 @@ class _Run:
             group_size=stage.group_size,
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
-            find_tool=self._world.find_tool,
+            workshop=self._world.workshop,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

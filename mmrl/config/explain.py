@@ -98,6 +98,7 @@ def _sft(stage: Sft) -> list[tuple[str, str]]:
             f"L = -(1/N) Σ_t log π(y_t | image, question, y_<t), y {taught}{rare}\n"
             f"N counts every {counted} of the whole step",
         ),
+        *(("program", programs.answered(step)) for step in stage.program),
         ("rewards", "none in the loss; they only measure held-out answers"),
     ]
 

@@ -114,7 +114,7 @@ class Benchmarks:
             samplers=world.samplers,
             processor=world.processor,
             banned=world.banned,
-            find_tool=world.find_tool,
+            workshop=world.workshop,
         )
         return _Ready(options=options, asked=asked, program=program, missing=missing)
 

@@ -26,6 +26,7 @@ from mmrl.intake import access_of, folders_of
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.ranks import Alone
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers
 from mmrl.types import Place, UserError
@@ -141,6 +142,7 @@ class _Examination:
     def _sit(self, paper: Paper, answered: Sequence[Prediction]) -> list[Prediction]:
         """Answer what is left."""
         examinee, ranks = self._examinee, Alone()
+        workshop = Workshop(partial(catalogue.find_tool, Path.cwd()))
         samplers = Samplers(
             self._exam,
             examinee.policy,
@@ -150,7 +152,7 @@ class _Examination:
             run_dir=RunDir(self._request.out),
             ranks=ranks,
         )
-        with closing(samplers):
+        with closing(samplers), closing(workshop):
             samplers.follow(0)
             program = program_of(
                 self._exam,
@@ -158,7 +160,7 @@ class _Examination:
                 samplers=samplers,
                 processor=examinee.processor,
                 banned=examinee.banned,
-                find_tool=partial(catalogue.find_tool, Path.cwd()),
+                workshop=workshop,
             )
             room = Room(
                 name=self._asked.name,

@@ -29,7 +29,8 @@ from mmrl.log.console import Console
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Program
 from mmrl.ranks import Ranks, share
-from mmrl.rollout.compose import FindTool, Kit, check, compose
+from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.samplers import Samplers, law_of
 from mmrl.types import Finish, Sample, UserError
 
@@ -170,7 +171,7 @@ def program_of(
     samplers: Samplers,
     processor: QwenProcessor,
     banned: tuple[int, ...],
-    find_tool: FindTool,
+    workshop: Workshop,
 ) -> Program:
     """What is done with a question, by the settings of an exam.
 
@@ -178,7 +179,7 @@ def program_of(
         UserError: the program cannot run.
     """
     steps, law, seed = exam.evaluation.program, law_of(exam, banned, processor.grammar.stop), exam.run.seed
-    check(steps, processor, banned, asked.terms, find_tool)
+    check(steps, processor, banned, asked.terms, workshop.find_tool)
     kit = Kit(
         sampler=samplers.sampler(seed, "evaluation"),
         judge=asked.judge,
@@ -187,7 +188,7 @@ def program_of(
         group_size=exam.samples,
         groups=exam.evaluation.batch_size,
         seed=derive(seed, "evaluation"),
-        find_tool=find_tool,
+        workshop=workshop,
     )
     return compose(steps, kit)
 

@@ -12,7 +12,7 @@ from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
 from mmrl.config.schema.presets import PRESETS, Algorithm
-from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Steps, check_order
+from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Steps, UseTools, check_order
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.sift import Filter
 from mmrl.types import Sample
@@ -146,11 +146,23 @@ class Sft(Stage):
     """Share of demonstrations without their thinking, drawn anew each time (TON); needs `answer.think: optional`."""
     learn: Literal["response", "answer"] = "response"
     """What of a demonstration is learned: all of it, or only the answer, given what comes before it."""
+    program: Annotated[tuple[UseTools, ...], Field(max_length=1)] = ()
+    """A step of kind `tools`, as an rl stage has it: calls in the sample's response are answered by the tools
+    themselves, and only the response is learned."""
 
     @property
     def asked_per_step(self) -> int:
         """Samples that a step draws."""
         return self.batch_size
+
+    @model_validator(mode="after")
+    def _calls_stand_in_responses(self) -> Sft:
+        if self.program and self.imitate != "response":
+            raise ValueError(
+                f"only a whole response can call a tool, and imitate is {self.imitate!r}; set `imitate: response`, or "
+                "leave out `program`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _order_needs_no_rewards(self) -> Sft:
