@@ -28,7 +28,6 @@ from mmrl.config.schema import (
     Sampling,
     Scratch,
     Sft,
-    UseTools,
 )
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, Samples, check_lessons, place_of
@@ -131,6 +130,7 @@ class World:
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,
+            warn=console.warn,
         )
 
     def _check_rewards(self) -> None:
@@ -147,13 +147,6 @@ class World:
         ]
         for owner in _with_rollouts(config):
             check(owner.program, self.processor, self.banned, terms, self.find_tool)
-            if config.rollout.engine != "hf" and any(
-                isinstance(step, UseTools) and step.max_views for step in owner.program
-            ):
-                raise UserError(
-                    f"rollout.engine={config.rollout.engine}: tools cannot show pictures or videos there; use hf, or "
-                    "leave out `max_views` in the step of kind tools"
-                )
             if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
                 raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
 

@@ -183,6 +183,7 @@ class _Examination:
             adapter=examinee.adapter,
             run_dir=RunDir(asked.out),
             ranks=Alone(),
+            warn=self._console.warn,
         )
         with closing(samplers):
             samplers.follow(0)

@@ -15,6 +15,7 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engine import Publisher, Request, drawn
 from mmrl.rollout.parity import Parity as Prober
 from mmrl.rollout.parity import Probed, some_of_each, sort_of
+from mmrl.rollout.response import begun
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import PolicyWeights, check_arrival, check_model, engine_name, fingerprint, recorded
 from mmrl.samplers import prompt_limit
@@ -30,7 +31,7 @@ def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
     law = SamplingLaw(temperature=0.7, banned=(3, 5), stop=("</a>",), max_new_tokens=9)
-    asked = Request(prompt=prompt, times=4, seed=17, law=law).parameters(eos_id=2)
+    asked = Request(begun=begun(prompt, 0, law), times=4, seed=17, law=law).parameters(eos_id=2)
     assert asked == {
         "n": 4,
         "seed": 17,
