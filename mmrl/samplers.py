@@ -52,6 +52,7 @@ class Samplers:
         self._place = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
         self._publisher: Publisher | None = None
         if config.rollout.engine != "hf":
+            self._longest = longest_sequence(config, policy)
             self._publisher = Publisher(self._start(), self._push)
 
     def whole(self) -> AbstractContextManager[None]:
@@ -62,7 +63,7 @@ class Samplers:
         """A sampler whose random numbers derive from `salt`; `follow` before it draws."""
         if self._publisher is None:
             return HfSampler(self._policy, self._processor, salt=salt, version=version)
-        return EngineSampler(self._publisher, self._processor, salt=salt, version=version)
+        return EngineSampler(self._publisher, self._processor, longest=self._longest, salt=salt, version=version)
 
     def follow(self, version: int) -> None:
         """Give the engine the policy's weights, unless it has them. Raises as `Engine.load`."""
@@ -84,7 +85,7 @@ class Samplers:
         arguments = engine_arguments(
             options.vllm,
             dtype=self._config.model.dtype,
-            longest=longest_sequence(self._config, self._policy),
+            longest=self._longest,
             cuda=cuda,
             lora=self._config.model.lora if self._sends_adapters else None,
         )

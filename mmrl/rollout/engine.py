@@ -12,7 +12,7 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.response import Drawn, begun, longer
 from mmrl.rollout.weights import Weights
-from mmrl.types import Experience, Finish, Prompt, Rollout, SamplingLaw
+from mmrl.types import Experience, Finish, Prompt, Rollout, SamplingLaw, UserError
 
 _SEEDS = 2**62  # siblings count on from it, and it must stay a signed number
 
@@ -112,9 +112,16 @@ class EngineSampler:
     """Samples by an engine that several samplers share; whoever made the engine closes it."""
 
     def __init__(
-        self, publisher: Publisher, processor: QwenProcessor, *, salt: Sequence[str | int], version: int = 0
+        self,
+        publisher: Publisher,
+        processor: QwenProcessor,
+        *,
+        longest: int,
+        salt: Sequence[str | int],
+        version: int = 0,
     ) -> None:
-        self._publisher, self._processor = publisher, processor
+        """`longest` is how many tokens of a sequence the engine takes."""
+        self._publisher, self._processor, self._longest = publisher, processor, longest
         self._salt, self._version = tuple(salt), version
 
     def sync(self, version: int) -> None:
@@ -128,16 +135,20 @@ class EngineSampler:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
     ) -> list[list[Rollout]]:
-        """`group_size` rollouts per prompt, in order."""
+        """`group_size` rollouts per prompt, in order. Raises UserError where one has no room."""
         requests = [
             Request(begun=begun(prompt, 0, law), times=group_size, seed=self._seed(step, prompt.sample.id), law=law)
             for prompt in prompts
         ]
-        groups = zip(prompts, self._publisher.engine.draw(requests), strict=True)
+        groups = zip(prompts, self._drawn(requests), strict=True)
         return [[self._longer(begun(prompt, i, law), one, law) for i, one in enumerate(of)] for prompt, of in groups]
 
     def extend(self, rollouts: Sequence[Rollout], law: SamplingLaw, *, step: int) -> list[Rollout]:
-        """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY."""
+        """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY.
+
+        Raises:
+            UserError: one has no room for as many tokens as the law allows.
+        """
         requests = [
             Request(
                 begun=rollout,
@@ -147,8 +158,18 @@ class EngineSampler:
             )
             for rollout in rollouts
         ]
-        answers = self._publisher.engine.draw(requests)
+        answers = self._drawn(requests)
         return [self._longer(rollout, one, law) for rollout, (one,) in zip(rollouts, answers, strict=True)]
+
+    def _drawn(self, requests: Sequence[Request]) -> list[list[Drawn]]:
+        for request in requests:
+            length = len(request.begun.prompt.ids) + request.begun.num_tokens
+            if length + request.law.max_new_tokens > self._longest:
+                raise UserError(
+                    f"sample {request.begun.prompt.sample.id}: {length} tokens, and {request.law.max_new_tokens} more, "
+                    f"are beyond the {self._longest} that the rollout engine takes"
+                )
+        return self._publisher.engine.draw(requests)
 
     def _seed(self, *of: str | int) -> int:
         return derive(*self._salt, *of) % _SEEDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from mmrl.types import UserError
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.inputs import EngineInput
-    from vllm.outputs import CompletionOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 _ADAPTER = "policy"
 # vLLM reads these as it is imported. One process, so that weights are handed over rather than sent; threads stay with
@@ -84,7 +85,7 @@ class VllmEngine:
         """The siblings of each request, in order.
 
         Raises:
-            UserError: a request is longer than the engine takes.
+            UserError: placeholders, grids and patches disagree.
             RuntimeError: the engine failed, once more than it may.
         """
         from mmrl.rollout.vllm_inputs import engine_input
@@ -138,6 +139,8 @@ class VllmEngine:
         from vllm.distributed.parallel_state import destroy_model_parallel
 
         self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        gc.collect()  # its memory, which a successor must find free
         if self._is_guest:
             destroy_model_parallel()
         else:
@@ -157,7 +160,6 @@ class VllmEngine:
         self._restarts -= 1
         self._warn(f"the rollout engine failed ({why}); it is started anew, and asked again")
         self.close()
-        del self._llm
         self._asleep, self._adapter = False, None
         self._llm = self._started()
         self._restore()
@@ -169,16 +171,15 @@ class VllmEngine:
         engine = self._llm.llm_engine
         for number, (request, ready) in enumerate(zip(requests, inputs, strict=True)):
             parameters = SamplingParams(**request.parameters(self._eos), output_kind=RequestOutputKind.FINAL_ONLY)
-            try:
-                engine.add_request(str(number), ready, parameters, lora_request=self._adapter)
-            except ValueError as error:
-                raise UserError(
-                    f"sample {request.begun.prompt.sample.id}: the rollout engine refuses it: {error}"
-                ) from error
-        finished: dict[int, Sequence[CompletionOutput]] = {}
+            engine.add_request(str(number), ready, parameters, lora_request=self._adapter)
+        finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
-            finished |= {int(output.request_id): output.outputs for output in engine.step() if output.finished}
-        return [[_drawn(completion) for completion in finished[number]] for number in range(len(requests))]
+            finished |= {int(output.request_id): output for output in engine.step() if output.finished}
+        for number, ready in enumerate(inputs):
+            if finished[number].prompt_token_ids != ready["prompt_token_ids"]:
+                name = requests[number].begun.prompt.sample.id
+                raise RuntimeError(f"sample {name}: the rollout engine read other tokens than it was given")
+        return [[_drawn(one) for one in finished[number].outputs] for number in range(len(requests))]
 
     def _wake(self) -> None:
         if self._asleep:

@@ -111,8 +111,7 @@ class ServerEngine:
             asked = {}
             for place, number in enumerate(numbers):
                 replica = self._replicas[place % len(self._replicas)]
-                body = self._body(requests[number], replica)
-                asked[number] = replica, pool.submit(self._draw, replica, requests[number].begun.prompt.sample.id, body)
+                asked[number] = replica, pool.submit(self._draw, replica, self._body(requests[number], replica))
         return asked
 
     def _body(self, request: Request, replica: Replica) -> dict[str, Any]:
@@ -127,12 +126,10 @@ class ServerEngine:
         }
 
     @staticmethod
-    def _draw(replica: Replica, sample: str, body: Mapping[str, Any]) -> list[Drawn]:
+    def _draw(replica: Replica, body: Mapping[str, Any]) -> list[Drawn]:
         try:
             choices = replica.ask("inference/v1/generate", body)["choices"]
             return [_drawn(choice) for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
-        except UserError as error:
-            raise UserError(f"sample {sample}: {error}") from error
         except RuntimeError as error:
             raise Failed(str(error)) from error
 

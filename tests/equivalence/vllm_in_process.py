@@ -19,10 +19,10 @@ from mmrl.config.schema import Lora
 from mmrl.policy.families import Clock
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.scratch import make_model
-from mmrl.rollout.engine import Engine, EngineSampler, Request
+from mmrl.rollout.engine import Engine, EngineSampler
 from mmrl.rollout.vllm import VllmEngine
 from mmrl.rollout.weights import PolicyWeights
-from mmrl.types import Author, Finish, Rollout, Segment
+from mmrl.types import Finish, Rollout
 
 
 def engine_of(scene: Scene) -> VllmEngine:
@@ -52,7 +52,6 @@ def in_process(questions: Questions) -> dict[str, Any]:
     facts |= _agreement(scene, engine, sampler)
     groups = scene.draw(sampler)
     facts |= _seeds(scene, sampler, groups) | _continuation(scene, sampler, groups) | _ends(scene, sampler, groups)
-    facts["too long"] = refusal(lambda: engine.draw([overlong(scene, groups[0][0])]))
     scene.learn()
     facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
     awake = _memory()
@@ -88,14 +87,10 @@ def adapted(questions: Questions) -> dict[str, Any]:
         facts[f"gaps before {version}"] = scene.gaps(scene.draw(sampler))
         sampler.sync(version)
         facts[f"gaps after {version}"] = scene.gaps(scene.draw(sampler))
+    with _failing(engine):
+        facts["gaps after death"] = scene.gaps(scene.draw(sampler))
     engine.close()
     return facts
-
-
-def overlong(scene: Scene, rollout: Rollout) -> Request:
-    """A request of more tokens than an engine of these scenes takes."""
-    words = Segment(ids=rollout.prompt.ids[:1] * 1024, logps=(0.0,) * 1024, author=Author.ENV)
-    return Request(begun=replace(rollout, segments=(words,)), times=1, seed=0, law=scene.law)
 
 
 def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict[str, Any]:

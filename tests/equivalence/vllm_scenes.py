@@ -46,7 +46,7 @@ from mmrl.types import (
     VideoRef,
 )
 
-STEP, SIBLINGS = 3, 3
+STEP, SIBLINGS, LONGEST = 3, 3, 1024
 SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
 VIDEO = Video(min_pixels=1024, max_pixels=2304)
 WORKER = Path(__file__).with_name("engine_worker.py")
@@ -135,7 +135,7 @@ class Scene:
         self.arguments = engine_arguments(
             Vllm(gpu_memory=0.2, cache_mib=64, max_sequences=64),
             dtype="float32",
-            longest=1024,
+            longest=LONGEST,
             cuda=self.cuda,
             lora=lora,
         )
@@ -147,7 +147,8 @@ class Scene:
 
     def sampler(self, engine: Engine, push: Callable[[Engine], None] | None = None) -> EngineSampler:
         weights = PolicyWeights(self.policy)
-        return EngineSampler(Publisher(engine, push or (lambda e: e.load(weights))), self.processor, salt=("test",))
+        publisher = Publisher(engine, push or (lambda e: e.load(weights)))
+        return EngineSampler(publisher, self.processor, longest=LONGEST, salt=("test",))
 
     def draw(self, sampler: EngineSampler, law: SamplingLaw | None = None, step: int = STEP) -> list[list[Rollout]]:
         return sampler.generate(list(self.prompts.values()), SIBLINGS, law or self.law, step=step)

@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-from vllm_in_process import overlong
-from vllm_scenes import Questions, Scene, ids, refusal
+from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import Server
+from mmrl.rollout.engine import Request
 from mmrl.rollout.vllm_replica import Replica, _Client
 from mmrl.rollout.vllm_server import ServerEngine, replicas
 from mmrl.rollout.vllm_transfer import FileSend, Recorded
 from mmrl.rollout.weights import PolicyWeights
+from mmrl.types import Author, Segment
 
 
 def served(questions: Questions) -> dict[str, Any]:
@@ -36,7 +37,9 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
         nobody = Replica("http://127.0.0.1:9", Server(deadline_s=0.5))
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
-        facts["too long"] = refusal(lambda: engine.draw([overlong(scene, groups[0][0])]))
+        words = Segment(ids=(groups[0][0].prompt.ids[0],) * LONGEST, logps=(0.0,) * LONGEST, author=Author.ENV)
+        overlong = Request(begun=replace(groups[0][0], segments=(words,)), times=1, seed=0, law=scene.law)
+        facts["refused"] = refusal(lambda: engine.draw([overlong]))
         scene.learn()
         facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
         sender = WeightTransferTrainerFactory.trainer_init(

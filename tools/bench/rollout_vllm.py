@@ -44,6 +44,8 @@ SPEC = Scratch(
     language=LanguageScratch(width=256, heads=4, kv_heads=2, mlp=1024, depth=6),
 )
 
+LONGEST = 2048
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,10 +73,10 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     policy = Policy(model)
     export_hf(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
-    arguments = engine_arguments(Vllm(), dtype=asked.dtype, longest=2048, cuda=cuda, lora=None)
+    arguments = engine_arguments(Vllm(), dtype=asked.dtype, longest=LONGEST, cuda=cuda, lora=None)
     engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda, restarts=0, warn=print)
     weights = PolicyWeights(policy)
-    sampler = EngineSampler(Publisher(engine, lambda e: e.load(weights)), processor, salt=("bench",))
+    sampler = EngineSampler(Publisher(engine, lambda e: e.load(weights)), processor, longest=LONGEST, salt=("bench",))
     sampler.sync(0)
     law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=asked.tokens)
     prompts = [processor.ask(sample) for sample in samples]
