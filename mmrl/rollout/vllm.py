@@ -6,7 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,16 +135,12 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the engine down, and end its process groups; those that it found stay."""
-        from vllm.distributed import cleanup_dist_env_and_memory
-        from vllm.distributed.parallel_state import destroy_model_parallel
-
-        self._llm.llm_engine.engine_core.shutdown()
+        client = self._llm.llm_engine.engine_core
         del self._llm
+        with _groups_kept() if self._is_guest else nullcontext():
+            client.shutdown()
+        del client
         gc.collect()  # its memory, which a successor must find free
-        if self._is_guest:
-            destroy_model_parallel()
-        else:
-            cleanup_dist_env_and_memory()
 
     def _started(self) -> LLM:
         from vllm import LLM
@@ -202,6 +198,20 @@ class VllmEngine:
 def _drawn(completion: CompletionOutput) -> Drawn:
     logps = [found[token].logprob for token, found in zip(completion.token_ids, completion.logprobs, strict=True)]
     return drawn(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
+
+
+@contextmanager
+def _groups_kept() -> Iterator[None]:
+    """An engine that shuts down ends every process group of torch: let it end those of its models alone."""
+    from vllm.distributed.parallel_state import destroy_model_parallel
+    from vllm.v1.engine import core
+
+    kept = core.cleanup_dist_env_and_memory
+    core.cleanup_dist_env_and_memory = destroy_model_parallel
+    try:
+        yield
+    finally:
+        core.cleanup_dist_env_and_memory = kept
 
 
 @contextmanager
