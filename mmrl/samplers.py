@@ -49,6 +49,7 @@ class Samplers:
         """
         self._config, self._policy, self._processor = config, policy, processor
         self._weights, self._adapter, self._ranks, self._warn = weights, adapter, ranks, warn
+        self._copy = run_dir.engine / "model"  # transformers writes on the first rank alone
         self._place = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
         self._publisher: Publisher | None = None
         if config.rollout.engine != "hf":
@@ -111,8 +112,8 @@ class Samplers:
         if self._config.model.path is not None:
             return self._config.model.path
         bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
-        checkpoint.export_hf(self._place / "model", bare, self._processor.hf)
-        return str(self._place / "model")
+        self._ranks.once(lambda: checkpoint.export_hf(self._copy, bare, self._processor.hf))
+        return str(self._copy)
 
     @property
     def _sends_adapters(self) -> bool:

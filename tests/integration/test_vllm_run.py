@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import TINY, counting, experiment, imitation, metrics, reinforcement, write
+from harness import TINY, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from peft import PeftModel
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -54,7 +54,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ["export", lora, "--merge-lora", "--to", merged],
         ["export", lora, "--to", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
-        ["train", write(divided(folder / "divided"), folder / "divided.yaml")],
+        ["train", write(divided(folder / "divided", zero=1), folder / "divided.yaml")],
     ]
     steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
@@ -80,14 +80,14 @@ def by_vllm(run_dir: Path) -> dict[str, Any]:
     return config
 
 
-def divided(run_dir: Path) -> dict[str, Any]:
+def divided(run_dir: Path, zero: int) -> dict[str, Any]:
     """A run whose learner has process groups of torch before vLLM does, and after."""
     config = experiment(
         run_dir,
         rollout={"engine": "vllm", "vllm": {"cache_mib": 64}},
         data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[reinforcement(steps=2, epochs=1)],
-        deepspeed={"zero": 1},
+        stages=[imitation(steps=2), reinforcement(steps=2, epochs=1)],
+        deepspeed={"zero": zero},
     )
     config["model"]["scratch"] = FOR_VLLM
     return config
@@ -131,9 +131,21 @@ def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(ses
 
 
 def test_it_leaves_deepspeed_the_process_groups_that_it_found(session: Session) -> None:
-    records = metrics(session.folder / "divided")
-    assert max(record["rollout/logp_gap_nats"] for record in records if "learner/loss" in record) < 1e-5
-    assert (session.folder / "divided" / "model").is_dir()
+    follows(session.folder / "divided")
+
+
+def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(tmp_path: Path) -> None:
+    config = write(divided(tmp_path / "run", zero=3), tmp_path / "two.yaml")
+    done = mmrl("train", config, "--nproc", 2, timeout=600.0)
+    assert done.code == 0, done.errors
+    follows(tmp_path / "run")
+
+
+def follows(run_dir: Path) -> None:
+    """The engine drew with the learner's weights, which had changed, and the run came to its end."""
+    gaps = [record["rollout/logp_gap_nats"] for record in metrics(run_dir) if "rollout/logp_gap_nats" in record]
+    assert len(gaps) == 2 and max(gaps) < 1e-5
+    assert (run_dir / "model").is_dir()
 
 
 def test_an_evaluation_by_vllm_has_the_verdicts_of_one_by_transformers(session: Session) -> None:
