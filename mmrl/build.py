@@ -133,6 +133,7 @@ class World:
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,
+            warn=console.warn,
         )
 
     def _check_rewards(self) -> None:
@@ -149,12 +150,6 @@ class World:
         ]
         for owner in _with_program(config):
             check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
-            shows = any(isinstance(step, UseTools) and step.max_views for step in owner.program)
-            if config.rollout.engine != "hf" and shows and not isinstance(owner, Sft):
-                raise UserError(
-                    f"rollout.engine={config.rollout.engine}: tools cannot show pictures or videos there; use hf, or "
-                    "leave out `max_views` in the step of kind tools"
-                )
             if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
                 raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
 

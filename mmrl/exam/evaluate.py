@@ -151,6 +151,7 @@ class _Examination:
             adapter=examinee.adapter,
             run_dir=RunDir(self._request.out),
             ranks=ranks,
+            warn=self._console.warn,
         )
         with closing(samplers), closing(workshop):
             samplers.follow(0)

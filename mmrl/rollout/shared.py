@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from mmrl.ranks import Ranks
-from mmrl.rollout.engine import Drawn, Engine, Request
+from mmrl.rollout.engine import Engine, Request
+from mmrl.rollout.response import Drawn
 from mmrl.rollout.weights import Shape, Weights
 
 

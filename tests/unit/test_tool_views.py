@@ -22,7 +22,6 @@ from mmrl.media.image import part_of
 from mmrl.media.store import MediaStore
 from mmrl.policy.patches import unpatch
 from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.engine import EngineSampler
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.toolbox import frames, passage, zoom
 from mmrl.types import Access, Author, Finish, Frame, ImageRef, Rollout, UserError, VideoRef
@@ -200,10 +199,3 @@ def test_no_part_is_outside_empty_or_too_long(box):
 def test_tools_that_show_need_leave_to():
     with pytest.raises(ValidationError, match="toolbox:zoom shows pictures or videos, and `max_views` allows none"):
         UseTools(kind="tools", tools=TOOLS)
-
-
-def test_another_engine_refuses_what_was_shown(world, workshop):
-    ((rollout,),) = toolbox(world, workshop)(asked(world, 0, call("zoom", box=[0, 0, 24, 24])), step=0).groups
-    sampler = EngineSampler(None, world.processor, salt=("test",))
-    with pytest.raises(UserError, match="behind which only rollout.engine=hf can go on"):
-        sampler.extend([rollout], world.law, step=0)

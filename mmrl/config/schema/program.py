@@ -165,7 +165,7 @@ class UseTools(Strict):
     max_chars: Positive = 2000
     """Characters of a tool's text that are shown."""
     max_views: Count = 0
-    """Pictures and videos that tools, such as `mmrl.rollout.toolbox:zoom`, may show in a response (engine `hf`)."""
+    """Pictures and videos that tools, such as `mmrl.rollout.toolbox:zoom`, may show in a response."""
     deadline_s: Above0 = 10.0
     """Seconds a call may take; then its process is killed."""
     workers: Positive = 1
