@@ -6,13 +6,11 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any
 
 from mmrl import checkpoint, loop, sft, staging
@@ -30,12 +28,14 @@ from mmrl.log.console import Console, silent
 from mmrl.log.outcome import report
 from mmrl.log.run_dir import RunDir, refuse_another
 from mmrl.log.teller import Muted, Teller
+from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
 from mmrl.rollout.compose import Kit, compose
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import HeldOutGate, OpenGate, Saver, compare, summarize
+from mmrl.stopping import Stop
 from mmrl.types import HeldOut, Interrupted, Sample, State
 
 
@@ -57,7 +57,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
     """As `train`. The first rank alone has the run's directory, and speaks."""
     console = silent() if ranks.rank else Console()
     place = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
-    stop = _Stop(console)
+    stop = Stop(console.warn)
     try:
         with stop.caught(), ExitStack() as stack:
             ranks.once(lambda: stack.enter_context(place.locked()))
@@ -96,50 +96,10 @@ def _nothing_left_behind(place: RunDir, *, unless: bool) -> Iterator[None]:
         raise
 
 
-@dataclass(slots=True)
-class _Stop:
-    """The user's wish to stop: during a stage a first signal lets the step end and saves; others stop at once."""
-
-    console: Console
-    signal: int | None = None
-
-    def caught(self) -> AbstractContextManager[None]:
-        """Inside this block SIGTERM ends what is being done as Ctrl-C does."""
-        return _handling(self._end, signal.SIGTERM)
-
-    def heeded(self) -> AbstractContextManager[None]:
-        """Inside this block a first signal lets the step end and saves."""
-        return _handling(self._note, signal.SIGINT, signal.SIGTERM)
-
-    def wanted(self) -> bool:
-        """Whether a signal has come."""
-        return self.signal is not None
-
-    def _end(self, which: int, _frame: FrameType | None) -> None:
-        self.signal = which
-        raise KeyboardInterrupt
-
-    def _note(self, which: int, _frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = which
-        self.console.warn("Stopping: the step in progress is finished and saved. Once more to stop at once.")
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
-    kept = {which: signal.signal(which, handler) for which in signals}
-    try:
-        yield
-    finally:
-        for which, before in kept.items():
-            signal.signal(which, before)
-
-
 class _Run:
     """One run, wherever it stands."""
 
-    def __init__(self, world: World, stop: _Stop) -> None:
+    def __init__(self, world: World, stop: Stop) -> None:
         self._world, self._stop = world, stop
         self._config, self._dir, self._console = world.config, world.run_dir, world.console
         self._ranks, self._homes = world.ranks, Homes()
@@ -251,18 +211,19 @@ class _Run:
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
+        program = SharedProgram(
+            program=compose(stage.program, self._kit(stage, sampler)),
+            ranks=self._ranks,
+            places=stage.places,
+            whole=world.samplers.whole,
+        )
         watch = Watch(stage.health, self._console.warn)
         loop.train(
             self._plan(stage),
             loop.Parts(
                 source=source,
                 asker=world.processor,
-                program=SharedProgram(
-                    program=compose(stage.program, self._kit(stage, sampler)),
-                    ranks=self._ranks,
-                    asked=stage.prompts_in_flight,
-                    whole=world.samplers.whole,
-                ),
+                program=program,
                 sampler=sampler,
                 judge=SharedJudge(inner=world.judge, ranks=self._ranks, homes=self._homes),
                 chooser=world.chooser(stage, self._homes),
@@ -270,6 +231,7 @@ class _Run:
                 teller=Watched(self._teller, watch),
                 gate=self._gate(stage),
                 keeper=keeper,
+                foresight=Overlap(shared=program, thread=world.samplers.thread) if stage.overlap else None,
             ),
             state,
         )
@@ -278,7 +240,7 @@ class _Run:
     def _sampler(self, stage: Rl) -> Sampler:
         """Who draws the stage's rollouts, with the weights of this moment, and probed."""
         world, state, options = self._world, self._state, self._config.rollout
-        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version)
+        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version, apart=stage.overlap)
         world.samplers.follow(state.version)
         if options.engine == "hf" and not options.parity.every:
             return sampler
@@ -299,7 +261,7 @@ class _Run:
     def _plan(self, stage: Rl) -> loop.Plan:
         return loop.Plan(
             steps=stage.steps,
-            prompts=stage.prompts_in_flight,
+            prompts=stage.places,
             shape=partial(shaped, terms=self._world.group_terms),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
@@ -315,6 +277,7 @@ class _Run:
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
             find_tool=self._world.find_tool,
+            ranks=self._ranks,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

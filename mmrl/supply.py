@@ -48,7 +48,7 @@ class Supply:
         with ExitStack() as stack:
             workers = stack.enter_context(closing(Workers(afresh.encode, data.workers))) if data.workers else None
             yield Ahead(
-                Portion(self.order(stage, state), ranks),
+                Portion(self.order(stage, state), ranks, stage.places),
                 self._processor,
                 workers,
                 skip=data.bad_sample == "skip",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mmrl.config.schema import ContinueWith, Probe, Steps, UseTools
@@ -11,6 +11,7 @@ from mmrl.config.schema import Generate as GenerateOptions
 from mmrl.config.schema import Tool as ToolOptions
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Judge, Sampler
+from mmrl.ranks import Alone, Ranks
 from mmrl.rollout.partial import InChunks
 from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.program import Generate, Program, Step
@@ -37,6 +38,7 @@ class Kit:
     groups: int
     seed: int
     find_tool: FindTool
+    ranks: Ranks = field(default_factory=Alone)
 
 
 def compose(steps: Steps, kit: Kit) -> Program:
@@ -82,6 +84,7 @@ def _first(steps: Steps, kit: Kit) -> Generate | InChunks:
         law=kit.law,
         chunk=options.chunk,
         wanted=kit.groups,
+        ranks=kit.ranks,
         token_budget=options.token_budget,
     )
 

@@ -158,16 +158,17 @@ class Replica:
             Failed: it died of it.
             RuntimeError: they did not arrive.
         """
-        if self._sender is None:
+        if self._sender is None or self._source is None:
             check_model(weights, self._prints())
             self._source = Recorded(weights)
             client = _Client(self.ask)
             self._sender = WeightTransferTrainerFactory.trainer_init(
                 _sending(self._options, spread), client=client, source=self._source
             )
+        self._source.weights = weights
         self._sender.send_weights()
         self._forget()
-        check_arrival(self._source.prints if self._source else {}, self._prints())
+        check_arrival(self._source.prints, self._prints())
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, which it must be able to read."""
@@ -212,6 +213,7 @@ class ServerEngine:
         self._replicas, self._processor, self._spread = replicas, processor, spread
         self._eos: int = processor.tokenizer.eos_token_id
         self._restore: Callable[[Replica], None] = lambda replica: None
+        self._closed = False
         try:
             for replica in replicas:
                 replica.start()
@@ -236,6 +238,8 @@ class ServerEngine:
                 except Failed as failure:
                     failures[replica] = failure
             for replica, why in failures.items():
+                if self._closed:
+                    raise why
                 replica.revive(why)
                 self._restore(replica)
         return [answers[number] for number in range(len(requests))]
@@ -254,7 +258,8 @@ class ServerEngine:
         """It has devices of its own."""
 
     def close(self) -> None:
-        """End the replicas that are ours."""
+        """End the replicas that are ours; what another thread is drawing fails."""
+        self._closed = True
         for replica in self._replicas:
             replica.end()
 

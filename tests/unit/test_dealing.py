@@ -57,9 +57,9 @@ def test_a_portion_keeps_the_cursor_of_the_whole():
         def take(self, cursor, count):
             return list(range(cursor, cursor + count))
 
-    taken = [Portion(Count(), Rank(rank, 3)).take(10, 7) for rank in range(3)]
+    taken = [Portion(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
-    assert Portion(Count(), Alone()).take(10, 7) == list(range(10, 17))
+    assert Portion(Count(), Alone(), 7).take(10, 7) == list(range(10, 17))
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():

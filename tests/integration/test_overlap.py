@@ -1,0 +1,114 @@
+"""Runs that draw the next step's rollouts while they learn this one: from YAML to the same bytes after a stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Command, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from test_launch import alike
+
+LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+COLD = imitation(validation={"every": 4, "until": 0.8})
+STEPS = 6
+
+
+def overlapping(run_dir: Path, **options: Any) -> dict[str, Any]:
+    """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}
+    stages = [COLD, reinforcement(steps=STEPS, overlap=True, loss=loss, **options)]
+    return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep": 20})
+
+
+def with_everything(run_dir: Path) -> dict[str, Any]:
+    """All that reads or changes what a step is made of."""
+    return overlapping(
+        run_dir,
+        program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}, {"kind": "probe", "what": "grey", "every": 2}],
+        filter={"bands": [{"term": "count", "low": 0.0, "high": 0.9}], "rounds": 2},
+        replay={"capacity": 32},
+        history=["count"],
+        order={"kind": "priority"},
+        validation={"every": 3},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("overlap")
+    done = mmrl("train", write(with_everything(folder / "run"), folder / "tiny.yaml"))
+    assert done.code == 0, done.errors
+    return folder / "run"
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
+
+
+def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path) -> None:
+    steps = steps_of(whole)
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert [record["rollout/version_gap_max"] for record in steps][:2] == [0.0, 1.0]
+    assert all(record["rollout/version_gap_max"] <= 2.0 for record in steps)  # 2: carried by the filter for a step
+    assert "rollout/logp_gap_nats" in steps[0]
+    assert max(record["learner/ratio_max"] for record in steps[1:]) > 1.001  # off-policy, and known to be
+    assert any("validation/mean" in record for record in metrics(whole))
+    assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
+    assert sum(record["rethink/attempted"] for record in steps) > 0
+
+
+def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
+    """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
+    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$State"]
+    assert state["ahead"] is None
+    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$State"]
+    assert len(state["ahead"]["$Answers"]["groups"]["$tuple"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "nth", "which"),
+    [
+        ("mmrl.learner.learner:GrpoLearner.learn", 4 + 4, "SIGTERM"),  # while the fifth step is drawn
+        ("mmrl.overlap:Overlap._finished", 5, "SIGKILL"),
+    ],
+)
+def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
+    tmp_path: Path, whole: Path, here: Command, function: str, nth: int, which: str
+) -> None:
+    config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
+    done = mmrl("train", config, strike=(function, nth, which))
+    assert done.code == (128 + signal.SIGTERM if which == "SIGTERM" else -signal.SIGKILL), done.errors
+    done = here("train", config)
+    assert done.code == 0, done.errors
+    assert "Resuming from" in done.output
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_two_processes_overlap_as_one_does(tmp_path: Path) -> None:
+    """And what one has drawn ahead is dealt out when two go on."""
+    once, twice = (overlapping(tmp_path / name) for name in ("once", "twice"))
+    assert mmrl("train", write(once, tmp_path / "once.yaml")).code == 0
+    config = write(twice, tmp_path / "twice.yaml")
+    stopped = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.learn", 4 + 3, "SIGINT"))
+    assert "Saved." in stopped.output, stopped.errors
+    done = mmrl("train", config, "--nproc", 2)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+
+
+def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path) -> None:
+    """Two processes step by step as one, and one goes on with what two left waiting."""
+    chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5}]
+    stages = [COLD, reinforcement(steps=STEPS, program=chunked, loss={"entropy": {"coef": 0.1}})]
+    once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
+    assert mmrl("train", write(once, tmp_path / "once.yaml")).code == 0
+    told = steps_of(tmp_path / "once")
+    assert sum(record["rollout/pending_groups"] for record in told) > 0
+    config = write(twice, tmp_path / "twice.yaml")
+    done = mmrl("train", config, "--nproc", 2)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
