@@ -17,6 +17,8 @@ class Copied:
     def __init__(self, policy: Policy, draws_by: Callable[[Policy], Sampler]) -> None:
         """Copy the policy as it is now; `draws_by` makes the sampler of the copy."""
         self._policy, self._copy = policy, policy.frozen_copy()
+        for weight in self._copy.learned.values():
+            weight.requires_grad_()  # no gradient comes, but torch rounds products otherwise where none can come
         self._sampler = draws_by(self._copy)
 
     def generate(

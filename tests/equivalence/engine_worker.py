@@ -28,7 +28,9 @@ from mmrl.policy.adapters import Adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.scratch import make_model
+from mmrl.ranks import Alone
 from mmrl.rollout.engine import Engine, EngineSampler, Publisher, Request
+from mmrl.rollout.shared import FedByFirst
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.types import Experience, Finish, Rollout, Sample, SamplingLaw, UserError
@@ -238,7 +240,7 @@ def served(questions: Questions) -> dict[str, Any]:
     servers = replicas(scene.model, scene.arguments, options, questions.folder / "logs")
     engine = ServerEngine(servers, scene.processor, spread=1)
     try:
-        sampler = scene.sampler(engine)
+        sampler = scene.sampler(FedByFirst(engine, Alone()))  # as where steps overlap
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups)}
@@ -262,8 +264,12 @@ def served(questions: Questions) -> dict[str, Any]:
         sampler.sync(2)
         groups = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
         facts["gaps after sync"] = scene.gaps(groups)
+        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+        scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
         with _killing(running):
             again = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+        for name, parameter in scene.policy.learned.items():
+            parameter.data.copy_(drawn_by[name])
         facts["same after death"] = ids(again) == ids(groups)
         facts["gaps after death"] = scene.gaps(again)
         os.killpg(running._process.pid, signal.SIGKILL)

@@ -125,20 +125,21 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     with monkeypatch.context() as patched:
         strike(patched, "begin", 3, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2)
+    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command) -> None:
     """Two processes step by step as one, and one goes on with what two left waiting."""
-    chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5}]
-    stages = [COLD, reinforcement(steps=STEPS, program=chunked, loss={"entropy": {"coef": 0.1}})]
+    chunked = [{"kind": "generate", "chunk": 1, "over_sample": 1.5}]
+    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.4}, "loss": {"entropy": {"coef": 0.1}}}
+    stages = [COLD, reinforcement(steps=STEPS, program=chunked, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
     assert sum(record["rollout/pending_groups"] for record in told) > 0
     config = write(twice, tmp_path / "twice.yaml")
-    done = mmrl("train", config, "--nproc", 2)
+    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
