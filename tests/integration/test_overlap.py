@@ -15,6 +15,7 @@ from test_launch import alike
 
 from mmrl.cli import main
 from mmrl.overlap import Overlap
+from mmrl.rollout.hf import HfSampler
 
 LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = imitation(validation={"every": 4, "until": 0.8})
@@ -72,9 +73,9 @@ def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
     assert len(state["ahead"]["$Answers"]["groups"]["$tuple"]) == 4
 
 
-def strike(monkeypatch: pytest.MonkeyPatch, name: str, nth: int, *signals: signal.Signals) -> None:
-    """Send this process signals at the Nth call of a method of `Overlap`."""
-    method, calls = getattr(Overlap, name), count(1)
+def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
+    """Send this process signals at the Nth call of a method."""
+    method, calls = getattr(owner, name), count(1)
 
     def struck(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == nth:
@@ -82,7 +83,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, name: str, nth: int, *signals: signa
                 os.kill(os.getpid(), which)
         return method(*args, **kwargs)
 
-    monkeypatch.setattr(Overlap, name, struck)
+    monkeypatch.setattr(owner, name, struck)
 
 
 MOMENTS = {
@@ -104,7 +105,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     saved: str,
 ) -> None:
     config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
-    strike(monkeypatch, name, nth, *signals)
+    strike(monkeypatch, Overlap, name, nth, *signals)
     assert here("train", config).code == code
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
     done = here("train", config)
@@ -123,23 +124,26 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     assert ["rollout/logp_gap_nats" in record for record in steps] == [True] + [False] * (STEPS - 1)
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
-        strike(patched, "begin", 3, signal.SIGINT)
+        strike(patched, Overlap, "begin", 3, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
     done = mmrl("train", config, "--nproc", 2, timeout=400.0)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
-def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command) -> None:
-    """Two processes step by step as one, and one goes on with what two left waiting."""
-    chunked = [{"kind": "generate", "chunk": 1, "over_sample": 1.5}]
-    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.4}, "loss": {"entropy": {"coef": 0.1}}}
-    stages = [COLD, reinforcement(steps=STEPS, program=chunked, **means)]
+def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes go on with what one left waiting, and then step by step as one does."""
+    chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5, "token_budget": 60}]
+    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
+    stages = [COLD, reinforcement(steps=STEPS, program=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
-    assert sum(record["rollout/pending_groups"] for record in told) > 0
+    assert told[0]["rollout/pending_groups"] > 0
     config = write(twice, tmp_path / "twice.yaml")
+    with monkeypatch.context() as patched:
+        strike(patched, HfSampler, "sync", 1, signal.SIGINT)
+        assert here("train", config).code == 128 + signal.SIGINT
     done = mmrl("train", config, "--nproc", 2, timeout=400.0)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))

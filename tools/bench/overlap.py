@@ -35,11 +35,11 @@ def main() -> None:
     asked = parser.parse_args()
     steps: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(asked.rounds):
-        for overlap, found in steps.items():
-            found += run(asked, overlap=overlap)
+        for overlap in steps:
+            steps[overlap] += run(asked, overlap=overlap)
     load = os.getloadavg()[0]
-    waits, overlaps = ({verb: median(step[verb] for step in steps[o]) for verb in VERBS} for o in (False, True))
-    alone, together = (median(sum(step.values()) for step in steps[o]) for o in (False, True))
+    waits, overlaps = (_medians(steps[arm]) for arm in (False, True))
+    alone, together = (median(sum(step.values()) for step in steps[arm]) for arm in (False, True))
     bound = alone / (alone - min(waits["answer"], waits["learn"]))
     seconds = {"waits": {"step": alone, **waits}, "overlaps": {"step": together, **overlaps}}
     told = {"seconds": seconds, "ratio": alone / together, "bound": bound, "cores": os.cpu_count(), "load": load}
@@ -59,6 +59,10 @@ def run(asked: argparse.Namespace, *, overlap: bool) -> list[dict[str, float]]:
         lines = (Path(folder) / "run" / "timings.jsonl").read_text().splitlines()
     steps = [record for record in map(json.loads, lines) if "time/learn_s" in record]
     return [{verb: step[f"time/{verb}_s"] for verb in VERBS} for step in steps[SKIPPED:-1]]  # the last draws nothing
+
+
+def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {verb: median(step[verb] for step in steps) for verb in VERBS}
 
 
 def experiment(asked: argparse.Namespace, run_dir: Path, *, overlap: bool) -> dict[str, Any]:
