@@ -1,6 +1,6 @@
 """One step off-policy: the first round of a step is answered while the step before it is learned.
 
-Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252, 3. What is drawn ahead is complete before the
+Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. What is drawn ahead is complete before the
 sampler gets new weights and before anything is saved: so it depends on the policy's version and on seeds, never on
 which of the two is done first, and a checkpoint holds it.
 """

@@ -16,7 +16,7 @@ class Lagging:
 
     Below their ratio stand the probabilities of when they were drawn: pi / pi_drawn, clipped. With `corrected` the
     learner's stand there, and what importance weights correct for is the step between as well: the decoupled objective
-    of Hilton et al., arXiv:2110.00641, eq. 4, which AReaL uses (arXiv:2505.24298).
+    of Hilton et al., arXiv:2110.00641, which AReaL uses (arXiv:2505.24298).
     """
 
     def __init__(self, inner: Chooser, *, corrected: bool) -> None:

@@ -110,7 +110,7 @@ def _law(law: Sampling) -> str:
 
 _OVERLAP = (
     "from the second step on, rollouts are drawn while the step before is learned\n"
-    "so the policy that drew them is one version older than the one that learns from them, and never two"
+    "so the policy that drew them is one version older than the one that learns from them"
 )
 
 

@@ -191,7 +191,7 @@ class QwenProcessor:
         return feed if feed is not None and feed.prompt.sample is sample else None
 
     def hold(self, samples: Sequence[Sample], feeds: Sequence[Feed]) -> None:
-        """Keep the feeds of a step's samples, whatever their size, until those of the next step are held."""
+        """Keep the feeds of a step's samples, whatever their size, until those of `held_steps` later ones are held."""
         with self._turns:
             self._held.append(frozenset(sample.id for sample in samples))
             for sample, feed in zip(samples, feeds, strict=True):  # one from another process has a copy of its own
@@ -210,9 +210,8 @@ class QwenProcessor:
         before = self._cache.pop(feed.prompt.sample.id, None)
         self._cached_bytes += feed.tensors.nbytes - (before.tensors.nbytes if before else 0)
         self._cache[feed.prompt.sample.id] = feed
-        held = frozenset[str]().union(*self._held)
         for key in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
-            if key not in held and self._cached_bytes > _CACHE_BYTES:
+            if self._cached_bytes > _CACHE_BYTES and not any(key in step for step in self._held):
                 self._cached_bytes -= self._cache.pop(key).tensors.nbytes
         return feed
 

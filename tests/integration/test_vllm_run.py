@@ -43,7 +43,7 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
         stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
     )
     config["model"]["scratch"] = FOR_VLLM
-    done = mmrl("train", write(config, tmp_path / "served.yaml"), timeout=600.0)
+    done = mmrl("train", write(config, tmp_path / "served.yaml"), timeout=1200.0)
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
