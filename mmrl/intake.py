@@ -298,6 +298,7 @@ def refuse_too_few(stage: Sft | Rl, count: int) -> None:
         UserError: the stage has not one sample, or asks more prompts a step than the `count` it has.
     """
     whose = f"stage {stage.source!r} kept {count} of its" if stage.source else f"there are {count}"
+    whose += " (see its `when`)" if stage.when else ""
     if not count:
         raise UserError(f"stage {stage.name!r} has nothing to train on: {whose} samples")
     if not isinstance(stage, Rl):
@@ -319,18 +320,18 @@ def check_enough(config: Config, samples: Sequence[Sample]) -> None:
     """`refuse_too_few` for the stages that train on the training samples themselves."""
     for stage in config.trainings:
         if stage.source is None:
-            refuse_too_few(stage, len(samples))
+            refuse_too_few(stage, sum(map(stage.takes, samples)))
 
 
 def check_lessons(config: Config, samples: Iterable[Sample], grammar: Grammar) -> None:
-    """What an sft stage imitates must exist and be writable for every sample, before the first step.
+    """What an sft stage imitates must exist and be writable for every sample it takes, before the first step.
 
     Raises:
         UserError: it does not, or is not.
     """
-    wanted = {stage.imitate for stage in config.stages if isinstance(stage, Sft) and stage.source is None}
+    stages = [stage for stage in config.stages if isinstance(stage, Sft) and stage.source is None]
     for sample in samples:
-        for imitate in sorted(wanted):
+        for imitate in sorted({stage.imitate for stage in stages if stage.takes(sample)}):
             taught = lesson(sample, imitate)
             try:
                 if isinstance(taught, Target):

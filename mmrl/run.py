@@ -69,7 +69,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun):
                 world = World(config, base, place, console, ranks)
                 ranks.once(lambda: _introduce(place, world))
-            with closing(world.judge), closing(world.samplers):
+            with closing(world.judge), closing(world.workshop), closing(world.samplers):
                 _Run(world, stop).go()
             ranks.once(lambda: report(place, console))
     except (Interrupted, KeyboardInterrupt) as stopped:
@@ -207,6 +207,7 @@ class _Run:
                 teller=self._teller,
                 gate=self._gate(stage),
                 keeper=keeper,
+                tools=world.tools(stage),
             )
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
@@ -276,7 +277,7 @@ class _Run:
             group_size=stage.group_size,
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
-            find_tool=self._world.find_tool,
+            workshop=self._world.workshop,
             ranks=self._ranks,
         )
 

@@ -29,6 +29,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.ports import Judge
 from mmrl.ranks import Alone
 from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of
 from mmrl.score import Judge as Rewarding
@@ -176,8 +177,8 @@ class _Examination:
         """Answer what is left."""
         exam, asked, examinee = self._asked.exam, self._asked, self._examinee
         processor = examinee.processor
-        find_tool = partial(catalogue.find_tool, Path.cwd())
-        check(exam.evaluation.program, processor, examinee.banned, asked.terms, find_tool)
+        workshop = Workshop(partial(catalogue.find_tool, Path.cwd()))
+        check(exam.evaluation.program, processor, examinee.banned, asked.terms, workshop.find_tool)
         samplers = Samplers(
             exam,
             examinee.policy,
@@ -187,7 +188,7 @@ class _Examination:
             run_dir=RunDir(asked.out),
             ranks=Alone(),
         )
-        with closing(samplers):
+        with closing(samplers), closing(workshop):
             samplers.follow(0)
             kit = Kit(
                 sampler=samplers.sampler(exam.run.seed, "evaluation"),
@@ -197,7 +198,7 @@ class _Examination:
                 group_size=exam.samples,
                 groups=exam.evaluation.batch_size,
                 seed=derive(exam.run.seed, "evaluation"),
-                find_tool=find_tool,
+                workshop=workshop,
             )
             room = Room(
                 name=asked.bench,

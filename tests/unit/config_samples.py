@@ -54,6 +54,8 @@ stages:
     steps: 10
     validation: {until: 0.4, until_each: 0.1, every: 5}
     optimizer: {lr_by_role: {language: 1e-5}}
+    imitate: response
+    program: [{kind: tools, tools: [{fn: "t:zoom"}]}]
   - kind: rl
     name: rl
     steps: 20

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict, When
 from mmrl.config.schema.chain import check_chain
 from mmrl.config.schema.data import Data, Keep, Limits, Origin
 from mmrl.config.schema.engine import Parity, Rollouts, Server, Vllm
@@ -111,6 +111,7 @@ __all__ = [
     "Video",
     "VisionScratch",
     "Vllm",
+    "When",
 ]
 
 
