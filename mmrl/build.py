@@ -14,6 +14,7 @@ from mmrl import catalogue
 from mmrl.algo.advantage import advantages
 from mmrl.algo.choose import Everything, MediaCheck, Replaying, Sifting, look
 from mmrl.algo.curriculum import Attentive
+from mmrl.algo.lag import Lagging
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar, Section
 from mmrl.config import Config, Exam
@@ -22,7 +23,6 @@ from mmrl.config.schema import (
     ContinueWith,
     Curriculum,
     Evaluation,
-    Generate,
     Loss,
     Rl,
     Sampling,
@@ -114,7 +114,7 @@ class World:
         self._sharded: Sharded | None = None
         limit = prompt_limit(config, self.policy)
         encoder = encoder_of(config, loaded, store, limit)
-        self.processor = QwenProcessor(encoder)
+        self.processor = QwenProcessor(encoder, held_steps=2 if config.overlaps else 1)
         recompute_activations(loaded.model, config.model.gradient_checkpointing)
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.once(lambda: _askable(intake, self.samples, encoder))
@@ -150,8 +150,6 @@ class World:
         ]
         for owner in _with_program(config):
             check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
-            if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
-                raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
 
     def _introduce(self) -> None:
         """Say what there is to learn from, and what of the model learns."""
@@ -225,6 +223,8 @@ class World:
         weights = weights_of(self.judge, self.group_terms)
         weigh = partial(advantages, options=stage.advantage, weights=weights)
         chooser: Chooser = Everything(weigh)
+        if stage.overlap:
+            chooser = Lagging(chooser, corrected=stage.loss.correction.kind != "none")
         if stage.filter is not None:
             chooser = Sifting(chooser, stage.filter, stage.prompts_per_step, media)
         if stage.replay is not None:

@@ -78,14 +78,18 @@ class Rows(Protocol[RowT_co]):
 
 
 class Portion(Generic[RowT_co]):
-    """This rank's part of every take of an order. Cursors are those of the whole order, so ranks may come and go."""
+    """This rank's part of every take of an order. Cursors are those of the whole order, so ranks may come and go.
 
-    def __init__(self, order: Rows[RowT_co], ranks: Ranks) -> None:
-        self._order, self._ranks = order, ranks
+    A round is of `places`: what is taken fills the last of them, for the first are those of groups that wait.
+    """
+
+    def __init__(self, order: Rows[RowT_co], ranks: Ranks, places: int) -> None:
+        self._order, self._ranks, self._places = order, ranks, places
 
     def take(self, cursor: int, count: int) -> Sequence[RowT_co]:
         """This rank's part of the `count` rows that follow position `cursor`."""
-        return self._order.take(cursor, count)[share(count, self._ranks)]
+        mine, waiting = share(self._places, self._ranks), self._places - count
+        return self._order.take(cursor, count)[max(0, mine.start - waiting) : max(0, mine.stop - waiting)]
 
 
 @dataclass(slots=True)
@@ -105,23 +109,34 @@ class Homes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedProgram:
-    """Answers this rank's prompts, tells of all ranks'. A round asks `asked`; `whole` makes a sharded model whole."""
+    """Answers this rank's prompts, tells of all ranks'. A round has `places`; `whole` makes a sharded model whole."""
 
     program: Program
     ranks: Ranks
-    asked: int
+    places: int
     whole: Callable[[], AbstractContextManager[None]]
 
     def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]] = ()) -> Answers:
-        """A group of rollouts for each of this rank's prompts; groups wait where there is one rank alone.
+        """A group of rollouts for each of this rank's prompts, and of its share of what is `pending` on all of them.
+
+        What waits again waits on all. A program that looks at all ranks' rollouts is one on each of them.
 
         Raises:
             UserError: no rank has a usable sample.
         """
         with self.whole():
-            works = prompts or pending
-            answers = self.program.answer(prompts, step=step, pending=pending) if works else Answers(groups=())
-        skipped = _skipped(self.asked - len(pending), len(prompts), self.ranks)
+            answers = self.program.answer(prompts, step=step, pending=pending[share(self.places, self.ranks)])
+        answers = self.told(answers, asked=self.places - len(pending), usable=len(prompts))
+        waiting = self.ranks.gather(answers.pending)
+        return replace(answers, pending=tuple(group for own in waiting for group in own))
+
+    def told(self, answers: Answers, *, asked: int, usable: int) -> Answers:
+        """This rank's answers with the metrics of all; of the round's `asked` samples, `usable` ones came to this rank.
+
+        Raises:
+            UserError: no rank has a usable sample.
+        """
+        skipped = _skipped(asked, usable, self.ranks)
         return replace(answers, metrics={**_added(answers.metrics, self.ranks), **skipped})
 
 

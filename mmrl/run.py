@@ -29,6 +29,7 @@ from mmrl.log.console import Console, silent
 from mmrl.log.outcome import report
 from mmrl.log.run_dir import RunDir, refuse_another
 from mmrl.log.teller import Muted, Teller
+from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
@@ -69,7 +70,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with fresh, ExitStack() as opened:
                 questions = ranks.once(lambda: read_benchmarks(config, base, place.data))
                 world = World(config, base, place, console, ranks)
-                for part in (world.judge, world.samplers, world.workshop):
+                for part in (world.judge, world.workshop, world.samplers):
                     opened.enter_context(closing(part))
                 benchmarks = Benchmarks(world, base, questions)
                 ranks.once(lambda: _introduce(place, world))
@@ -219,18 +220,19 @@ class _Run:
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
+        program = SharedProgram(
+            program=compose(stage.program, self._kit(stage, sampler)),
+            ranks=self._ranks,
+            places=stage.places,
+            whole=world.samplers.whole,
+        )
         watch = Watch(stage.health, self._console.warn)
         loop.train(
             self._plan(stage),
             loop.Parts(
                 source=source,
                 asker=world.processor,
-                program=SharedProgram(
-                    program=compose(stage.program, self._kit(stage, sampler)),
-                    ranks=self._ranks,
-                    asked=stage.prompts_in_flight,
-                    whole=world.samplers.whole,
-                ),
+                program=program,
                 sampler=sampler,
                 judge=SharedJudge(inner=world.judge, ranks=self._ranks, homes=self._homes),
                 chooser=world.chooser(stage, self._homes),
@@ -238,6 +240,7 @@ class _Run:
                 teller=Watched(self._teller, watch),
                 gate=self._gate(stage),
                 keeper=keeper,
+                foresight=Overlap(shared=program, thread=world.samplers.thread) if stage.overlap else None,
             ),
             state,
         )
@@ -246,7 +249,7 @@ class _Run:
     def _sampler(self, stage: Rl) -> Sampler:
         """Who draws the stage's rollouts, with the weights of this moment, and probed."""
         world, state, options = self._world, self._state, self._config.rollout
-        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version)
+        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version, apart=stage.overlap)
         world.samplers.follow(state.version)
         if options.engine == "hf" and not options.parity.every:
             return sampler
@@ -267,7 +270,7 @@ class _Run:
     def _plan(self, stage: Rl) -> loop.Plan:
         return loop.Plan(
             steps=stage.steps,
-            prompts=stage.prompts_in_flight,
+            prompts=stage.places,
             shape=partial(shaped, terms=self._world.group_terms),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
@@ -283,6 +286,7 @@ class _Run:
             groups=stage.prompts_per_step,
             seed=derive(self._config.run.seed, stage.name),
             workshop=self._world.workshop,
+            ranks=self._ranks,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

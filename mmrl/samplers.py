@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -14,8 +16,10 @@ from mmrl.log.run_dir import RunDir
 from mmrl.policy.adapters import Adapter, without_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.threads import set_out
 from mmrl.ports import Learner, Sampler
 from mmrl.ranks import Ranks
+from mmrl.rollout.copied import Copied
 from mmrl.rollout.engine import Engine, EngineSampler, Publisher, Resting
 from mmrl.rollout.hf import HfSampler
 from mmrl.rollout.shared import FedByFirst
@@ -51,6 +55,8 @@ class Samplers:
         self._weights, self._adapter, self._ranks, self._warn = weights, adapter, ranks, warn
         self._copy = run_dir.engine / "model"  # transformers writes on the first rank alone
         self._place = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
+        self._overlaps = isinstance(config, Config) and config.overlaps
+        self._thread: ThreadPoolExecutor | None = None
         self._publisher: Publisher | None = None
         if config.rollout.engine != "hf":
             self._longest = longest_sequence(config, policy)
@@ -60,10 +66,14 @@ class Samplers:
         """Within this block the policy may be asked for rollouts, if it is the one that draws them."""
         return nullcontext() if self._publisher else self._policy.whole()
 
-    def sampler(self, *salt: str | int, version: int = 0) -> Sampler:
-        """A sampler whose random numbers derive from `salt`; `follow` before it draws."""
+    def sampler(self, *salt: str | int, version: int = 0, apart: bool = False) -> Sampler:
+        """A sampler whose random numbers derive from `salt`; `follow` before it draws.
+
+        One `apart` may draw in `thread` while the learner learns.
+        """
         if self._publisher is None:
-            return HfSampler(self._policy, self._processor, salt=salt, version=version)
+            draws_by = partial(HfSampler, processor=self._processor, salt=salt, version=version)
+            return Copied(self._policy, draws_by) if apart else draws_by(self._policy)
         return EngineSampler(self._publisher, self._processor, longest=self._longest, salt=salt, version=version)
 
     def follow(self, version: int) -> None:
@@ -75,10 +85,23 @@ class Samplers:
         """The learner, while whose steps an engine on the same device rests."""
         return learner if self._publisher is None else Resting(learner, self._publisher.engine)
 
+    @property
+    def thread(self) -> Executor:
+        """Where rollouts may be drawn while the learner learns.
+
+        There is one as long as there is an engine: a server that it started again would end with it.
+        """
+        if self._thread is None:
+            as_here = partial(set_out, self._policy.device, torch.get_num_threads())
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=as_here)
+        return self._thread
+
     def close(self) -> None:
-        """End the engine."""
+        """End the engine, and what it is drawing."""
         if self._publisher is not None:
             self._publisher.engine.close()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
 
     def _start(self) -> Engine:
         options, model = self._config.rollout, self._model()
@@ -105,7 +128,7 @@ class Samplers:
             )
         servers = replicas(model, arguments, options.server, self._place)
         engine = ServerEngine(servers, self._processor, spread=options.vllm.tensor_parallel, warn=self._warn)
-        return FedByFirst(engine, self._ranks) if self._ranks.size > 1 else engine
+        return FedByFirst(engine, self._ranks) if self._ranks.size > 1 or self._overlaps else engine
 
     def _model(self) -> str:
         """Where the engine finds the model: where the policy came from, or a copy of one made from scratch."""

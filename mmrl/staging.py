@@ -31,7 +31,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
         program=SharedProgram(
             program=Generate(sampler=sampler, group_size=stage.group_size, law=world.law(stage.sampling)),
             ranks=world.ranks,
-            asked=stage.prompts_per_step,
+            places=stage.prompts_per_step,
             whole=world.samplers.whole,
         ),
         judge=SharedJudge(inner=world.judge, ranks=world.ranks, homes=Homes()),

@@ -50,7 +50,7 @@ class Supply:
             if data.workers:
                 workers = stack.enter_context(closing(Workers(afresh.encode, data.workers, name=_called)))
             yield Ahead(
-                Portion(self.order(stage, state), ranks),
+                Portion(self.order(stage, state), ranks, stage.places),
                 self._processor,
                 workers,
                 skip=data.bad_sample == "skip",

@@ -20,7 +20,7 @@ FLOORS = {
     4: ("intake", "supply", "samplers", "scoring", "build", "doctor", "run", "staging", "catalogue", "export", "exam"),
     3: (
         *("loop", "sft", "sample", "select", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
-        *("lint", "card", "verify"),
+        *("lint", "card", "verify", "overlap"),
     ),
     2: ("score", "algo", "batch", "media", "attacks", "health", "patience", "bench", "ranks", "outputs"),
     1: ("ports", "answer", "codec", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),

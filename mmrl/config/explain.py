@@ -115,6 +115,12 @@ def _law(law: Sampling) -> str:
     )
 
 
+_OVERLAP = (
+    "from the second step on, rollouts are drawn while the step before is learned\n"
+    "so the policy that drew them is one version older than the one that learns from them"
+)
+
+
 def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
     count = stage.prompts_per_step * stage.group_size
     then = programs.program(stage.program, stage.sampling.temperature)
@@ -126,6 +132,7 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
         ),
         ("sampling", _law(stage.sampling)),
         *([("program", then)] if then else []),
+        *([("overlap", _OVERLAP)] if stage.overlap else []),
         ("reward", _reward(config)),
         *([("filter", _filter(stage.filter, stage.prompts_per_step))] if stage.filter else []),
         ("advantage", formulas.advantage(stage)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mmrl.answer.calls import CALL_END
 from mmrl.config.schema import ContinueWith, Probe, Steps, UseTools
 from mmrl.config.schema import Generate as GenerateOptions
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Judge, Sampler
+from mmrl.ranks import Alone, Ranks
 from mmrl.rollout.partial import InChunks
 from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.program import Generate, Program, Step
@@ -31,6 +32,7 @@ class Kit:
     groups: int
     seed: int
     workshop: Workshop
+    ranks: Ranks = field(default_factory=Alone)
 
 
 def compose(steps: Steps, kit: Kit) -> Program:
@@ -76,6 +78,7 @@ def _first(steps: Steps, kit: Kit) -> Generate | InChunks:
         law=kit.law,
         chunk=options.chunk,
         wanted=kit.groups,
+        ranks=kit.ranks,
         token_budget=options.token_budget,
     )
 

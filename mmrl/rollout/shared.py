@@ -1,8 +1,8 @@
-"""An engine that several ranks ask, and one feeds."""
+"""An engine whose weights come from host memory: several ranks ask it, or it draws while the learner learns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,10 +14,10 @@ from mmrl.rollout.weights import Shape, Weights
 
 
 class Held:
-    """Weights in host memory."""
+    """Weights as they were, in host memory; each comes back on the device that it was on."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._held = {name: (tensor.detach().to("cpu", copy=True), tensor.device) for name, tensor in weights}
 
     def shapes(self) -> list[Shape]:
         """What a pass will bring."""
@@ -25,11 +25,14 @@ class Held:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass over them."""
-        return iter(self._tensors.items())
+        return ((name, tensor.to(device)) for name, (tensor, device) in self._held.items())
 
 
 class FedByFirst:
-    """Servers that every rank draws from. The first rank gathers weights in its host memory and brings them."""
+    """Servers that every rank draws from. The first rank gathers weights in its host memory and brings them.
+
+    There they stay: a server that dies while the learner learns is given the same again.
+    """
 
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self._engine, self._ranks = engine, ranks
@@ -41,8 +44,8 @@ class FedByFirst:
     def load(self, weights: Weights) -> None:
         """Every rank takes part in gathering. Raises as the engine does, on all."""
         first = self._ranks.rank == 0
-        held = {name: tensor.detach().cpu().clone() for name, tensor in weights if first}
-        self._ranks.once(lambda: self._engine.load(Held(held)))
+        held = Held(pair for pair in weights if first)  # what is sharded is gathered by all
+        self._ranks.once(lambda: self._engine.load(held))
 
     def load_adapter(self, folder: Path) -> None:
         """As the engine, once."""

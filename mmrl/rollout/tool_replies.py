@@ -131,7 +131,7 @@ class Replies:
 
     def _tokens(self, text: str, *, marks: bool = False) -> tuple[int, ...]:
         """With `marks`, those of the chat template are among the tokens."""
-        return tuple(self.processor.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks).input_ids)
+        return self.processor.tokens(text, marks=marks)
 
 
 class Reply(NamedTuple):

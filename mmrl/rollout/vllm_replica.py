@@ -150,16 +150,17 @@ class Replica:
             Failed: it died of it.
             RuntimeError: they did not arrive.
         """
-        if self._sender is None:
+        if self._sender is None or self._source is None:
             check_model(weights, self._prints())
             self._source = Recorded(weights)
             client = _Client(self.ask)
             self._sender = WeightTransferTrainerFactory.trainer_init(
                 _sending(self._options, spread), client=client, source=self._source
             )
+        self._source.weights = weights
         self._sender.send_weights()
         self._forget()
-        check_arrival(self._source.prints if self._source else {}, self._prints())
+        check_arrival(self._source.prints, self._prints())
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, which it must be able to read."""

@@ -45,6 +45,7 @@ class ServerEngine:
         self._replicas, self._processor, self._spread, self._warn = replicas, processor, spread, warn
         self._eos: int = processor.tokenizer.eos_token_id
         self._restore: Callable[[Replica], None] = lambda replica: None
+        self._closed = False
         try:
             for replica in replicas:
                 replica.start()
@@ -69,6 +70,8 @@ class ServerEngine:
                 except Failed as failure:
                     failures[replica] = failure
             for replica, why in failures.items():
+                if self._closed:
+                    raise why
                 self._revive(replica, why)
         return [answers[number] for number in range(len(requests))]
 
@@ -86,7 +89,8 @@ class ServerEngine:
         """It has devices of its own."""
 
     def close(self) -> None:
-        """End the replicas that are ours."""
+        """End the replicas that are ours; what another thread is drawing fails."""
+        self._closed = True
         for replica in self._replicas:
             replica.end()
 

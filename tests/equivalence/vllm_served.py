@@ -14,7 +14,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import Server
+from mmrl.ranks import Alone
 from mmrl.rollout.engine import Request
+from mmrl.rollout.shared import FedByFirst
 from mmrl.rollout.vllm_replica import Replica, _Client
 from mmrl.rollout.vllm_server import ServerEngine, replicas
 from mmrl.rollout.vllm_transfer import FileSend, Recorded
@@ -28,7 +30,7 @@ def served(questions: Questions) -> dict[str, Any]:
     servers = replicas(scene.model, scene.arguments, Server(restarts=1), questions.folder / "logs")
     engine = ServerEngine(servers, scene.processor, spread=1, warn=scene.warnings.append)
     try:
-        sampler = scene.sampler(engine)
+        sampler = scene.sampler(FedByFirst(engine, Alone()))  # as where steps overlap
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
@@ -52,8 +54,12 @@ def served(questions: Questions) -> dict[str, Any]:
         sampler.sync(2)
         groups = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
         facts["gaps after sync"] = scene.gaps(groups)
+        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+        scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
         with _killing(running):
             again = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+        for name, parameter in scene.policy.learned.items():
+            parameter.data.copy_(drawn_by[name])
         facts["same after death"] = ids(again) == ids(groups)
         facts["gaps after death"] = scene.gaps(again)
         os.killpg(running._process.pid, signal.SIGKILL)

@@ -182,3 +182,20 @@ def answer(model: Any, folder: Path, picture: Path) -> list[int]:
     output = model.eval().generate(**inputs, max_new_tokens=8, do_sample=False)
     found: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
     return found
+
+
+def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) -> None:
+    """Every sync brings the weights of its step, and none is lost that was drawn before it."""
+    config = experiment(
+        tmp_path / "run",
+        rollout={"engine": "vllm_server", "vllm": {"cache_mib": 64}, "parity": {"every": 1}},
+        stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
+    )
+    config["model"]["scratch"] = FOR_VLLM
+    done = mmrl("train", write(config, tmp_path / "served.yaml"), timeout=1200.0)
+    assert done.code == 0, done.errors
+    records = metrics(tmp_path / "run")
+    steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
+    probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    assert [record["rollout/version_gap_mean"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert len(probes) == 1 + 4 and max(probes) < 1e-5

@@ -57,9 +57,26 @@ def test_a_portion_keeps_the_cursor_of_the_whole():
         def take(self, cursor, count):
             return list(range(cursor, cursor + count))
 
-    taken = [Portion(Count(), Rank(rank, 3)).take(10, 7) for rank in range(3)]
+    taken = [Portion(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
-    assert Portion(Count(), Alone()).take(10, 7) == list(range(10, 17))
+    assert Portion(Count(), Alone(), 7).take(10, 7) == list(range(10, 17))
+
+
+def test_groups_that_wait_have_the_first_places_of_a_round():
+    """Rank by rank, what waits and what is asked come in the order of a single process, shared out evenly."""
+
+    class Count:
+        def take(self, cursor, count):
+            return [f"asked-{place}" for place in range(cursor, cursor + count)]
+
+    for waiting in range(8):
+        waits = [f"waits-{place}" for place in range(waiting)]
+        rounds = [
+            [*waits[share(7, Rank(rank, 3))], *Portion(Count(), Rank(rank, 3), 7).take(20, 7 - waiting)]
+            for rank in range(3)
+        ]
+        assert [each for own in rounds for each in own] == [*waits, *Count().take(20, 7 - waiting)]
+        assert [len(own) for own in rounds] == [2, 2, 3]
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():

@@ -193,6 +193,11 @@ class Config(Strict):
         """The stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, Sft | Rl))
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage draws rollouts while it learns."""
+        return any(isinstance(stage, Rl) and stage.overlap for stage in self.stages)
+
     @field_validator("stages")
     @classmethod
     def _stages_fit(cls, stages: Stages, info: ValidationInfo) -> Stages:
@@ -234,6 +239,17 @@ class Config(Strict):
 
     @field_validator("stages")
     @classmethod
+    def _engine_can_overlap(cls, stages: Stages, info: ValidationInfo) -> Stages:
+        overlapping = [stage.name for stage in stages if isinstance(stage, Rl) and stage.overlap]
+        if overlapping and "rollout" in info.data and info.data["rollout"].engine == "vllm":
+            raise ValueError(
+                f"stage {overlapping[0]!r} has `overlap`, and rollout.engine vllm takes turns with the learner; use "
+                "vllm_server, or leave out `overlap`"
+            )
+        return stages
+
+    @field_validator("stages")
+    @classmethod
     def _rates_are_of_trained_parts(cls, stages: Stages, info: ValidationInfo) -> Stages:
         trained = info.data["model"].trained if "model" in info.data else ROLES
         for stage in (stage for stage in stages if isinstance(stage, Sft | Rl)):
@@ -260,6 +276,12 @@ class Config(Strict):
         if deepspeed and not deepspeed.zero and "model" in info.data and info.data["model"].dtype != "float32":
             raise ValueError(
                 "zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or model.dtype=float32"
+            )
+        copying = "rollout" in info.data and info.data["rollout"].engine == "hf"
+        if deepspeed and copying and any(isinstance(s, Rl) and s.overlap for s in info.data.get("stages", ())):
+            raise ValueError(
+                "a stage has `overlap`, for which the engine hf keeps a whole second model on every rank; use "
+                "rollout.engine vllm_server, or leave out `overlap`"
             )
         return deepspeed
 

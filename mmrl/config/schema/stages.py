@@ -155,6 +155,11 @@ class Sft(Stage):
         """Samples that a step draws."""
         return self.batch_size
 
+    @property
+    def places(self) -> int:
+        """Samples that a round has room for."""
+        return self.batch_size
+
     @model_validator(mode="after")
     def _calls_stand_in_responses(self) -> Sft:
         if self.program and self.imitate != "response":
@@ -184,6 +189,9 @@ class Rl(Stage):
     """How rollouts are drawn."""
     program: Annotated[Steps, AfterValidator(check_order)] = ONCE
     """What is done with a prompt: generate, and what follows."""
+    overlap: bool = False
+    """Draw the next step's rollouts while this step is learned: one step off-policy. It saves time where the engine has
+    devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
     algorithm: Algorithm = "grpo"
     """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
     advantage: Advantage = Advantage()
@@ -254,8 +262,8 @@ class Rl(Stage):
         return self
 
     @property
-    def prompts_in_flight(self) -> int:
-        """Prompts a step works on, those that wait from the step before included."""
+    def places(self) -> int:
+        """Prompts that a round works on, those that wait from the step before included."""
         (first,) = (step for step in self.program if isinstance(step, Generate))
         return ceil(self.prompts_per_step * first.over_sample)
 
@@ -268,6 +276,15 @@ class Rl(Stage):
                     f"step {step.name!r} wants drafts that leave {step.room} of sampling.max_new_tokens={longest}, "
                     "which none does; lower `room`, or raise that"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _overlaps_by_one_step(self) -> Rl:
+        if self.overlap and any(isinstance(step, Generate) and step.chunk for step in self.program):
+            raise ValueError(
+                "`chunk` lets groups wait for any number of steps, and `overlap` promises rollouts that are one step "
+                "old at most; take out one of them"
+            )
         return self
 
     @model_validator(mode="after")
