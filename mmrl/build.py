@@ -30,6 +30,7 @@ from mmrl.config.schema import (
     Sft,
     UseTools,
 )
+from mmrl.config.schema import Sample as SampleStage
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, Samples, check_lessons, place_of
 from mmrl.learner.engine_torch import TorchEngine
@@ -47,7 +48,7 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
-from mmrl.ports import Chooser, Source
+from mmrl.ports import Chooser, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedLook
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.weights import PolicyWeights
@@ -195,6 +196,19 @@ class World:
             warn=self.console.warn,
         )
 
+    def kit(self, stage: Rl | SampleStage, sampler: Sampler) -> Kit:
+        """What the steps of a stage's program work with."""
+        return Kit(
+            sampler=sampler,
+            judge=self.judge,
+            processor=self.processor,
+            law=self.law(stage.sampling),
+            group_size=stage.group_size,
+            groups=stage.prompts_per_step,
+            seed=derive(self.config.run.seed, stage.name),
+            find_tool=self.find_tool,
+        )
+
     def law(self, options: Sampling | Evaluation) -> SamplingLaw:
         """What rollouts are drawn from."""
         return law_of(options, self.banned, self.grammar.stop)
@@ -340,9 +354,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
                 yield grammar.render(answer, sample.thought)
 
 
-def _with_rollouts(config: Config) -> tuple[Rl | Evaluation, ...]:
+def _with_rollouts(config: Config) -> tuple[Rl | SampleStage | Evaluation, ...]:
     """What of a config has rollout programs."""
-    return (*(stage for stage in config.stages if isinstance(stage, Rl)), config.evaluation)
+    return (*(stage for stage in config.stages if isinstance(stage, Rl | SampleStage)), config.evaluation)
 
 
 def device_of(config: Config | Exam) -> torch.device:

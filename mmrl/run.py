@@ -17,7 +17,6 @@ from typing import Any
 
 from mmrl import checkpoint, loop, sft, staging
 from mmrl.algo.group_terms import shaped
-from mmrl.algo.seeds import derive
 from mmrl.build import World
 from mmrl.config import Config, Loaded, changes, dump, read_settings, schema
 from mmrl.config.load import cap_steps
@@ -33,7 +32,7 @@ from mmrl.log.teller import Muted, Teller
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
-from mmrl.rollout.compose import Kit, compose
+from mmrl.rollout.compose import compose
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import HeldOutGate, OpenGate, Saver, compare, summarize
 from mmrl.types import HeldOut, Interrupted, Sample, State
@@ -258,7 +257,7 @@ class _Run:
                 source=source,
                 asker=world.processor,
                 program=SharedProgram(
-                    program=compose(stage.program, self._kit(stage, sampler)),
+                    program=compose(stage.program, world.kit(stage, sampler)),
                     ranks=self._ranks,
                     asked=stage.prompts_in_flight,
                     whole=world.samplers.whole,
@@ -303,18 +302,6 @@ class _Run:
             shape=partial(shaped, terms=self._world.group_terms),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
-        )
-
-    def _kit(self, stage: Rl, sampler: Sampler) -> Kit:
-        return Kit(
-            sampler=sampler,
-            judge=self._world.judge,
-            processor=self._world.processor,
-            law=self._world.law(stage.sampling),
-            group_size=stage.group_size,
-            groups=stage.prompts_per_step,
-            seed=derive(self._config.run.seed, stage.name),
-            find_tool=self._world.find_tool,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

@@ -138,8 +138,8 @@ def law_of(options: Sampling | Evaluation | Exam, banned: tuple[int, ...], stop:
 
 def longest_response(config: Config | Exam) -> int:
     """Tokens of the longest response that a stage or the evaluation may draw, with what it is made to say."""
-    drafts = [(stage.sampling.max_new_tokens, stage.program) for stage in config.stages if isinstance(stage, Rl)]
-    drafts += [(stage.sampling.max_new_tokens, ()) for stage in config.stages if isinstance(stage, Sample)]
+    drawing = [stage for stage in config.stages if isinstance(stage, Rl | Sample)]
+    drafts = [(stage.sampling.max_new_tokens, stage.program) for stage in drawing]
     drafts.append((config.evaluation.max_new_tokens, config.evaluation.program))
     return max(draft + sum(map(_added, steps)) for draft, steps in drafts)
 

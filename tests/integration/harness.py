@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 TINY = {
     "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
     "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
@@ -99,3 +101,15 @@ def contents(run_dir: Path) -> dict[str, bytes]:
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Records are the same, numbers but for rounding."""
+    assert len(ours) == len(theirs)
+    for here, there in zip(ours, theirs, strict=True):
+        words = {key for key, value in there.items() if not isinstance(value, float)}
+        assert {key: here[key] for key in words} == {key: there[key] for key in words}
+        numbers = there.keys() - words
+        assert {key: here[key] for key in numbers} == pytest.approx(
+            {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
+        )

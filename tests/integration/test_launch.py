@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import Done, experiment, metrics, mmrl, write
+from harness import Done, alike, experiment, metrics, mmrl, write
 
 LINES = 8  # of metrics.jsonl when we strike
 
@@ -48,18 +47,6 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
     os.kill(launcher.pid if rank is None else processes_of(config)[rank], which)
     output, errors = launcher.communicate(timeout=240)
     return Done(launcher.returncode, output, errors)
-
-
-def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """The same records, numbers but for rounding."""
-    assert len(ours) == len(theirs)
-    for here, there in zip(ours, theirs, strict=True):
-        words = {key for key, value in there.items() if not isinstance(value, float)}
-        assert {key: here[key] for key in words} == {key: there[key] for key in words}
-        numbers = there.keys() - words
-        assert {key: here[key] for key in numbers} == pytest.approx(
-            {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
-        )
 
 
 def test_a_lost_rank_ends_the_run_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
