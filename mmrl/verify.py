@@ -73,7 +73,7 @@ def _kill(command: Sequence[str], metrics: Path, lines: int) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and _lines(metrics) < lines:
             time.sleep(_POLL_S)
-        ranks = _children(process.pid) if "--nproc" in command and process.poll() is None else []
+        ranks = ranks_of(process.pid) if "--nproc" in command and process.poll() is None else []
         process.kill()
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
@@ -81,7 +81,7 @@ def _kill(command: Sequence[str], metrics: Path, lines: int) -> None:
         raise UserError(f"the run ended with code {process.returncode} before it could be killed; try more --steps")
 
 
-def _children(launcher: int) -> list[int]:
+def ranks_of(launcher: int) -> list[int]:
     """The processes that one has started, as Linux lists them."""
     return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
