@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from mmrl.ranks import Ranks
 from mmrl.rollout.engine import Drawn, Engine, Request
-from mmrl.rollout.weights import Shape, Weights
-
-
-class Held:
-    """Weights in host memory."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def shapes(self) -> list[Shape]:
-        """What a pass will bring."""
-        return [Shape(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass over them."""
-        return iter(self._tensors.items())
+from mmrl.rollout.relay import Relay
+from mmrl.rollout.weights import Weights
 
 
 class FedByFirst:
-    """Servers that every rank draws from. The first rank gathers weights in its host memory and brings them."""
+    """Servers that every rank draws from, and the first rank brings weights."""
 
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self._engine, self._ranks = engine, ranks
+        self._relay: Relay | None = None
 
     def draw(self, requests: Sequence[Request]) -> list[list[Drawn]]:
         """The siblings of each of this rank's requests."""
@@ -39,9 +24,9 @@ class FedByFirst:
 
     def load(self, weights: Weights) -> None:
         """Every rank takes part in gathering. Raises as the engine does, on all."""
-        first = self._ranks.rank == 0
-        held = {name: tensor.detach().cpu().clone() for name, tensor in weights if first}
-        self._ranks.once(lambda: self._engine.load(Held(held)))
+        if self._relay is None or self._relay.weights is not weights:
+            self._relay = Relay(weights, self._ranks)
+        self._relay.feed(self._engine.load)
 
     def load_adapter(self, folder: Path) -> None:
         """As the engine, once."""

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Done, alike, experiment, metrics, mmrl, write
+from harness import Command, Done, alike, experiment, metrics, mmrl, write
+
+from mmrl.checkpoint import latest
 
 LINES = 8  # of metrics.jsonl when we strike
 
@@ -49,8 +51,13 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
     return Done(launcher.returncode, output, errors)
 
 
-def test_a_lost_rank_ends_the_run_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
-    config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
+@pytest.mark.parametrize("engine", [None, {"zero": 3}], ids=["torch", "zero3"])
+def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
+    engine: dict[str, int] | None, whole: Path, tmp_path: Path, here: Command
+) -> None:
+    if engine:
+        pytest.importorskip("deepspeed")
+    config = write(experiment(tmp_path / "run", deepspeed=engine), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=1)
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in done.errors
@@ -58,10 +65,19 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(whole: Path, tmp_path:
     assert "The same command goes on from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
     assert processes_of(config) == []
-    done = mmrl("train", config)
+    done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process
     assert done.code == 0, done.errors
     assert "Resuming from" in done.output
     alike(metrics(tmp_path / "run"), metrics(whole))
+
+
+def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
+    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}), tmp_path / "tiny.yaml")
+    done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
+    assert done.code == -signal.SIGKILL
+    assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
+    assert processes_of(config) == []
+    assert latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
 def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: Path) -> None:

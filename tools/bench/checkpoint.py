@@ -116,9 +116,10 @@ def until_step(folder: Path) -> float:
     """Begin the quickstart or go on with it, and kill it after a step; seconds until then."""
     timings = folder / "timings.jsonl"
     before, start = count_lines(timings), time.perf_counter()
+    enough = before + 1 if before else 2  # the first step's checkpoint comes before the second step's line
     command = [sys.executable, "-m", "mmrl", "train", str(QUICKSTART), "--run-dir", str(folder)]
     with subprocess.Popen([*command, "checkpoints.every=1"], stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and count_lines(timings) < before + 2 - bool(before):
+        while process.poll() is None and count_lines(timings) < enough:
             time.sleep(0.01)
         taken = time.perf_counter() - start
         process.kill()
