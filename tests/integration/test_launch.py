@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, alike, experiment, metrics, mmrl, write
+from harness import Command, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 
 from mmrl.checkpoint import latest
+from mmrl.cli import launch
 
 LINES = 8  # of metrics.jsonl when we strike
 
@@ -69,6 +70,26 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
     assert done.code == 0, done.errors
     assert "Resuming from" in done.output
     alike(metrics(tmp_path / "run"), metrics(whole))
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
+def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
+    data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
+    stages = [imitation(steps=2), reinforcement(steps=2)]
+    config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
+    if "deepspeed" in launcher[1]:
+        pytest.importorskip("deepspeed")
+    words = [sys.executable, *launcher, str(launch._free_port()), *module, "mmrl", "train", str(config)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [(record["stage"], record["step"]) for record in metrics(tmp_path / "run") if "learner/lr" in record]
+    assert steps == [("cold", 1), ("cold", 2), ("rl", 1), ("rl", 2)]  # once, though two processes made them
+    assert done.stdout.count("Stage rl ended after 2 steps") == 1
 
 
 def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
