@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +37,7 @@ from mmrl.checkpoint.snapshot import FILES, WEIGHTS
 from mmrl.verify import differing
 
 BACKGROUND = "checkpoints.asynchronous=true"
+HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
 BEGIN, END = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
 
 
@@ -202,17 +204,26 @@ FAULTS: dict[str, Callable[[Lab], Iterator[Row]]] = {
 }
 
 
-def table(rows: Sequence[Row]) -> str:
+def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows in Markdown."""
-    lines = ["| fault | tried | what happened | lost |", "|---|---|---|---|"]
-    lines += [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.lost) or 'nothing'} |" for row in rows]
-    return "\n".join(lines)
+    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.lost) or 'nothing'} |" for row in rows]
 
 
-def write(path: Path, text: str) -> None:
-    """Replace what stands between the marks."""
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Put rows between the marks, each fault's in the place of what was known of it."""
     before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    old, _, after = rest.partition(END)
+    known, fresh = (by_fault(lines) for lines in (old.strip().splitlines()[2:], lines_of(rows)))
+    lines = [*HEAD, *chain.from_iterable({**known, **fresh}.values())]
+    path.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
+
+
+def by_fault(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Lines of the table by their first cell."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        found.setdefault(line.split("|")[1].strip(), []).append(line)
+    return found
 
 
 def main() -> None:
@@ -221,7 +232,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="how many; of the other faults, in proportion")
     parser.add_argument("--only", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the rows into the table in this file")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
         lab = Lab(Path(folder), random.Random(arguments.seed), arguments.kills)
@@ -229,9 +240,9 @@ def main() -> None:
         for name in arguments.only:
             rows += list(FAULTS[name](lab))
             print(f"{name}: {'LOST ' + '; '.join(rows[-1].lost) if rows[-1].lost else 'nothing lost'}", flush=True)
-    print(table(rows))
+    print("\n".join([*HEAD, *lines_of(rows)]))
     if arguments.write:
-        write(arguments.write, table(rows))
+        write(arguments.write, rows)
     sys.exit("something was lost" if any(row.lost for row in rows) else 0)
 
 

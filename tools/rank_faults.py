@@ -45,7 +45,7 @@ def launcher_dies(lab: Lab) -> Iterator[Row]:
         ranks = ranks_of(launcher.pid) if launcher.is_alive() else []
         launcher.kill()
         ended(launcher)
-        lost += still_there(ranks, within_s=lab.whole(*TWO)[1] + GRACE_S) + lab.finish(*TWO)
+        lost += still_there(ranks, within_s=3 * lab.whole(*TWO)[1] + GRACE_S) + lab.finish(*TWO)
     outcome = "the ranks ended by themselves, no process was left; resumed; all bytes equal"
     yield Row("the launcher of two ranks dies", f"{tries_of(lab)} random moments", outcome, lost)
 
