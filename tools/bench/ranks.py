@@ -1,7 +1,7 @@
 """What a second process gains and what DeepSpeed costs, in whole steps of GRPO that learn; a thread a process.
 
-    python tools/bench/ranks.py --only two              # about 3 minutes
-    python tools/bench/ranks.py --only zero             # about 3 minutes
+    python tools/bench/ranks.py --only two              # 3 to 4 minutes
+    python tools/bench/ranks.py --only zero             # 4 to 5 minutes
     python tools/bench/ranks.py --busy                  # twice that; where others need the machine too
 
 Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 3.0 million parameters. Arms take
@@ -81,7 +81,7 @@ def spread(values: list[float]) -> str:
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4, help="runs of each arm")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--steps", type=int, default=8, help="steps measured in each")
     parser.add_argument("--only", choices=NAMES, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
