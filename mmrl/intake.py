@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import isfinite
-from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from mmrl.media.checks import MediaError
 from mmrl.media.ledger import Ledger
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipPlan, ClipRule
+from mmrl.media.workers import Workers
 from mmrl.options import options_of, settle
 from mmrl.plugins import resolve
 from mmrl.sft import lesson
@@ -258,37 +258,24 @@ def videos_of(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
 def look_at_all(
     refs: Sequence[Ref], look: Callable[[Ref], Seen], *, workers: int, console: Console
 ) -> dict[Ref, Seen | MediaError]:
-    """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error.
-
-    Raises:
-        UserError: a process died.
+    """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error, and so
+    does what kills the process that opens it.
     """
     attempt = partial(_attempt, look)
     if not refs:
         return {}
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # libraries are imported once, not by every worker
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=context,
-        initializer=signal.signal,  # Ctrl-C is for the parent, which then ends its workers
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
-    seen: dict[Ref, Seen | MediaError] = {}
+    with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
+        coming = [pool.submit(ref) for ref in refs]
+        return dict(zip(refs, console.track("opening media", map(_come, coming), len(refs)), strict=True))
+
+
+def _come(future: Future[Seen | MediaError]) -> Seen | MediaError:
     try:
-        results = console.track("opening media", pool.map(attempt, refs), len(refs))
-        for ref, result in zip(refs, results, strict=True):
-            seen[ref] = result
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"{refs[len(seen)].path}: a process died while it opened this file or one of the next {workers}: its "
-            "memory ran out, or a file crashes its decoder; data.workers=0 opens them one by one"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return seen
+        return future.result()
+    except UserError as error:  # it was the end of its process
+        return MediaError(str(error))
 
 
 def _attempt(look: Callable[[Ref], Seen], ref: Ref) -> Seen | MediaError:
@@ -315,12 +302,17 @@ def refuse_too_few(stage: Sft | Rl, count: int) -> None:
         raise UserError(f"stage {stage.name!r} has nothing to train on: {whose} samples")
     if not isinstance(stage, Rl):
         return
-    asked = stage.prompts_per_step * (stage.filter.rounds if stage.filter else 1)
+    asked = most_asked(stage)
     if asked > max(count, stage.repeat_to or 0):
         raise UserError(
             f"stage {stage.name!r} asks {asked} prompts a step and {whose} samples: one would get the same rollouts "
             "twice; set repeat_to, or lower prompts_per_step" + (" or filter.rounds" if stage.filter else "")
         )
+
+
+def most_asked(stage: Rl) -> int:
+    """Samples that a step may draw, with all rounds of its filter."""
+    return stage.prompts_per_step * (stage.filter.rounds if stage.filter else 1)
 
 
 def check_enough(config: Config, samples: Sequence[Sample]) -> None:

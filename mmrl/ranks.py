@@ -17,6 +17,10 @@ T = TypeVar("T")
 RowT_co = TypeVar("RowT_co", covariant=True)
 
 
+class RankLost(UserError):
+    """Another rank died, or did not come in time; the message says which, and what it was doing."""
+
+
 class Ranks(Protocol):
     """The processes of a run. Whatever is called here, every rank must call, in the same order."""
 

@@ -16,13 +16,13 @@ from mmrl.algo.seeds import derive
 from mmrl.algo.stream import Streamed
 from mmrl.config import Config, schema
 from mmrl.config.schema import Rl, Sft
-from mmrl.intake import Samples, read, refuse_too_few, worth
+from mmrl.intake import Samples, most_asked, read, refuse_too_few, worth
 from mmrl.log.console import Console
+from mmrl.media.workers import Workers
 from mmrl.outputs import chosen
 from mmrl.policy.ahead import Ahead
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.processor import QwenProcessor
-from mmrl.policy.workers import Workers
 from mmrl.ports import Source
 from mmrl.ranks import Portion, Ranks
 from mmrl.types import Place, Reject, Sample, State, UserError
@@ -46,7 +46,9 @@ class Supply:
         """
         data = self._config.data
         with ExitStack() as stack:
-            workers = stack.enter_context(closing(Workers(afresh.encode, data.workers))) if data.workers else None
+            workers = None
+            if data.workers:
+                workers = stack.enter_context(closing(Workers(afresh.encode, data.workers, name=_called)))
             yield Ahead(
                 Portion(self.order(stage, state), ranks),
                 self._processor,
@@ -69,41 +71,43 @@ class Supply:
             UserError: there are too few samples, or they lack what the order goes by.
         """
         order, seed = stage.order, self._config.run.seed
+        apart = most_asked(stage) if isinstance(stage, Rl) else 0  # a sample's rollouts are the same all through a step
         if isinstance(order, schema.Mixture):
-            sources = [self._order_of(origin) for origin in range(len(self._config.data.train))]
+            sources = [self._order_of(origin, apart) for origin in range(len(self._config.data.train))]
             return scheduled(sources, order, per_step=stage.asked_per_step, seed=seed)
         if isinstance(order, schema.Shuffled) and stage.source is None and stage.repeat_to is None:
-            return self._all_shuffled()
+            return self._all_shuffled(apart)
         samples = repeated(self.samples_of(stage.source), stage.repeat_to)
         refuse_too_few(stage, len(samples))
         match order:
             case schema.Shuffled():
-                return Shuffled(samples, seed)
+                return Shuffled(samples, seed, apart=apart)
             case schema.Sorted(by=column):
                 return Listed(samples if column is None else by_column(samples, column, descending=order.descending))
             case schema.Priority():
                 return Prioritised(samples, order, state, seed)
             case schema.Curriculum(phases=phases):
                 parts = [_of_phase(stage, k, phase, samples) for k, phase in enumerate(phases)]
-                return Phased([Shuffled(part, derive(seed, "phase", k)) for k, part in enumerate(parts)], phases, state)
+                orders = [Shuffled(part, derive(seed, "phase", k), apart=apart) for k, part in enumerate(parts)]
+                return Phased(orders, phases, state)
 
-    def _all_shuffled(self) -> Order:
+    def _all_shuffled(self, apart: int) -> Order:
         """Every sample once per epoch; with weights, sources in their shares; streams as they come."""
         data, seed = self._config.data, self._config.run.seed
         weights = [origin.weight for origin in data.train if origin.weight is not None]
         if not data.stream and not weights:
-            return Shuffled(self._samples.train, seed)
-        orders = [self._order_of(origin) for origin in range(len(data.train))]
+            return Shuffled(self._samples.train, seed, apart=apart)
+        orders = [self._order_of(origin, apart) for origin in range(len(data.train))]
         return fixed(orders, weights, seed) if weights else orders[0]
 
-    def _order_of(self, origin: int) -> Order:
+    def _order_of(self, origin: int, apart: int) -> Order:
         data, seed = self._config.data, derive(self._config.run.seed, "source", origin)
         if data.stream:
             return Streamed(partial(self._rows, origin), buffer=data.stream.buffer, seed=seed)
         samples = [sample for sample in self._samples.train if self._samples.origin[sample.id] == origin]
         if not samples:
             raise UserError(f"data.train: source {data.train[origin].fn!r} has a weight and not one usable sample")
-        return Shuffled(samples, seed)
+        return Shuffled(samples, seed, apart=apart)
 
     def _rows(self, origin: int) -> Iterator[Row]:
         """A new pass over a training source."""
@@ -133,3 +137,7 @@ def _of_phase(stage: Sft | Rl, number: int, phase: schema.Phase, samples: Sequen
             f"{len(own)}: see its `when`"
         )
     return own
+
+
+def _called(sample: Sample) -> str:
+    return f"sample {sample.id}"

@@ -112,8 +112,10 @@ def columns_of(sample: Sample, stored: Callable[[MediaRef], str]) -> dict[str, A
     """What a sample has in each of the table's own columns; `stored` says how the table names a medium.
 
     Raises:
-        UserError: it shows a part of one of several videos, which a table cannot say.
+        UserError: it shows a part of one of several videos, or of a picture, which a table cannot say.
     """
+    if any((ref.at, ref.crop) != (None, None) for ref in sample.images):
+        raise UserError(f"sample {sample.id} shows a part of a picture or a video's frame: write that to a file first")
     videos = [ref for ref in sample.media if isinstance(ref, VideoRef)]
     if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
         raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import isnan
 from typing import Generic, Protocol, TypeVar
 
@@ -25,11 +25,15 @@ class Order(Protocol):
 class Shuffled(Generic[RowT]):
     """Every sample once per epoch, in an order drawn anew for each; position `cursor` always means the same sample."""
 
-    def __init__(self, samples: Sequence[RowT], seed: int) -> None:
+    def __init__(self, samples: Sequence[RowT], seed: int, *, apart: int = 0) -> None:
+        """From epoch to epoch too no sample comes again within `apart` positions, or a third of the samples if that is
+        less.
+        """
         if not samples:
             raise ValueError("there are no samples to draw from")
         self._samples = samples
         self._seed = seed
+        self._apart = min(apart, len(samples) // 3)
         self._drawn: tuple[int, list[int]] = (-1, [])
 
     def take(self, cursor: int, count: int) -> list[RowT]:
@@ -43,10 +47,27 @@ class Shuffled(Generic[RowT]):
 
     def _order(self, epoch: int) -> list[int]:
         if self._drawn[0] != epoch:
-            order = list(range(len(self._samples)))
-            random.Random(derive(self._seed, "epoch", epoch)).shuffle(order)
+            order = self._permutation(epoch)
+            if epoch and self._apart:
+                _keep_away(order, set(self._permutation(epoch - 1)[-self._apart :]), self._apart)
             self._drawn = (epoch, order)
         return self._drawn[1]
+
+    def _permutation(self, epoch: int) -> list[int]:
+        order = list(range(len(self._samples)))
+        random.Random(derive(self._seed, "epoch", epoch)).shuffle(order)
+        return order
+
+
+def _keep_away(order: list[int], recent: Set[int], width: int) -> None:
+    """Whatever is recent among the first `width` changes places with what is not, and not among the last `width`: an
+    epoch's end stays as it was drawn, so that the next one knows it.
+    """
+    free = (place for place in range(width, len(order) - width) if order[place] not in recent)
+    for place in range(width):
+        if order[place] in recent:
+            other = next(free)
+            order[place], order[other] = order[other], order[place]
 
 
 class Listed(Generic[RowT]):

@@ -95,7 +95,7 @@ def canonical(row: Mapping[str, Any]) -> Item:
         frame=frame_of(row.get("frame", Frame.PX_ORIGINAL)),
         size=size_of(row.get("image_size")),
         cluster=str(row.get("cluster") or row["id"]),
-        groups={key: grouped(value) for key, value in meta.items() if value is not None},
+        groups={key: grouped(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
         extra=meta,
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mmrl.bench.items import Item, Response
 from mmrl.bench.stats import bootstrap, maj_at_k, pass_at_k, wilson
-from mmrl.bench.verdict import SCORER, Outcome, Verdict
+from mmrl.bench.verdict import MISSING, SCORER, Outcome, Verdict
 from mmrl.files import finite
 
 _SEED: Final = 0
@@ -50,7 +50,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "strict": _clustered([float(verdict.strict) for verdict in run.verdicts], run.verdicts),
         "compat": _clustered([float(verdict.compat) for verdict in run.verdicts], run.verdicts),
         "score": _rounded(fmean(verdict.score for verdict in run.verdicts)),
-        **{name: _rounded(value) for name, value in run.overall.items()},
+        "overall": {name: _rounded(value) for name, value in run.overall.items()},
         "outcomes": {str(outcome): outcomes[outcome] for outcome in Outcome},
         "truncated_rate": _rounded(
             sum(not response.finished for response in run.responses) / max(1, len(run.responses))
@@ -72,6 +72,7 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     """report.md: the overall score, what became of responses, and a table of each subset."""
     out = [f"# {report['bench']}", ""]
     out += _table(("", "accuracy", "95 % interval"), [(name, *_shown(report[name])) for name in ("strict", "compat")])
+    out += [f"| {name} | {_percent(value)} | |" for name, value in report["overall"].items()]
     out += ["", f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; ", ""]
     out[-2] += f"scorer {report['scorer']}. Intervals resample pictures; those of subsets are Wilson's."
     outcomes = report["outcomes"]
@@ -122,27 +123,24 @@ def _row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _samples(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """pass@k and maj@k for k = 1, 2, 4, .. up to the samples that every item has; empty for one sample."""
+    """pass@k and maj@k for k = 1, 2, 4, .. up to the samples that every item with a response has; items without one
+    count as wrong. Empty for one sample.
+    """
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in sorted(verdicts, key=lambda verdict: verdict.sample):
         by_item[verdict.id].append(verdict)
-    most = min(map(len, by_item.values()))
+    answered = [each for each in by_item.values() if each[0].rule != MISSING]
+    most = min(map(len, answered), default=1)
     sizes = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
     if most == 1:
         return {}
-    return {
-        str(k): {
-            "pass": _rounded(
-                fmean(pass_at_k(sum(one.strict for one in each), len(each), k) for each in by_item.values())
-            ),
-            "maj": _rounded(
-                fmean(
-                    maj_at_k([one.value for one in each], [one.strict for one in each], k) for each in by_item.values()
-                )
-            ),
-        }
-        for k in sizes
-    }
+    return {str(k): {name: _rounded(value / len(by_item)) for name, value in _at(k, answered)} for k in sizes}
+
+
+def _at(k: int, items: Sequence[Sequence[Verdict]]) -> Iterator[tuple[str, float]]:
+    """pass@k and maj@k, summed over items."""
+    yield "pass", sum(pass_at_k(sum(one.strict for one in each), len(each), k) for each in items)
+    yield "maj", sum(maj_at_k([one.value for one in each], [one.strict for one in each], k) for each in items)
 
 
 def _rules(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,9 @@ from typing import Any, Final
 from mmrl.files import json_line
 from mmrl.types import UserError
 
-SCORER: Final = "1"
+SCORER: Final = "2"
+MISSING: Final = "missing"
+"""The rule of a verdict on an item without a response."""
 """Version of the rules; it changes whenever a verdict may."""
 _EXCERPT: Final = 120
 

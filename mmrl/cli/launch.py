@@ -44,16 +44,18 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     deadline = float("inf")
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.1)
-        if failed is None:
-            codes = ((rank, process.poll()) for rank, process in enumerate(processes))
-            failed = next(((rank, code) for rank, code in codes if code), None)
-            deadline = deadline if failed is None else time.monotonic() + GRACE_S
-    if failed is None:
-        failed = next(((rank, p.returncode) for rank, p in enumerate(processes) if p.returncode), (0, 0))
-    rank, code = failed
+        if failed is None and (failed := _failed(processes)):
+            deadline = time.monotonic() + GRACE_S
+    rank, code = failed or _failed(processes) or (0, 0)
     if code < 0:
         print(f"mmrl: error: rank {rank} was ended by {signal.Signals(-code).name}; all are stopped", file=sys.stderr)
     return code if code >= 0 else 128 - code
+
+
+def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
+    """The rank that failed, and its code; of several one that a signal ended, as the others lost it."""
+    codes = [(rank, code) for rank, process in enumerate(processes) if (code := process.poll())]
+    return min(codes, key=lambda failed: failed[1] > 0, default=None)
 
 
 def _start(words: Sequence[str], rank: int, count: int, port: int) -> subprocess.Popen[bytes]:

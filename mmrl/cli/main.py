@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import mmrl
 from mmrl.cli import config, data, eval, explain, export, reward, train
+from mmrl.ranks import RankLost
 from mmrl.types import UserError
 
 EPILOG = """\
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"mmrl: error: {line}", file=sys.stderr)
+        if isinstance(error, RankLost):
+            _end_at_once(2)
         return 2
     except BrokenPipeError:  # the reader left, as in `mmrl explain c.yaml | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -49,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Leave connections to other ranks as they are: when one is gone, gloo's threads abort an interpreter that ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -142,7 +142,8 @@ class _Examination:
             answered = self._sit(paper, answered)
         known = (request.out / "verdicts.jsonl").exists()
         old = read_verdicts(request.out) if known else []
-        run = asked.marking.run(answered, {**_told(request, made_of, asked.exam), "prompts": _prompts(answered)})
+        told = {**_told(request, made_of, asked.exam), "left_out": asked.questions.left_out}
+        run = asked.marking.run(answered, {**told, "prompts": _prompts(answered)})
         flips = flipped(old, run.verdicts)
         if flips and not request.rescore:
             raise UserError(
@@ -165,6 +166,8 @@ class _Examination:
         self._refuse_rescore()
         found = unaskable(self._asked.questions, self._examinee.processor.encoder.measure)
         count = len(self._asked.questions.asked)
+        if left_out := self._asked.questions.left_out:
+            self._console.warn(f"{left_out} of {count + left_out} rows are left out: no rule scores them")
         refuse_missing(found, count, allowed=self._request.allow_missing, warn=self._console.warn)
         self._desk.begin(made_of, found)
         return found

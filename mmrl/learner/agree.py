@@ -24,16 +24,12 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from mmrl.config.schema import Processes
-from mmrl.ranks import Alone, Ranks
+from mmrl.ranks import Alone, RankLost, Ranks
 from mmrl.types import UserError
 
 T = TypeVar("T")
 _BUCKET_BYTES: Final = 64 * 2**20
 _VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-class RankLost(UserError):
-    """Another rank died, or did not come in time; the message says which, and what it was doing."""
 
 
 class TorchRanks:

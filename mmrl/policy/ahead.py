@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Final, Generic, Protocol, TypeVar
 
 from mmrl.algo.sampler import Order, Row
-from mmrl.policy.workers import Workers
+from mmrl.media.workers import Workers
 from mmrl.types import Reject, Sample, TooLongError, UserError
 
 _TOLD: Final = 5
@@ -38,7 +38,7 @@ class Ahead(Generic[FeedT]):
         self,
         order: Order,
         preparer: Preparer[FeedT],
-        workers: Workers[FeedT] | None,
+        workers: Workers[Sample, FeedT] | None,
         *,
         skip: bool,
         drop_long: bool = False,

@@ -13,7 +13,6 @@ from harness import Command, mmrl
 from PIL import Image
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
-RETHINK = "[{kind: generate}, {kind: continue_with, correct: [right], max_new_tokens: 6}]"
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +113,6 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
     assert allowed.code == 0, allowed.errors
     found = report(tmp_path / "out")
     assert (found["items"], found["responses"], found["missing"]) == (10, 7, 3)
-
-
-def test_rethinking_and_blindness_are_settings(whole: Path, questions: Path, tmp_path: Path, here: Command) -> None:
-    asked = ("eval", whole / "model", "--bench", "counting", "--data", questions)
-    second = here(*asked, "--out", tmp_path / "second", f"evaluation.program={RETHINK}")
-    assert second.code == 0, second.errors
-    rows = [json.loads(line) for line in (tmp_path / "second" / "predictions.jsonl").read_text().splitlines()]
-    looked_again = [row for row in rows if row["draft"] is not None]
-    assert looked_again
-    assert all(row["response"][row["draft"] :].startswith("\n\nWait") for row in looked_again)
-    for how in ("grey", "left_out"):
-        blind = here(*asked, "--out", tmp_path / how, f"blind={how}")
-        assert blind.code == 0, blind.errors
-        assert report(tmp_path / how)["made_with"]["blind"] == how
-    seen, gone = (report(tmp_path / name)["made_with"]["prompts"] for name in ("second", "left_out"))
-    assert seen != gone
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from PIL import Image
 import mmrl.policy.processor as processor_module
 from mmrl.algo.sampler import Shuffled
 from mmrl.algo.stream import Streamed
+from mmrl.media.workers import Workers
 from mmrl.policy.ahead import Ahead
-from mmrl.policy.workers import Workers
 from mmrl.types import ImageRef, Kind, Reject, Sample, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
@@ -45,7 +46,7 @@ def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
     if not count:
         yield Ahead(order, processor, None, **options)
         return
-    with closing(Workers(work, count)) as workers:
+    with closing(Workers(work, count, name=attrgetter("id"))) as workers:
         yield Ahead(order, processor, workers, **options)
 
 
@@ -101,16 +102,16 @@ def deadly(one):
 
 @pytest.fixture
 def workers():
-    with closing(Workers(deadly, 2)) as workers:
+    with closing(Workers(deadly, 2, name=attrgetter("id"))) as workers:
         yield workers
 
 
 def test_a_process_that_dies_takes_no_more_with_it_than_its_sample(workers):
     names = ["a", "crash-1", "b", "killed-1", "bad-1", "c", "d"]
     futures = {name: workers.submit(sample(name)) for name in names}
-    with pytest.raises(UserError, match="sample crash-1: the process that read its media was killed by SIGSEGV"):
+    with pytest.raises(UserError, match="crash-1: the process that opened it was killed by SIGSEGV"):
         futures["crash-1"].result(60)
-    with pytest.raises(UserError, match="sample killed-1: .* SIGKILL; its file crashes the decoder, or memory ran out"):
+    with pytest.raises(UserError, match="killed-1: .* SIGKILL; a file crashes its decoder, or memory ran out"):
         futures["killed-1"].result(60)
     with pytest.raises(UserError, match="sample bad-1: bad"):
         futures["bad-1"].result(60)
@@ -118,7 +119,7 @@ def test_a_process_that_dies_takes_no_more_with_it_than_its_sample(workers):
 
 
 def test_a_bug_is_no_bad_sample(workers):
-    with pytest.raises(RuntimeError, match="sample bug-1: .* its traceback stands above"):
+    with pytest.raises(RuntimeError, match="bug-1: .* its traceback stands above"):
         workers.submit(sample("bug-1")).result(60)
 
 
@@ -133,7 +134,7 @@ def test_a_process_killed_while_idle_is_replaced(workers):
 
 
 def test_closing_does_not_wait_for_work():
-    workers = Workers(deadly, 1)
+    workers = Workers(deadly, 1, name=attrgetter("id"))
     running = workers.submit(sample("a")).result(60)
     workers.submit(sample("slow-1"))
     waiting = workers.submit(sample("b"))

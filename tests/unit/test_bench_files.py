@@ -258,7 +258,8 @@ def test_detection_reports_average_precision(score):
     responses = [{"pid": "1", "response": '[{"bbox_2d": [0, 0, 10, 8], "label": "cat"}]'}]
     code, out, said = score(items=items, responses=responses, bench="coco")
     assert code == 0, said.err
-    assert json.loads((out / "report.json").read_text())["AP"] == 0.7
+    assert json.loads((out / "report.json").read_text())["overall"] == {"AP": 0.7}
+    assert "| AP | 70.0 | |" in (out / "report.md").read_text()
 
 
 def test_a_selftest_without_data_says_so(tmp_path, capsys):

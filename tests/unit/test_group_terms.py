@@ -295,7 +295,7 @@ def test_advantages_per_term_weigh_group_terms_too():
     judge, terms = (make(loaded.config, QUICKSTART.parent) for make in (judge_of, group_terms_of))
     assert weights_of(judge, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
     scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
-    with pytest.raises(UserError, match="kimi_length has a gate or a schedule"):
+    with pytest.raises(UserError, match="kimi_length has a gate, a transform or a schedule"):
         load(QUICKSTART, [f"rewards.group_terms=[{scheduled}]", "stages.1.advantage.combine=per_term"])
 
 

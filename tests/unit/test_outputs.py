@@ -95,6 +95,12 @@ def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
         columns_of(two, lambda ref: ref.path)
 
 
+def test_a_part_of_a_picture_cannot_be_said(samples):
+    part = replace(samples[0][0], parts=(replace(samples[0][0].images[0], crop=(0, 0, 4, 4)), "Which?"))
+    with pytest.raises(UserError, match="shows a part of a picture or a video's frame"):
+        columns_of(part, lambda ref: ref.path)
+
+
 def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp_path):
     film = replace(samples[0][2], response="<answer>up</answer>")
     folder = tmp_path / "made"

@@ -139,7 +139,8 @@ def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
     ("rewards", "said"),
     [
         ("{combine: min, terms: [{fn: a:b}]}", "rewards.combine 'min' does not"),
-        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "term a:b has a gate or a schedule"),
+        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "a:b has a gate, a transform or a schedule"),
+        ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has a gate, a transform or a schedule"),
     ],
 )
 def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):

@@ -197,6 +197,22 @@ def test_every_sample_comes_once_per_epoch_in_an_order_of_its_own():
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.parametrize(("apart", "kept"), [(3, 3), (100, 3), (0, 0)])
+def test_no_sample_comes_twice_in_a_step_that_begins_in_one_epoch_and_ends_in_the_next(apart, kept):
+    """Of 11 samples a third is 3; without the rule epochs that meet in a sample are common."""
+    order = ids(Shuffled(SAMPLES, 5, apart=apart).take(0, 11 * 40))
+    assert all(sorted(order[start : start + 11]) == sorted(ids(SAMPLES)) for start in range(0, len(order), 11))
+    latest: dict[str, int] = {}
+    gaps = []
+    for position, name in enumerate(order):
+        gaps.append(position - latest.get(name, -99))
+        latest[name] = position
+    assert min(gaps) > kept
+    assert apart or min(gaps) <= 3
+    pieces = [ids(Shuffled(SAMPLES, 5, apart=apart).take(cursor, 7)) for cursor in range(0, 434, 7)]
+    assert [name for piece in pieces for name in piece] == order[: 62 * 7]
+
+
 def test_seeds_give_orders_of_their_own():
     assert ids(Shuffled(SAMPLES, 1).take(0, 11)) != ids(Shuffled(SAMPLES, 2).take(0, 11))
     with pytest.raises(ValueError, match="no samples"):

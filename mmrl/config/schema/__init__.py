@@ -254,6 +254,6 @@ def _not_summed(rewards: Rewards) -> str:
     """What of the rewards is more than terms with weights."""
     if rewards.combine != "sum":
         return f"rewards.combine {rewards.combine!r} does not"
-    gated = [term.fn for term in rewards.terms if term.gate is not None]
-    gated += [term.fn for term in (*rewards.terms, *rewards.group_terms) if term.schedule is not None]
-    return f"term {gated[0]} has a gate or a schedule, which that would ignore" if gated else ""
+    shaped = [term.fn for term in rewards.terms if term.gate is not None or term.transform != Transform()]
+    shaped += [term.fn for term in (*rewards.terms, *rewards.group_terms) if term.schedule is not None]
+    return f"term {shaped[0]} has a gate, a transform or a schedule, which that would ignore" if shaped else ""

@@ -1,4 +1,4 @@
-"""Processes that turn samples into feeds while this one trains. One that dies takes no more with it than its sample."""
+"""Processes that open media while this one does something else. One that dies takes no more with it than its item."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from mmrl.types import Sample, UserError
+from mmrl.types import UserError
 
+ItemT = TypeVar("ItemT")
 FeedT = TypeVar("FeedT")
 
 
-class Workers(Generic[FeedT]):
-    """`count` processes that apply `work`, each watched by a thread, so a death is known to belong to one sample.
+class Workers(Generic[ItemT, FeedT]):
+    """`count` processes that apply `work`, each watched by a thread, so a death is known to belong to one item.
 
     `work` is sent to each process once and must be picklable. Processes are forked from a server that has loaded
     this package's libraries, not from here: threads and CUDA do not survive a fork.
     """
 
-    def __init__(self, work: Callable[[Sample], FeedT], count: int) -> None:
+    def __init__(self, work: Callable[[ItemT], FeedT], count: int, *, name: Callable[[ItemT], str]) -> None:
+        """`name` is what errors call an item: `sample x`, or a file."""
         context = get_context("forkserver")
         context.set_forkserver_preload(["mmrl.policy.processor"])
-        self._start: Callable[[], _Worker[FeedT]] = partial(_Worker, context, work)
-        self._idle: SimpleQueue[_Worker[FeedT]] = SimpleQueue()
+        self._start: Callable[[], _Worker[ItemT, FeedT]] = partial(_Worker, context, work, name)
+        self._idle: SimpleQueue[_Worker[ItemT, FeedT]] = SimpleQueue()
         self._workers = [self._start() for _ in range(count)]
         for worker in self._workers:
             self._idle.put(worker)
         self._watchers = ThreadPoolExecutor(count, thread_name_prefix="media")
 
-    def submit(self, sample: Sample) -> Future[FeedT]:
-        """The feed of a sample, to come; samples are begun in the order they are submitted.
+    def submit(self, item: ItemT) -> Future[FeedT]:
+        """The feed of an item, to come; items are begun in the order they are submitted.
 
-        The future raises what `work` raised of UserErrors, UserError naming the sample where a signal killed the
-        process (a crash in a decoder, memory running out), and RuntimeError where `work` failed in any other way.
+        The future raises what `work` raised of UserErrors, UserError naming the item where a signal killed the process
+        (a crash in a decoder, memory running out), and RuntimeError where `work` failed in any other way.
         """
-        return self._watchers.submit(self._process, sample)
+        return self._watchers.submit(self._process, item)
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -55,22 +57,25 @@ class Workers(Generic[FeedT]):
             worker.stop()
         self._watchers.shutdown()
 
-    def _process(self, sample: Sample) -> FeedT:
+    def _process(self, item: ItemT) -> FeedT:
         worker = self._idle.get()
         try:
             if not worker.alive:
                 self._workers.remove(worker)
                 worker = self._start()
                 self._workers.append(worker)
-            return worker.process(sample)
+            return worker.process(item)
         finally:
             self._idle.put(worker)
 
 
-class _Worker(Generic[FeedT]):
+class _Worker(Generic[ItemT, FeedT]):
     """One process and the line to it."""
 
-    def __init__(self, context: ForkServerContext, work: Callable[[Sample], FeedT]) -> None:
+    def __init__(
+        self, context: ForkServerContext, work: Callable[[ItemT], FeedT], name: Callable[[ItemT], str]
+    ) -> None:
+        self._name = name
         ours, theirs = socket.socketpair()
         with ours:
             self._line = ours.makefile("rwb")
@@ -82,13 +87,13 @@ class _Worker(Generic[FeedT]):
     def alive(self) -> bool:
         return self._child.is_alive()
 
-    def process(self, sample: Sample) -> FeedT:
+    def process(self, item: ItemT) -> FeedT:
         try:
-            pickle.dump(sample, self._line)
+            pickle.dump(item, self._line)
             self._line.flush()
             answer = _receive(self._line)
         except (EOFError, OSError) as error:
-            raise self._obituary(sample) from error
+            raise self._obituary(item) from error
         if isinstance(answer, UserError):
             raise answer
         return cast("FeedT", answer)
@@ -97,27 +102,27 @@ class _Worker(Generic[FeedT]):
         self._child.terminate()
         self._child.join()
 
-    def _obituary(self, sample: Sample) -> UserError | RuntimeError:
+    def _obituary(self, item: ItemT) -> UserError | RuntimeError:
         self._child.join()
         code = self._child.exitcode or 0
         if code < 0:
             return UserError(
-                f"sample {sample.id}: the process that read its media was killed by {signal.Signals(-code).name}; its "
-                "file crashes the decoder, or memory ran out: look at the file, or lower data.workers"
+                f"{self._name(item)}: the process that opened it was killed by {signal.Signals(-code).name}; a file "
+                "crashes its decoder, or memory ran out: look at the file, or lower data.workers"
             )
-        return RuntimeError(f"sample {sample.id}: the process that read its media failed; its traceback stands above")
+        return RuntimeError(f"{self._name(item)}: the process that opened it failed; its traceback stands above")
 
 
-def _serve(work: Callable[[Sample], object], line: socket.socket) -> None:
-    """Answer samples with feeds until the other end of the line closes."""
+def _serve(work: Callable[[Any], object], line: socket.socket) -> None:
+    """Answer items with feeds until the other end of the line closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     torch.set_num_threads(1)
     answer: object
     with suppress(EOFError, ConnectionError), line.makefile("rwb") as file:
         while True:
-            sample = pickle.load(file)
+            item = pickle.load(file)
             try:
-                answer = work(sample)
+                answer = work(item)
             except UserError as error:
                 answer = error
             _send(answer, file)
