@@ -30,6 +30,7 @@ from mmrl.config.schema import (
     Sft,
     UseTools,
 )
+from mmrl.config.schema import Sample as SampleStage
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, Samples, check_lessons, place_of
 from mmrl.learner.engine_torch import TorchEngine
@@ -47,7 +48,7 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
-from mmrl.ports import Chooser, Source, Tools
+from mmrl.ports import Chooser, Sampler, Source, Tools
 from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.tool_replies import Workshop
@@ -187,6 +188,20 @@ class World:
             judge=self.judge,
             batch_size=options.batch_size,
             warn=self.console.warn,
+        )
+
+    def kit(self, stage: Rl | SampleStage, sampler: Sampler) -> Kit:
+        """What the steps of a stage's program work with."""
+        return Kit(
+            sampler=sampler,
+            judge=self.judge,
+            processor=self.processor,
+            law=self.law(stage.sampling),
+            group_size=stage.group_size,
+            groups=stage.prompts_per_step,
+            seed=derive(self.config.run.seed, stage.name),
+            workshop=self.workshop,
+            ranks=self.ranks,
         )
 
     def law(self, options: Sampling | Evaluation) -> SamplingLaw:
@@ -351,9 +366,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
                 yield grammar.render(answer, sample.thought)
 
 
-def _with_program(config: Config) -> tuple[Sft | Rl | Evaluation, ...]:
+def _with_program(config: Config) -> tuple[Sft | Rl | SampleStage | Evaluation, ...]:
     """What of a config has programs."""
-    return (*config.trainings, config.evaluation)
+    return (*(stage for stage in config.stages if isinstance(stage, Sft | Rl | SampleStage)), config.evaluation)
 
 
 def device_of(config: Config | Exam) -> torch.device:

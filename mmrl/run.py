@@ -15,7 +15,6 @@ from typing import Any
 
 from mmrl import checkpoint, loop, sft, staging
 from mmrl.algo.group_terms import shaped
-from mmrl.algo.seeds import derive
 from mmrl.build import World
 from mmrl.config import Config, Loaded, changes, dump, read_settings, schema
 from mmrl.config.load import cap_steps
@@ -33,7 +32,7 @@ from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
-from mmrl.rollout.compose import Kit, compose
+from mmrl.rollout.compose import compose
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import AlsoLooking, HeldOutGate, OpenGate, Saver, Stop, compare, summarize
 from mmrl.types import HeldOut, Interrupted, Sample, State
@@ -221,7 +220,7 @@ class _Run:
             return
         sampler = self._sampler(stage)
         program = SharedProgram(
-            program=compose(stage.program, self._kit(stage, sampler)),
+            program=compose(stage.program, world.kit(stage, sampler)),
             ranks=self._ranks,
             places=stage.places,
             whole=world.samplers.whole,
@@ -274,19 +273,6 @@ class _Run:
             shape=partial(shaped, terms=self._world.group_terms),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
-        )
-
-    def _kit(self, stage: Rl, sampler: Sampler) -> Kit:
-        return Kit(
-            sampler=sampler,
-            judge=self._world.judge,
-            processor=self._world.processor,
-            law=self._world.law(stage.sampling),
-            group_size=stage.group_size,
-            groups=stage.prompts_per_step,
-            seed=derive(self._config.run.seed, stage.name),
-            workshop=self._world.workshop,
-            ranks=self._ranks,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:

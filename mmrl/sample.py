@@ -80,7 +80,9 @@ def steps_done(plan: Plan) -> int:
 
 
 def describe(path: Path) -> dict[str, float]:
-    """Metrics of a whole table: mean reward, by term; rollouts, and those that were cut or could not be judged."""
+    """Metrics of a whole table: mean reward, by term; rollouts, and those that were cut, went on from a draft, or could
+    not be judged.
+    """
     rows = read(path)
     judged = [row for row in rows if row["total"] is not None]
     named: dict[str, list[float]] = {"reward/total": [row["total"] for row in judged]}
@@ -91,6 +93,7 @@ def describe(path: Path) -> dict[str, float]:
         **{name: fmean(values) for name, values in named.items() if values},
         "reward/skipped": float(len(rows) - len(judged)),
         "rollout/count": float(len(rows)),
+        "rollout/second_look_frac": fmean(row["second_look"] for row in rows),
         "rollout/truncated_frac": fmean(row["finish"] == Finish.LENGTH for row in rows),
     }
 
@@ -123,6 +126,7 @@ def _drawn(rollout: Rollout) -> dict[str, Any]:
         "rollout": rollout.index,
         "response": rollout.text,
         "finish": rollout.finish,
+        "second_look": rollout.parent is not None,
         "tokens": rollout.num_tokens,
     }
 

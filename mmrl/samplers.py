@@ -22,7 +22,7 @@ from mmrl.ranks import Ranks
 from mmrl.rollout.copied import Copied
 from mmrl.rollout.engine import Engine, EngineSampler, Publisher, Resting
 from mmrl.rollout.hf import HfSampler
-from mmrl.rollout.shared import FedByFirst
+from mmrl.rollout.shared import FedByFirst, Remembering
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import Weights
 from mmrl.types import SamplingLaw, UserError
@@ -128,7 +128,9 @@ class Samplers:
             )
         servers = replicas(model, arguments, options.server, self._place)
         engine = ServerEngine(servers, self._processor, spread=options.vllm.tensor_parallel, warn=self._warn)
-        return FedByFirst(engine, self._ranks) if self._ranks.size > 1 or self._overlaps else engine
+        if self._ranks.size > 1:  # servers that are not ours, which nobody starts again
+            return FedByFirst(engine, self._ranks)
+        return Remembering(engine) if self._overlaps else engine
 
     def _model(self) -> str:
         """Where the engine finds the model: where the policy came from, or a copy of one made from scratch."""
@@ -170,8 +172,8 @@ def law_of(options: Sampling | Evaluation | Exam, banned: tuple[int, ...], stop:
 
 def longest_response(config: Config | Exam) -> int:
     """Tokens of the longest response that a stage or the evaluation may draw, with what it is made to say."""
-    drafts = [(stage.sampling.max_new_tokens, stage.program) for stage in config.stages if isinstance(stage, Rl)]
-    drafts += [(stage.sampling.max_new_tokens, ()) for stage in config.stages if isinstance(stage, Sample)]
+    drawing = [stage for stage in config.stages if isinstance(stage, Rl | Sample)]
+    drafts = [(stage.sampling.max_new_tokens, stage.program) for stage in drawing]
     drafts.append((config.evaluation.max_new_tokens, config.evaluation.program))
     return max(draft + sum(map(_added, steps)) for draft, steps in drafts)
 

@@ -16,7 +16,7 @@ from mmrl.outputs import read, write
 from mmrl.types import UserError, Visit
 
 Row = Mapping[str, Any]
-_OF_ONE_ROLLOUT = ("rollout", "finish", "tokens", "terms", "total", "skipped", "visits")
+_OF_ONE_ROLLOUT = ("rollout", "finish", "second_look", "tokens", "terms", "total", "skipped", "visits")
 
 
 class Selected(NamedTuple):

@@ -10,7 +10,7 @@ from mmrl.config.schema import Rl, Sample, Select
 from mmrl.log.teller import Muted, Teller
 from mmrl.outputs import write_history
 from mmrl.ranks import Homes, SharedJudge, SharedProgram
-from mmrl.rollout.program import Generate
+from mmrl.rollout.compose import compose
 from mmrl.types import State
 
 
@@ -29,7 +29,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
     parts = sample.Parts(
         asker=world.processor,
         program=SharedProgram(
-            program=Generate(sampler=sampler, group_size=stage.group_size, law=world.law(stage.sampling)),
+            program=compose(stage.program, world.kit(stage, sampler)),
             ranks=world.ranks,
             places=stage.prompts_per_step,
             whole=world.samplers.whole,

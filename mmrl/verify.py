@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,10 +20,13 @@ _POLL_S = 0.002
 _TAIL = 2000
 
 
-def verify_resume(config: Path, overrides: Sequence[str], *, steps: int, say: Callable[[str], None]) -> bool:
+def verify_resume(
+    config: Path, overrides: Sequence[str], *, steps: int, processes: int | None, say: Callable[[str], None]
+) -> bool:
     """Train `steps` steps a stage as a config says, and again with a kill -9 in every stage; whether they are the same.
 
     Both write to the same place in a temporary folder, so that not even a path may differ; every checkpoint is kept.
+    Where several `processes` share the work, all are killed at once, with their launcher.
 
     Raises:
         UserError: a run fails, or ends before it can be killed.
@@ -32,6 +36,7 @@ def verify_resume(config: Path, overrides: Sequence[str], *, steps: int, say: Ca
         run, straight = Path(folder, "run"), Path(folder, "straight")
         command = [sys.executable, "-m", "mmrl", "train", str(config), *overrides, *kept]
         command += ["--steps", str(steps), "--run-dir", str(run)]
+        command += ["--nproc", str(processes)] if processes else []
         say(f"{steps} steps a stage, undisturbed ...")
         _finish(command)
         run.rename(straight)
@@ -69,9 +74,17 @@ def _kill(command: Sequence[str], metrics: Path, lines: int) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and _lines(metrics) < lines:
             time.sleep(_POLL_S)
+        ranks = ranks_of(process.pid) if "--nproc" in command and process.poll() is None else []
         process.kill()
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
     if process.returncode != -signal.SIGKILL:
         raise UserError(f"the run ended with code {process.returncode} before it could be killed; try more --steps")
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that one has started, as Linux lists them."""
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
 
 def _lines(path: Path) -> int:

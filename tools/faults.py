@@ -4,16 +4,16 @@
     python tools/faults.py --kills 3 --only kill corrupt    # a few
     python tools/faults.py --write docs/reliability.md
 
-A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already. What
-it ends with is compared byte for byte with what an undisturbed run ends with: weights, optimizer, State, metrics,
-summary, rollouts, export. Exits 1 if anything is lost in any row.
+A run under test is `mmrl train` on a tiny model, in a process forked from this one, where torch is loaded already, or
+in two that it launches (rank_faults.py, which needs DeepSpeed). What it ends with is compared byte for byte with what
+an undisturbed run ends with: weights, optimizer, State, metrics, summary, rollouts, export. Exits 1 if anything is
+lost in any row.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import random
 import resource
@@ -22,146 +22,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.context import ForkProcess
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
+from lab import GRACE_S, Lab, Row, ended
+from rank_faults import all_die, launcher_dies, rank_dies
 from safetensors.torch import load_file
 
-import mmrl.run  # noqa: F401 - what a child would import, it inherits
 from mmrl.checkpoint import latest
 from mmrl.checkpoint.folder import HASHES
 from mmrl.checkpoint.snapshot import FILES, WEIGHTS
-from mmrl.cli import main as mmrl_command
 from mmrl.verify import differing
 
-TINY = {
-    "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
-    "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
-}
-MEDIUM = {"split": "train", "size": 8, "image_px": 32}
-CONFIG = {
-    "run": {"name": "faults", "threads": 1, "keep_rollouts_every": 3},
-    "model": {"scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
-    "data": {
-        "train": [{"fn": "mmrl_datasets.scenes:counting", "args": MEDIUM}],
-        "test": [{"fn": "mmrl_datasets.scenes:counting", "args": {**MEDIUM, "split": "test", "size": 2}}],
-    },
-    "answer": {"instruct": False},
-    "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}, {"fn": "mmrl_rewards.format:tags"}]},
-    "evaluation": {"max_new_tokens": 4},
-    "checkpoints": {"every": 1, "keep": 3},
-    "stages": [
-        {"name": "cold", "kind": "sft", "steps": 8, "batch_size": 8, "optimizer": {"lr": 1e-2}},
-        {
-            **{"name": "rl", "kind": "rl", "steps": 8, "prompts_per_step": 4, "group_size": 4},
-            **{"sampling": {"max_new_tokens": 4}, "loss": {"kl": {"coef": 0.05}, "entropy": {"coef": 0.01}}},
-            "optimizer": {"lr": 3e-3},
-        },
-    ],
-}
 BACKGROUND = "checkpoints.asynchronous=true"
-FORK = get_context("fork")
-GRACE_S = 10.0
+HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
 BEGIN, END = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
-
-
-class Row(NamedTuple):
-    """A line of the table; `lost` lists what went wrong."""
-
-    fault: str
-    tried: str
-    outcome: str
-    lost: list[str]
-
-
-@dataclass(slots=True)
-class Lab:
-    """A folder where runs are tried, always at the same path, so that not even that may differ."""
-
-    folder: Path
-    dice: random.Random
-    kills: int
-    wholes: dict[tuple[str, ...], tuple[Path, float]] = field(default_factory=dict)
-
-    @property
-    def run(self) -> Path:
-        """The run under test."""
-        return self.folder / "run"
-
-    @property
-    def log(self) -> str:
-        """What the last run said."""
-        return (self.folder / "log").read_text()
-
-    def start(self, *overrides: str, prepare: Callable[[], None] | None = None) -> ForkProcess:
-        """Begin or go on with the run in a process of its own."""
-        config = self.folder / "faults.yaml"
-        config.write_text(json.dumps(CONFIG))
-        arguments = ["train", str(config), *overrides, "--run-dir", str(self.run)]
-        process = FORK.Process(target=child, args=(self.folder / "log", arguments, prepare))
-        process.start()
-        return process
-
-    def go(self, *overrides: str, prepare: Callable[[], None] | None = None) -> int:
-        """Run until it ends; returns the exit code."""
-        return ended(self.start(*overrides, prepare=prepare))
-
-    def moment(self, *overrides: str) -> float:
-        """Seconds into a run, at random."""
-        return self.dice.uniform(0.0, self.whole(*overrides)[1])
-
-    def whole(self, *overrides: str) -> tuple[Path, float]:
-        """The directory of an undisturbed run, and how many seconds it took."""
-        if overrides not in self.wholes:
-            start = time.perf_counter()
-            if self.go(*overrides):
-                sys.exit(f"the undisturbed run failed:\n{self.log}")
-            took = time.perf_counter() - start
-            self.wholes[overrides] = (self.run.rename(self.folder / f"whole{len(self.wholes)}"), took)
-        return self.wholes[overrides]
-
-    def finish(self, *overrides: str) -> list[str]:
-        """Go on to the end, compare with an undisturbed run, and clean up; returns what is lost."""
-        whole, _ = self.whole(*overrides)  # made before, as it would take the run's place
-        code = self.go(*overrides)
-        lost = [f"ended with {code}: {self.log[-300:]}"] if code else differing(whole, self.run)
-        shutil.rmtree(self.run, ignore_errors=True)
-        return lost
-
-    def half(self) -> Path:
-        """A copy of a run that was killed half-way, with several checkpoints, in the place of the run under test."""
-        kept = self.folder / "half"
-        if not kept.exists():
-            self.whole()
-            process = self.start()
-            while not (self.run / "checkpoints" / "01-000003").exists():
-                time.sleep(0.001)
-            process.kill()
-            ended(process)
-            self.run.rename(kept)
-        return Path(shutil.copytree(kept, self.run))
-
-
-def child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
-    """What a process under test does."""
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    if prepare is not None:
-        prepare()
-    sys.exit(mmrl_command(arguments))
-
-
-def ended(process: ForkProcess) -> int:
-    """Wait for a process; returns its exit code, negative for a signal."""
-    process.join()
-    code = process.exitcode
-    assert code is not None
-    return code
 
 
 def kill(lab: Lab) -> Iterator[Row]:
@@ -321,20 +198,32 @@ FAULTS: dict[str, Callable[[Lab], Iterator[Row]]] = {
     "other_config": other_config,
     "not_a_number": not_a_number,
     "clock": clock,
+    "rank_dies": rank_dies,
+    "launcher_dies": launcher_dies,
+    "all_die": all_die,
 }
 
 
-def table(rows: Sequence[Row]) -> str:
+def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows in Markdown."""
-    lines = ["| fault | tried | what happened | lost |", "|---|---|---|---|"]
-    lines += [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.lost) or 'nothing'} |" for row in rows]
-    return "\n".join(lines)
+    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.lost) or 'nothing'} |" for row in rows]
 
 
-def write(path: Path, text: str) -> None:
-    """Replace what stands between the marks."""
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Put rows between the marks, each fault's in the place of what was known of it."""
     before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    old, _, after = rest.partition(END)
+    known, fresh = (by_fault(lines) for lines in (old.strip().splitlines()[2:], lines_of(rows)))
+    lines = [*HEAD, *chain.from_iterable({**known, **fresh}.values())]
+    path.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
+
+
+def by_fault(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Lines of the table by their first cell."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        found.setdefault(line.split("|")[1].strip(), []).append(line)
+    return found
 
 
 def main() -> None:
@@ -343,7 +232,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="how many; of the other faults, in proportion")
     parser.add_argument("--only", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the rows into the table in this file")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
         lab = Lab(Path(folder), random.Random(arguments.seed), arguments.kills)
@@ -351,9 +240,9 @@ def main() -> None:
         for name in arguments.only:
             rows += list(FAULTS[name](lab))
             print(f"{name}: {'LOST ' + '; '.join(rows[-1].lost) if rows[-1].lost else 'nothing lost'}", flush=True)
-    print(table(rows))
+    print("\n".join([*HEAD, *lines_of(rows)]))
     if arguments.write:
-        write(arguments.write, table(rows))
+        write(arguments.write, rows)
     sys.exit("something was lost" if any(row.lost for row in rows) else 0)
 
 

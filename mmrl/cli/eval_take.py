@@ -54,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.bench.startswith("run:"):
         bench_of(arguments.bench)  # torch comes with the rest: after the name is known to be right
     from mmrl.exam.evaluate import Request, evaluate
+    from mmrl.learner.agree import refuse_company
 
+    refuse_company("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{arguments.bench.replace(':', '-')}"
     request = Request(
         model=arguments.model,

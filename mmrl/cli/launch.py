@@ -63,7 +63,12 @@ def _start(words: Sequence[str], rank: int, count: int, port: int) -> subprocess
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     return subprocess.Popen(
         [sys.executable, "-m", "mmrl", *words],
-        env={**os.environ, **{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1"},
+        env={
+            **os.environ,
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "MMRL_LAUNCHER": str(os.getpid()),  # it may be gone before the process can ask for its parent
+        },
         start_new_session=True,
     )
 

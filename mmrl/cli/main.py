@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"mmrl {mmrl.__version__}")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher says it, and in the environment
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in (train, eval, export, data, reward, explain, config):
         command.add_parser(commands)

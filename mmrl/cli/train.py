@@ -44,15 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.config import load
 
     loaded = load(arguments.config, arguments.overrides)
+    if arguments.verify_resume:
+        from mmrl.verify import verify_resume
+
+        steps, count = arguments.steps or 8, arguments.nproc
+        same = verify_resume(arguments.config, arguments.overrides, steps=steps, processes=count, say=print)
+        return 0 if same else 1
     if arguments.nproc:
         options = {"--steps": arguments.steps, "--run-dir": arguments.run_dir}
         words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
         return launch(["train", arguments.config, *arguments.overrides, *words], arguments.nproc)
-    if arguments.verify_resume:
-        from mmrl.verify import verify_resume
-
-        same = verify_resume(arguments.config, arguments.overrides, steps=arguments.steps or 8, say=print)
-        return 0 if same else 1
     from mmrl.run import train  # torch comes with it: after the config is known to be right
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

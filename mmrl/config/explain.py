@@ -68,7 +68,7 @@ def _stage(config: Config, index: int) -> str:
         case Sft():
             what, facts = "imitation", _sft(stage)
         case Sample():
-            what, facts = "rollouts, written down", [("sampling", _law(stage.sampling)), *supplies.sample(stage)]
+            what, facts = "rollouts, written down", [*_drawn(stage), *supplies.sample(stage)]
         case Select():
             what, facts = "a choice of samples", supplies.select(stage)
     if isinstance(stage, Sft | Rl):
@@ -121,17 +121,21 @@ _OVERLAP = (
 )
 
 
+def _drawn(stage: Rl | Sample) -> list[tuple[str, str]]:
+    """The law of first responses, and what follows them."""
+    then = programs.program(stage.program, stage.sampling.temperature)
+    return [("sampling", _law(stage.sampling)), *([("program", then)] if then else [])]
+
+
 def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
     count = stage.prompts_per_step * stage.group_size
-    then = programs.program(stage.program, stage.sampling.temperature)
     return [
         (
             "each step",
             f"{stage.prompts_per_step} prompts x {stage.group_size} rollouts = {count} rollouts, "
             f"then {_updates(stage)} on them",
         ),
-        ("sampling", _law(stage.sampling)),
-        *([("program", then)] if then else []),
+        *_drawn(stage),
         *([("overlap", _OVERLAP)] if stage.overlap else []),
         ("reward", _reward(config)),
         *([("filter", _filter(stage.filter, stage.prompts_per_step))] if stage.filter else []),

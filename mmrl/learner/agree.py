@@ -140,7 +140,7 @@ class Diary(threading.Thread):
         self.doing = "starting"
         self._store, self._rank, self._size, self._patience = store, rank, size, patience_s
         self._since = time.time()
-        self._told, self._launcher = False, os.getppid()
+        self._told, self._launcher = False, int(os.environ.get("MMRL_LAUNCHER", os.getppid()))
         self._over = threading.Event()
         self._publish()
 
@@ -199,6 +199,19 @@ class Diary(threading.Thread):
 def launched() -> bool:
     """Whether a launcher (`mmrl train --nproc`, torchrun, deepspeed) has started this process as one of several."""
     return all(name in os.environ for name in _VARIABLES)
+
+
+def refuse_company(command: str) -> None:
+    """For commands that one process does alone.
+
+    Raises:
+        UserError: a launcher has started several.
+    """
+    if launched() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise UserError(
+            f"{command} is done by one process, and a launcher has started {os.environ['WORLD_SIZE']}; start it alone. "
+            "With rollout.engine=vllm_server it asks engines on several GPUs"
+        )
 
 
 @contextmanager

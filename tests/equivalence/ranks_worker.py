@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mmrl.config.schema import Deepspeed, Kl, Loss, Optimizer, Processes
+from mmrl.learner import engine_deepspeed
 from mmrl.learner.agree import joined
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, Sharded
 from mmrl.learner.engine_torch import TorchEngine
@@ -24,8 +25,11 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.roles import recompute_activations
 from mmrl.policy.tree_attention import install
 from mmrl.ranks import Homes, Ranks
-from mmrl.types import Experience
+from mmrl.rollout.shared import FedByFirst
+from mmrl.rollout.weights import PolicyWeights, Weights
+from mmrl.types import Experience, UserError
 
+CHUNK_ELEMENTS = 3000
 OPTIMIZER = Optimizer(lr=1e-3, lr_by_role={"vision": 5e-4}, weight_decay=0.1, decayed="matrices", max_grad_norm=0.5)
 
 
@@ -41,6 +45,26 @@ class Trial:
     dtype: torch.dtype = torch.float32
     shared_prefix: bool = True
     recomputes: bool = False
+    feeds: bool = False
+
+
+@dataclass
+class Fed:
+    """An engine that keeps a copy of the weights it is given, or breaks a pass off, and notes how many were whole."""
+
+    policy: Policy
+    breaks_off: bool = False
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+    most_whole: int = 0
+
+    def load(self, weights: Weights) -> None:
+        assert {shape.name for shape in weights.shapes()} >= self.policy.learned.keys()
+        self.held.clear()
+        for name, tensor in weights:
+            self.held[name] = tensor.detach().clone()
+            self.most_whole = max(self.most_whole, sum(p.numel() for p in self.policy.model.parameters()))
+            if self.breaks_off and len(self.held) == 5:
+                raise UserError("it takes no more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +82,15 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     policy, engine, sharded = start(lessons, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
     metrics = []
+    weights, engine_fed = PolicyWeights(policy), Fed(policy)
+    feeder = FedByFirst(engine_fed, ranks)
+    if trial.feeds:
+        feeder.load(weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
             shared = ranks.gather((dict(policy.collected()), engine.state()))[0]
-            weights, state = copy.deepcopy(shared)
-            policy, engine, sharded = start(lessons, trial, ranks, weights)
+            saved, state = copy.deepcopy(shared)
+            policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
         plan = LearnPlan(
             loss=Loss(kl=Kl(coef=trial.kl)),
@@ -77,10 +105,25 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         learner = GrpoLearner(policy, lessons.processor, engine, plan, reference, ranks=ranks, homes=Homes(trial.homes))
         metrics.append(dict(learner.learn(experiences, step=step)))
     result = {"metrics": metrics, "weights": dict(policy.collected()), "state": engine.state()}
+    if trial.feeds:
+        result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
+        result["fed"] = engine_fed.held
     if sharded:
         sharded.dissolve(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
+
+
+def fed_once_more(feeder: FedByFirst, engine: Fed, weights: Weights) -> str:
+    """Feed an engine that breaks off, and then takes all; what it said."""
+    engine.breaks_off, said = True, ""
+    try:
+        feeder.load(weights)
+    except UserError as error:
+        said = str(error)
+    engine.breaks_off = False
+    feeder.load(weights)
+    return said
 
 
 def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
@@ -100,6 +143,7 @@ def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch
 def main() -> None:
     lessons: Lessons = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
+    engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
     with joined(Processes(heartbeat_s=20, timeout_s=60)) as ranks:
         answers = {}
         for name, trial in lessons.trials.items():

@@ -14,9 +14,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import Server
-from mmrl.ranks import Alone
 from mmrl.rollout.engine import Request
-from mmrl.rollout.shared import FedByFirst
+from mmrl.rollout.shared import Remembering
 from mmrl.rollout.vllm_replica import Replica, _Client
 from mmrl.rollout.vllm_server import ServerEngine, replicas
 from mmrl.rollout.vllm_transfer import FileSend, Recorded
@@ -30,7 +29,7 @@ def served(questions: Questions) -> dict[str, Any]:
     servers = replicas(scene.model, scene.arguments, Server(restarts=1), questions.folder / "logs")
     engine = ServerEngine(servers, scene.processor, spread=1, warn=scene.warnings.append)
     try:
-        sampler = scene.sampler(FedByFirst(engine, Alone()))  # as where steps overlap
+        sampler = scene.sampler(Remembering(engine))  # as where steps overlap
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}

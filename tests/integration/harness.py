@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from PIL import Image
 
 TINY = {
@@ -114,3 +115,15 @@ def questions(folder: Path) -> Path:
     path = folder / "ten.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Records are the same, numbers but for rounding."""
+    assert len(ours) == len(theirs)
+    for here, there in zip(ours, theirs, strict=True):
+        words = {key for key, value in there.items() if not isinstance(value, float)}
+        assert {key: here[key] for key in words} == {key: there[key] for key in words}
+        numbers = there.keys() - words
+        assert {key: here[key] for key in numbers} == pytest.approx(
+            {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
+        )

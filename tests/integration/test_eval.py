@@ -176,3 +176,15 @@ def test_what_cannot_be_is_refused_with_the_reason(
     done = here("eval", *(word.format(run=whole) for word in arguments), "--out", tmp_path / "out")
     assert done.code == 2
     assert said in done.errors
+
+
+def test_one_process_alone_takes_a_benchmark(
+    whole: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    done = here("eval", whole, "--bench", "run:test", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "mmrl eval is done by one process, and a launcher has started 2; start it alone" in done.errors
+    assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 
 from mmrl.cli import main
 from mmrl.types import Access, Place
@@ -19,16 +19,23 @@ READ = {"columns": {name: name for name in COLUMNS}, "kind": "{{ kind }}", "fram
 
 
 def recipe(run_dir: Path) -> dict[str, Any]:
-    """Draw, keep what is right, imitate it, then reinforce on what is neither too hard nor too easy."""
+    """Draw, look again at half of it, keep what is right, imitate it, then reinforce on what is not too easy."""
+    look = {"kind": "continue_with", "correct": ["count"], "fraction": 0.5, "cut_fraction": 1.0, "max_new_tokens": 6}
     draw = {"name": "draw", "kind": "sample", "group_size": 4, "prompts_per_step": 5, "sampling": {"max_new_tokens": 6}}
+    draw["program"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
     reject = {"name": "right", "kind": "select", "source": "draw", "right": ["count"], "keep": "responses", "most": 2}
     route = {"name": "hard", "kind": "select", "source": "draw", "right": ["count"], "within": [0.0, 0.9]}
     learn = imitation(name="imitate", source="right", imitate="response", steps=3, validation=None)
     rl = reinforcement(source="hard", steps=2, order={"kind": "sorted", "by": "pass_rate", "descending": True})
     return experiment(
         run_dir,
-        data={"train": [counting("train", 12, label_miss=0.2)], "test": [counting("test", 6)]},
-        stages=[imitation(steps=40), draw, reject, route, learn, rl],
+        data={
+            "train": [counting("train", 12, label_miss=0.2)],
+            "validation": [counting("validation", 8)],
+            "test": [counting("test", 6)],
+        },
+        checkpoints={"every": 10, "keep": 1, "best": {"metric": "validation/mean"}},
+        stages=[imitation(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
     )
 
 
@@ -50,7 +57,10 @@ def test_what_was_drawn_is_written_whole(harvested: Path) -> None:
     assert [row["rollout"] for row in drawn[:4]] == [0, 1, 2, 3]
     assert len({row["id"] for row in drawn}) == 48
     assert {row["terms"]["count"] for row in drawn} == {0.0, 1.0}  # the cold start left something to choose
+    seconds = [row for row in drawn if row["second_look"]]
+    assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
     told = next(record for record in metrics(harvested) if record["stage"] == "draw")
+    assert told["rollout/second_look_frac"] == len(seconds) / 48
     assert told["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
 
@@ -98,3 +108,15 @@ def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: P
     for name in ("draw", "right", "hard"):
         file = f"outputs/{name}.jsonl"
         assert (tmp_path / "run" / file).read_bytes() == (harvested / file).read_bytes()
+
+
+def test_two_processes_harvest_and_keep_what_one_does(harvested: Path, tmp_path: Path) -> None:
+    """Tables, validation, and the best checkpoint of its choice."""
+    done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "run"), metrics(harvested))
+    assert sum("validation/mean" in record for record in metrics(harvested)) == 4
+    for name in ("draw", "right", "hard"):
+        assert rows(tmp_path / "run", name) == rows(harvested, name)
+    kept = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (tmp_path / "run", harvested)]
+    assert kept[0] == kept[1] and len(kept[0]) == 2

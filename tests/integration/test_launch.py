@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import Done, experiment, metrics, mmrl, write
+from harness import Command, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+
+from mmrl.checkpoint import latest
+from mmrl.cli import launch
 
 LINES = 8  # of metrics.jsonl when we strike
 
@@ -50,20 +52,13 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
     return Done(launcher.returncode, output, errors)
 
 
-def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """The same records, numbers but for rounding."""
-    assert len(ours) == len(theirs)
-    for here, there in zip(ours, theirs, strict=True):
-        words = {key for key, value in there.items() if not isinstance(value, float)}
-        assert {key: here[key] for key in words} == {key: there[key] for key in words}
-        numbers = there.keys() - words
-        assert {key: here[key] for key in numbers} == pytest.approx(
-            {key: there[key] for key in numbers}, rel=1e-3, abs=1e-5
-        )
-
-
-def test_a_lost_rank_ends_the_run_and_one_process_goes_on(whole: Path, tmp_path: Path) -> None:
-    config = write(experiment(tmp_path / "run"), tmp_path / "tiny.yaml")
+@pytest.mark.parametrize("engine", [None, {"zero": 3}], ids=["torch", "zero3"])
+def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
+    engine: dict[str, int] | None, whole: Path, tmp_path: Path, here: Command
+) -> None:
+    if engine:
+        pytest.importorskip("deepspeed")
+    config = write(experiment(tmp_path / "run", deepspeed=engine), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=1)
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in done.errors
@@ -71,10 +66,39 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(whole: Path, tmp_path:
     assert "The same command goes on from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
     assert processes_of(config) == []
-    done = mmrl("train", config)
+    done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process
     assert done.code == 0, done.errors
     assert "Resuming from" in done.output
     alike(metrics(tmp_path / "run"), metrics(whole))
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
+def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
+    data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
+    stages = [imitation(steps=2), reinforcement(steps=2)]
+    config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
+    if "deepspeed" in launcher[1]:
+        pytest.importorskip("deepspeed")
+    words = [sys.executable, *launcher, str(launch._free_port()), *module, "mmrl", "train", str(config)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [(record["stage"], record["step"]) for record in metrics(tmp_path / "run") if "learner/lr" in record]
+    assert steps == [("cold", 1), ("cold", 2), ("rl", 1), ("rl", 2)]  # once, though two processes made them
+    assert done.stdout.count("Stage rl ended after 2 steps") == 1
+
+
+def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
+    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}), tmp_path / "tiny.yaml")
+    done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
+    assert done.code == -signal.SIGKILL
+    assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
+    assert processes_of(config) == []
+    assert latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
 def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: Path) -> None:

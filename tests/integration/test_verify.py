@@ -34,6 +34,15 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path, here: Command) ->
 
 
 @pytest.mark.slow
+def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path, here: Command) -> None:
+    config = short(tmp_path, stages=[reinforcement(steps=4)])
+    done = here("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
+    assert done.code == 0, done
+    assert "killed in stage rl" in done.output
+    assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
+
+
+@pytest.mark.slow
 def test_a_run_that_does_not_is_told_which_files_differ(tmp_path: Path, here: Command) -> None:
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
     config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[reinforcement(steps=4)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from config_samples import SMALL, full_tree, put, refused, to_yaml, write
 
-from mmrl.config import settings
+from mmrl.config import load, settings
 from mmrl.config.schema import Health
 
 WRONG = {
@@ -297,3 +297,11 @@ def test_all_errors_come_at_once_one_per_line(tmp_path):
         ["13", "stages.0.steps"],
         ["14", "stages.0.stepz"],
     ]
+
+
+def test_a_bfloat16_model_without_masters_of_its_weights_is_refused(tmp_path):
+    path = write(tmp_path, SMALL)
+    said = refused(path, "deepspeed.zero=0", "model.dtype=bfloat16")
+    assert "deepspeed: zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or" in said
+    for options in (["deepspeed.zero=0", "model.dtype=float32"], ["deepspeed.zero=1", "model.dtype=bfloat16"]):
+        assert load(path, options).config.deepspeed is not None

@@ -20,6 +20,10 @@ HARVEST = (
 )
 
 
+def look(option):
+    return "[{kind: generate}, {kind: continue_with, correct: [exact], " + option + "}]"
+
+
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path, HARVEST)
@@ -43,6 +47,11 @@ def path(tmp_path):
         ("stages.hard={kind: select, name: hard, source: draw, by: limr, right: [exact]}", "by 'limr' goes by history"),
         ("stages.hard.most=1", "stages.3: `most` counts right responses; set `keep: responses`"),
         ("stages.hard.within=[0.9, 0.1]", "stages.3: within [0.9, 0.1] holds nothing; write the lower end first"),
+        ("stages.draw.program=[{kind: generate, chunk: 8}]", "stages.1.program: a sample stage completes"),
+        ("stages.draw.program=[{kind: generate}, {kind: probe, what: grey}]", "a sample stage has none"),
+        ("stages.draw.program=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]", "a sample stage has no tools"),
+        (f"stages.draw.program={look('place: add')}", "a sample stage writes `group_size` rollouts"),
+        (f"stages.draw.program={look('room: 512')}", "leave 512 of sampling.max_new_tokens=512, which none does"),
         ("stages.draw.sampling={temperature: 0}", "stages.1: temperature 0 makes all 4 rollouts of a prompt equal"),
         ("stages.again.source=hard", "stage 'again' has `imitate: response` and `source: hard`, which keeps prompts"),
         ("data.stream={}", "stage 'draw' asks every sample once, and `data.stream` has no end of them"),
@@ -137,9 +146,11 @@ def test_a_part_of_the_samples_is_explained(path):
 
 
 def test_the_stages_are_explained(path):
-    words = explain(load(path, ["stages.rl.source=hard", "stages.rl.repeat_to=64"]))
+    again = f"stages.draw.program={look('fraction: 0.5')}"
+    words = explain(load(path, ["stages.rl.source=hard", "stages.rl.repeat_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
+        "program    rethink: 50% of the responses that end themselves go on behind words they did not choose",
         "each step  16 prompts x 4 rollouts, with their reward terms",
         "Stage 3 of 6, right: a choice of samples",
         "right is a response of which exact (where they apply) reach 1",

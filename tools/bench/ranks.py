@@ -1,81 +1,109 @@
-"""What a second process gains and what DeepSpeed costs: the quickstart's GRPO, same global batch, a thread a process.
+"""What a second process gains and what DeepSpeed costs, in whole steps of GRPO that learn; a thread a process.
 
-    python tools/bench/ranks.py [--pairs 3] [--steps 24]
+    python tools/bench/ranks.py --only two              # 3 to 4 minutes
+    python tools/bench/ranks.py --only zero             # 4 to 5 minutes
+    python tools/bench/ranks.py --busy                  # twice that; where others need the machine too
 
-Each arm is run for 4 steps and for 4 more than `--steps`; the difference leaves out what starting costs. Arms take
-turns. Printed are medians of wall seconds and of CPU seconds. Where the cores are not idle, wall-clock ratios mean
-little: then CPU seconds of a process are what it would take if they were. Exits 1 when two processes are less than 1.6
-times as fast as one, or ZeRO-0 on one process takes more than 10 % longer than plain torch, by CPU seconds.
+Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 3.0 million parameters. Arms take
+turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six verbs,
+the first steps left out. With `--busy` they are CPU seconds of a process instead, a long run's less a short one's:
+what a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast as one,
+or when ZeRO-0 on one process takes more than 10 % longer than plain torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
-FEW = 4
-ARMS = {
-    "one process, torch": ["--nproc", "1"],
-    "two processes, torch": ["--nproc", "2"],
-    "one process, ZeRO-0": ["--nproc", "1", "deepspeed.zero=0"],
+CONFIG = Path(__file__).with_name("steps.yaml")
+MODEL = {"language": {"width": 192, "mlp": 768, "depth": 4}, "vision": {"width": 128, "mlp": 256}}
+FEW = 3
+BASE = "one process, torch"
+ARMS: Mapping[str, tuple[str, ...]] = {
+    BASE: (),
+    "two processes, torch": ("--nproc", "2"),
+    "one process, ZeRO-0": ("deepspeed.zero=0",),
 }
+NAMES = {"two": "two processes, torch", "zero": "one process, ZeRO-0"}
+LEAST_GAIN, MOST_COST = 1.6, 1.1
 
 
-class Seconds(NamedTuple):
-    """What a run took."""
+class Run(NamedTuple):
+    """Seconds of a step by the clock, and CPU seconds of the whole run, of all processes together."""
 
-    wall: float
+    step: float
     cpu: float
 
 
-def run(arm: list[str], steps: int) -> Seconds:
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+def run(arm: tuple[str, ...], steps: int) -> Run:
+    """Train for so many steps, and some before that are not counted."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mmrl", "train", str(ROOT / "configs" / "quickstart.yaml"), *arm]
-        options = ["--steps", str(steps), "--run-dir", f"{folder}/run", "stages.cold.steps=1", "run.threads=1"]
-        small = ["data.test=[]", "data.validation=[]", "stages.cold.validation=null", "stages.rl.validation=null"]
+        command = [sys.executable, "-m", "mmrl", "train", str(CONFIG), f"model.scratch={json.dumps(MODEL)}", *arm]
+        options = [f"stages.rl.steps={FEW + steps}", "--run-dir", f"{folder}/run"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, *options, *small], env=environment, capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        sys.exit(done.stderr)
+        done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stdout[-2000:] + done.stderr)
+        records = [json.loads(line) for line in Path(folder, "run", "timings.jsonl").read_text().splitlines()]
+        learned = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    if any(record.get("learner/grad_norm", 1.0) == 0.0 for record in learned):
+        sys.exit("a step learned nothing")
+    timed = [record for record in records if record["stage"] == "rl"][FEW:]
+    wall = [sum(value for name, value in each.items() if name.startswith("time/")) for each in timed]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Seconds(time.perf_counter() - start, cpu)
+    return Run(fmean(wall), cpu)
 
 
-def steps_alone(arm: list[str], steps: int) -> Seconds:
-    short, long = run(arm, FEW), run(arm, FEW + steps)
-    return Seconds(long.wall - short.wall, long.cpu - short.cpu)
+def seconds(arm: tuple[str, ...], steps: int, *, busy: bool) -> float:
+    """Of a step: by the clock, or CPU seconds of one process."""
+    if not busy:
+        return run(arm, steps).step
+    return (run(arm, steps).cpu - run(arm, 1).cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
+
+
+def spread(values: list[float]) -> str:
+    """Median, least and most."""
+    return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def main() -> int:
+    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each arm")
-    parser.add_argument("--steps", type=int, default=24, help="steps measured")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
+    parser.add_argument("--steps", type=int, default=8, help="steps measured in each")
+    parser.add_argument("--only", choices=NAMES, help="what is held against one process with plain torch")
+    parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
     arguments = parser.parse_args()
-    found: dict[str, list[Seconds]] = {name: [] for name in ARMS}
-    for _ in range(arguments.pairs):
-        for name, arm in ARMS.items():
-            found[name].append(steps_alone(arm, arguments.steps))
-    one, two, zero = (Seconds(*map(median, zip(*seconds, strict=True))) for seconds in found.values())
-    for name, seconds in zip(ARMS, (one, two, zero), strict=True):
-        print(f"{name:22} {seconds.wall:7.1f} s   {seconds.cpu:7.1f} CPU s, for {arguments.steps} steps")
-    gain, cost = one.cpu / (two.cpu / 2), zero.cpu / one.cpu
-    print(f"two processes against one: {one.wall / two.wall:.2f} by the clock, {gain:.2f} by CPU seconds of a process")
-    print(f"ZeRO-0 against plain torch: {zero.wall / one.wall:.2f} by the clock, {cost:.2f} by CPU seconds")
+    others = [NAMES[arguments.only]] if arguments.only else list(NAMES.values())
+    found: dict[str, list[float]] = {name: [] for name in (BASE, *others)}
+    for _ in range(arguments.rounds):
+        for name, taken in found.items():
+            taken.append(seconds(ARMS[name], arguments.steps, busy=arguments.busy))
+    for name, taken in found.items():
+        print(f"{name:22} {spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
+    passed = True
+    if (two := NAMES["two"]) in found:
+        gains = [one / both for one, both in zip(found[BASE], found[two], strict=True)]
+        print(f"two processes are {spread(gains)} times as fast as one (at least {LEAST_GAIN})")
+        passed &= median(gains) >= LEAST_GAIN
+    if (zero := NAMES["zero"]) in found:
+        costs = [ours / one for one, ours in zip(found[BASE], found[zero], strict=True)]
+        print(f"ZeRO-0 takes {spread(costs)} times as long as plain torch (at most {MOST_COST})")
+        passed &= median(costs) <= MOST_COST
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    return 0 if gain >= 1.6 and cost <= 1.1 else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

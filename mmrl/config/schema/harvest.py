@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl import types
 from mmrl.config.schema.base import Positive, Strict, When, Word, holds
+from mmrl.config.schema.program import (
+    ONCE,
+    ContinueWith,
+    Generate,
+    Probe,
+    Steps,
+    UseTools,
+    check_order,
+    check_room,
+)
 from mmrl.config.schema.stages import Sampling
 
 AtLeast0 = Annotated[float, Field(ge=0.0)]
@@ -32,6 +42,32 @@ class Sample(Strict):
     """Steps at most; every sample is asked once when left out."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn."""
+    program: Annotated[Steps, AfterValidator(check_order)] = ONCE
+    """What is done with a prompt: generate, and perhaps second looks that take their drafts' place."""
+
+    @field_validator("program")
+    @classmethod
+    def _leaves_plain_responses(cls, program: Steps) -> Steps:
+        """What is written is a text for each rollout, without who wrote which part of it."""
+        for step in program:
+            if isinstance(step, Generate) and step.chunk is not None:
+                raise ValueError("a sample stage completes every response: leave out `chunk`")
+            if isinstance(step, Probe):
+                raise ValueError("a probe measures a step of training; a sample stage has none")
+            if isinstance(step, UseTools):
+                raise ValueError(
+                    f"step {step.name!r} would write what tools say as if the policy had: a sample stage has no tools"
+                )
+            if isinstance(step, ContinueWith) and step.place == "add":
+                raise ValueError(
+                    f"step {step.name!r} has `place: add`, but a sample stage writes `group_size` rollouts"
+                )
+        return program
+
+    @model_validator(mode="after")
+    def _drafts_leave_room(self) -> Sample:
+        check_room(self.program, self.sampling.max_new_tokens)
+        return self
 
     def takes(self, sample: types.Sample) -> bool:
         """Whether the stage asks a sample of its source."""

@@ -240,6 +240,20 @@ def check_order(steps: Steps) -> Steps:
     return steps
 
 
+def check_room(steps: Steps, longest: int) -> None:
+    """Refuse a second look that wants drafts to leave more room than the `longest` has tokens.
+
+    Raises:
+        ValueError: one does.
+    """
+    for step in steps:
+        if isinstance(step, ContinueWith) and step.room >= longest:
+            raise ValueError(
+                f"step {step.name!r} wants drafts that leave {step.room} of sampling.max_new_tokens={longest}, "
+                "which none does; lower `room`, or raise that"
+            )
+
+
 def step_name(step: Step) -> str:
     """What metrics call a step; nothing for the first."""
     match step:

@@ -12,7 +12,7 @@ from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
 from mmrl.config.schema.presets import PRESETS, Algorithm
-from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Steps, UseTools, check_order
+from mmrl.config.schema.program import ONCE, Generate, Steps, UseTools, check_order, check_room
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.sift import Filter
 from mmrl.types import Sample
@@ -269,13 +269,7 @@ class Rl(Stage):
 
     @model_validator(mode="after")
     def _drafts_leave_room(self) -> Rl:
-        longest = self.sampling.max_new_tokens
-        for step in self.program:
-            if isinstance(step, ContinueWith) and step.room >= longest:
-                raise ValueError(
-                    f"step {step.name!r} wants drafts that leave {step.room} of sampling.max_new_tokens={longest}, "
-                    "which none does; lower `room`, or raise that"
-                )
+        check_room(self.program, self.sampling.max_new_tokens)
         return self
 
     @model_validator(mode="after")
