@@ -28,6 +28,7 @@ from mmrl.config.schema import (
     Sampling,
     Scratch,
     Sft,
+    UseTools,
 )
 from mmrl.evaluate import Evaluator
 from mmrl.intake import Intake, Samples, check_lessons, place_of
@@ -46,9 +47,11 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
-from mmrl.ports import Chooser, Source
-from mmrl.ranks import Homes, Ranks, SharedLook
+from mmrl.ports import Chooser, Source, Tools
+from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
+from mmrl.rollout.traces import Traces
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
@@ -80,7 +83,7 @@ class World:
 
     def __init__(self, config: Config, base: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
-        self.find_tool = partial(catalogue.find_tool, base)
+        self.workshop = Workshop(partial(catalogue.find_tool, base))
         use_threads(config.run.threads, ranks.size)
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
@@ -145,8 +148,8 @@ class World:
         terms = [
             name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
         ]
-        for owner in _with_rollouts(config):
-            check(owner.program, self.processor, self.banned, terms, self.find_tool)
+        for owner in _with_program(config):
+            check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
             if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
                 raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
 
@@ -178,7 +181,7 @@ class World:
             group_size=1,
             groups=options.batch_size,
             seed=derive(self.config.run.seed, "evaluation"),
-            find_tool=self.find_tool,
+            workshop=self.workshop,
         )
         return Evaluator(
             asker=self.processor,
@@ -195,6 +198,13 @@ class World:
     def source(self, stage: Sft | Rl, state: State) -> AbstractContextManager[Source]:
         """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
         return self.supply.opened(stage, state, self._afresh, self.console, self.ranks)
+
+    def tools(self, stage: Sft) -> Tools | None:
+        """What answers the calls of a stage's demonstrations, if anything does."""
+        if not stage.program:
+            return None
+        replies = self.workshop.replies(stage.program[0], self.processor)
+        return SharedTools(tools=Traces(replies=replies), ranks=self.ranks)
 
     def shard(self) -> None:
         """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""
@@ -233,7 +243,9 @@ class World:
 
     def learner(self, stage: Sft | Rl, engine: Engine, reference: Scorer | None, homes: Homes) -> GrpoLearner:
         """The learner of a stage."""
-        loss, epochs = (stage.loss, stage.epochs) if isinstance(stage, Rl) else (Loss(), 1)
+        loss, epochs, mini_batches = Loss(), 1, 1
+        if isinstance(stage, Rl):
+            loss, epochs, mini_batches = stage.loss, stage.epochs, stage.mini_batches
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
@@ -241,6 +253,7 @@ class World:
             micro_batch=stage.micro_batch,
             token_budget=stage.token_budget,
             epochs=epochs,
+            mini_batches=mini_batches,
             shared_prefix=stage.shared_prefix != "off" and self.policy.shares_prefixes,
             pad_id=self.eos_id,
         )
@@ -318,10 +331,15 @@ def encoder_of(
 
 
 def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Iterator[str]:
-    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers."""
+    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers, what stands around tools."""
     grammar, frame = grammar_of(config), FAMILIES[scratch.family].frame
-    for owner in _with_rollouts(config):
-        yield from (t.text for step in owner.program if isinstance(step, ContinueWith) for t in step.triggers)
+    for owner in _with_program(config):
+        for step in owner.program:
+            match step:
+                case ContinueWith():
+                    yield from (trigger.text for trigger in step.triggers)
+                case UseTools():
+                    yield step.before + step.after
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.answer.instruct:
@@ -333,9 +351,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
                 yield grammar.render(answer, sample.thought)
 
 
-def _with_rollouts(config: Config) -> tuple[Rl | Evaluation, ...]:
-    """What of a config has rollout programs."""
-    return (*(stage for stage in config.stages if isinstance(stage, Rl)), config.evaluation)
+def _with_program(config: Config) -> tuple[Sft | Rl | Evaluation, ...]:
+    """What of a config has programs."""
+    return (*config.trainings, config.evaluation)
 
 
 def device_of(config: Config | Exam) -> torch.device:

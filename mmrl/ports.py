@@ -77,6 +77,17 @@ class Program(Protocol):
         """
 
 
+class Tools(Protocol):
+    """Answers the calls that demonstrations make."""
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
+        """Demonstrations with what tools say to their calls, in order; and counts of the calls.
+
+        Raises:
+            UserError: a tool failed, or a response could not hold what a demonstration does.
+        """
+
+
 class Judge(Protocol):
     """Scores rollouts; the only caller of reward functions."""
 

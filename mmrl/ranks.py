@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from mmrl.ports import Judge, Learner, Program
+from mmrl.ports import Judge, Learner, Program, Tools
 from mmrl.types import Answers, Experience, Group, HeldOut, Prompt, Rollout, Sample, Score, UserError
 
 T = TypeVar("T")
@@ -121,10 +121,8 @@ class SharedProgram:
         with self.whole():
             works = prompts or pending
             answers = self.program.answer(prompts, step=step, pending=pending) if works else Answers(groups=())
-        told: Counter[str] = Counter()
-        for metrics in self.ranks.gather(dict(answers.metrics)):
-            told.update(metrics)
-        return replace(answers, metrics={**told, **_skipped(self.asked - len(pending), len(prompts), self.ranks)})
+        skipped = _skipped(self.asked - len(pending), len(prompts), self.ranks)
+        return replace(answers, metrics={**_added(answers.metrics, self.ranks), **skipped})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +170,19 @@ class SharedLessons:
         self.homes.note([[experience.rollout.prompt for experience in own] for own in shares], step)
         skipped = _skipped(self.asked, len(experiences), self.ranks)
         return {**skipped, **self.learner.learn([one for own in shares for one in own], step=step)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTools:
+    """Answers the calls of this rank's demonstrations, tells of all ranks'."""
+
+    tools: Tools
+    ranks: Ranks
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
+        """As `Tools.complete`."""
+        whole, counts = self.tools.complete(demonstrations)
+        return whole, _added(counts, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +243,14 @@ def shared_measure(measure: Callable[[Sequence[Sample]], HeldOut], samples: Sequ
     for sample in samples:
         ordered.setdefault(sample.task, {})[sample.id] = found[sample.task][sample.id]
     return HeldOut(ordered, counts)
+
+
+def _added(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Counts of this rank and all others."""
+    added: Counter[str] = Counter()
+    for of_one in ranks.gather(dict(counts)):
+        added.update(of_one)
+    return dict(added)
 
 
 def _skipped(asked: int, usable: int, ranks: Ranks) -> dict[str, float]:

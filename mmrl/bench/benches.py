@@ -10,7 +10,7 @@ from mmrl.bench.extract import Asked, Found, Wants, extract
 from mmrl.bench.items import Item, Response, canonical
 from mmrl.bench.match import right
 from mmrl.bench.official import choice, formulas, grounding, mathvista, megabench, reading
-from mmrl.bench.verdict import Outcome, Verdict
+from mmrl.bench.verdict import MISSING, Outcome, Verdict
 from mmrl.types import UserError
 
 Credit = Callable[[Item, Response, Found], float]
@@ -26,7 +26,7 @@ _WANTS: Final[Mapping[str, Wants]] = MappingProxyType(
 class Bench(NamedTuple):
     """A benchmark: its name, its own rule, and how a row becomes an item.
 
-    `overall` is a number over all pictures, such as COCO's AP, for benchmarks that have one.
+    `overall` is a number over all items, such as COCO's AP, for benchmarks that have one.
     """
 
     name: str
@@ -58,6 +58,7 @@ def _benches() -> Mapping[str, Bench]:
     benches = {name: Bench(name, credit) for name, credit in rules.items()}
     benches["mathvista"] = Bench("mathvista", mathvista.credit, mathvista.item)
     benches["coco"] = Bench("coco", _detected, canonical, ("AP", grounding.average_precision))
+    benches["megabench"] = benches["megabench"]._replace(overall=("macro mean over tasks", megabench.macro))
     return MappingProxyType(benches)
 
 
@@ -107,6 +108,7 @@ def decide(bench: Bench, item: Item, response: Response, found: Found) -> Verdic
         strict=strict,
         compat=score == 1.0,
         score=score,
+        groups=item.groups,
     )
 
 
@@ -116,13 +118,14 @@ def unanswered(item: Item) -> Verdict:
         id=item.id,
         cluster=item.cluster,
         outcome=Outcome.NO_ANSWER,
-        rule="missing",
+        rule=MISSING,
         start=0,
         end=0,
         value=None,
         strict=False,
         compat=False,
         score=0.0,
+        groups=item.groups,
     )
 
 

@@ -24,8 +24,11 @@ _FIRST: Final = re.compile(
 _LABELS: Final = re.compile(
     r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
+_ENUMERATED: Final = re.compile(r"\([^()\n]{0,38}$")
+"""A bracket that was opened and not closed: what follows closes it, and is no label."""
 _CONDITIONAL: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
 _SAID: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
+_TRUTH: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
 _DRESS: Final = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{")
 _ANOTHER: Final = re.compile(r"[\s)\].,]{0,3}\s*(?:and|or|&)\s+(?:option\s+)?\(?([A-Z])(?![A-Za-z'])")
 
@@ -68,7 +71,8 @@ def announced(text: str, options: Options) -> Choice | None:
         if found is not None:
             return found
     judged = cues.JUDGED.finditer(text) if any(word in text for word in cues.JUDGEMENTS) else ()
-    for match in reversed([*judged]):
+    named = cues.NAMED.finditer(text) if "answer" in text or "solution" in text else ()
+    for match in sorted((*judged, *named), key=lambda match: -match.start()):
         place = options.place(match[1] or match[2])
         if place is not None and not cues.NEGATION.search(match[0]):
             return Choice(place, "judged_letter", match.start(), match.end())
@@ -132,6 +136,8 @@ def _stated(text: str, part: Span, labels: list[Choice], options: Options, quest
     if found := _sole(mentions, "concluding_text") or _sole(fresh, "concluding_text"):
         return found
     place = options.distinct(text[part.start : part.end])
+    if place is not None and cues.NEGATION.search(text, *part) and not cues.NEGATION.search(options.texts[place]):
+        return None  # "hares would not be affected"
     return None if place is None else Choice(place, "distinctive_words", part.start, part.end)
 
 
@@ -207,7 +213,7 @@ def _sole(mentions: list[Mention], rule: str) -> Choice | None:
 def _labelled(text: str, options: Options) -> Iterator[Choice]:
     for match in _LABELS.finditer(text):
         place = options.place(next(filter(None, match.groups())))
-        if place is not None:
+        if place is not None and not (match[2] and _ENUMERATED.search(text, max(0, match.start() - 40), match.start())):
             yield Choice(place, "letter", match.start(), match.end())
 
 
@@ -237,6 +243,7 @@ def _yes_no(text: str, options: Options, question: str) -> Choice | None:
     part = parts[concluding[-1] if concluding else shares.index(max(shares))]
     sentence = text[slice(*part)]
     against = bool(cues.NEGATION.search(sentence)) ^ bool(cues.NEGATION.search(question))
+    against ^= bool(cues.FALSE.search(sentence)) and not _TRUTH.search(question)
     for one, other in cues.OPPOSITES:
         against ^= _turned(question, sentence, one, other) or _turned(question, sentence, other, one)
     return Choice(no if against else yes, "yes_no_statement", part.start, part.end)

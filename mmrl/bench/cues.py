@@ -60,6 +60,9 @@ JUDGED: Final = re.compile(
 )
 """A letter that is said to be right."""
 
+NAMED: Final = re.compile(r"(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)\s+(?:is|would be)\s+the\s+(?:answer|solution)\b")
+"""A letter that is said to be the answer."""
+
 CONDITION: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
 """What makes an announcement hold only in some case."""
 
@@ -67,7 +70,11 @@ _SO: Final = _any(
     *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
     *("as a result", "finally", "overall"),
 )
-_CONCLUDES: Final = re.compile(rf"\s*(?:(?:and\s+|so\s+)?{_SO}\b|based on\b|因此|所以|故|综上|于是)", re.IGNORECASE)
+_CONCLUDES: Final = re.compile(
+    rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{_SO}|in (?:general|short|summary|total)|all in all|to sum up)\b"
+    r"|based on\b|因此|所以|故|综上|于是)",
+    re.IGNORECASE,
+)
 _SO_THEN: Final = re.compile(rf"[,;] (?:and )?{_SO}\b", re.IGNORECASE)
 PLANS: Final = re.compile(
     r"\s*(?:to (?:find|determine|calculate|solve|answer|get|compute)\b|first\b|let's\b|we (?:need|have|know)\b)",
@@ -115,6 +122,9 @@ NEGATION: Final = re.compile(
 )
 """What turns a statement round."""
 
+FALSE: Final = re.compile(r"\b(?:is|are|was) (?:false|incorrect|untrue)\b", re.IGNORECASE)
+"""What turns the statement round that it is said of."""
+
 OPPOSITES: Final = tuple(
     (re.compile(rf"\b(?:{one})\b", re.IGNORECASE), re.compile(rf"\b(?:{other})\b", re.IGNORECASE))
     for one, other in (
@@ -128,6 +138,11 @@ OPPOSITES: Final = tuple(
         ("left", "right"),
         ("increas(?:e|es|ed|ing)", "decreas(?:e|es|ed|ing)"),
         ("odd", "even"),
+        ("full", "empty"),
+        ("open", "closed|shut"),
+        ("wider|widest", "narrower|narrowest"),
+        ("thicker|thickest", "thinner|thinnest"),
+        ("faster|fastest", "slower|slowest"),
         ("true|correct", "false|incorrect"),
     )
 )

@@ -5,24 +5,20 @@ A layout turns a row into the columns of canonical JSONL, which scoring reads, a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from mmrl.bench.items import ANSWER_TYPES
-from mmrl.bench.official.megabench import METRICS
 from mmrl.types import ImageRef
-from mmrl_datasets import vlmevalkit
 from mmrl_datasets.columns import Column, column, optional
-from mmrl_datasets.formats.row import BadRowError, Cells, has, shown
+from mmrl_datasets.formats.row import BadRowError, Cells, cell, has, shown
 from mmrl_datasets.mapping import choices, literal
 from mmrl_datasets.media_files import Clip, MediaFiles, clip
-from mmrl_datasets.targets import text
 
 ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
-_FILMS: Final = (".mp4", ".mkv", ".avi", ".webm", ".mov")
+_SEVERAL: Final = re.compile(r"\[\s*['\"]")
 _LISTED: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -50,8 +46,8 @@ class Layout(Protocol):
     def needs(self) -> frozenset[str]:
         """Columns that tell it from others; every row has them."""
 
-    def read(self, cells: Cells, files: MediaFiles) -> Asked:
-        """A row. Raises BadRowError."""
+    def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
+        """The questions of a row of `file`, a name without its ending. Raises BadRowError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +56,8 @@ class Table:
     a row may lack, `groups` columns that break results down.
 
     `corners` says how boxes are written; options that the question lists already are read from it where it `lists`
-    them, and listed below it otherwise.
+    them, and listed below it otherwise. Where the column `each` holds a list, each of its entries is a question of its
+    own. `folders` has the folder of the videos by the name of the file that asks about them.
     """
 
     name: str
@@ -71,6 +68,8 @@ class Table:
     corners: str = "xyxy"
     groups: tuple[str, ...] = ()
     lists: bool = False
+    each: str | None = None
+    folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -78,8 +77,19 @@ class Table:
         kind: frozenset[str] = frozenset() if isinstance(self.kind, str) else self.kind.needs
         return kind.union(*(role.needs for role in self.roles.values()))
 
-    def read(self, cells: Cells, files: MediaFiles) -> Asked:
-        """A row. Raises BadRowError."""
+    def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
+        """The questions of a row. Raises BadRowError."""
+        if self.each is None:
+            return (self._asked(cells, file),)
+        entries = cell(cells, self.each)
+        if not isinstance(entries, list) or not entries:
+            raise BadRowError(f"{self.each} must be a list of texts that is not empty, is {shown(entries)}")
+        asked = [self._asked({**cells, self.each: entry}, file) for entry in entries]
+        for number, one in enumerate(asked, 1):
+            one.columns["id"] = f"{one.columns['id']}-{number}"
+        return asked
+
+    def _asked(self, cells: Cells, file: str) -> Asked:
         given: dict[str, Any] = {role: one.of(cells) for role, one in self.roles.items()}
         given |= {role: optional(cells, one) for role, one in self.perhaps.items()}
         kind = self.kind if isinstance(self.kind, str) else str(self.kind.of(cells))
@@ -90,104 +100,32 @@ class Table:
         columns = {role: given[role] for role in ROLES if given.get(role) is not None}
         columns |= {
             "question": question,
-            "options": [*(_options(given.get("options"), question, lists=lists) if kind == "choice" else ())],
-            "answer": self._answer(given["answer"]),
+            "options": [*(listed_options(given.get("options"), question, lists=lists) if kind == "choice" else ())],
+            "answer": due(given["answer"], self.corners),
             "answer_type": kind,
             "meta": {**meta, **(given.get("meta") or {})},
         }
         if (frame := given.get("frame", self.frame)) is not None:
             columns["frame"] = frame
         seen = clip(given.get("start"), given.get("end"))
-        return Asked(columns, given.get("images"), given.get("videos"), seen, not lists)
-
-    def _answer(self, answer: object) -> object:
-        match answer:
-            case [int() | float() as x, int() | float() as y, int() | float() as width, int() | float() as height]:
-                return [x, y, x + width, y + height] if self.corners == "xywh" else answer
-            case str() if answer.startswith("['"):  # several right ones, as MMMU writes them
-                return literal(answer, "answer")
-            case _:
-                return answer
+        videos = given.get("videos")
+        if file in self.folders:
+            videos = f"{self.folders[file]}/{videos}"
+        return Asked(columns, given.get("images"), videos, seen, not lists)
 
 
-@dataclass(slots=True)
-class VlmEvalKit:
-    """VLMEvalKit's TSV: pictures in base64 or as the index of an earlier row, options in columns A, B, ..; or, as for
-    MathVista, in a column `choices`, and then the question lists them. `kind` is that of answers without options.
-    """
-
-    kind: str
-    earlier: dict[str, list[ImageRef]] = field(default_factory=dict)
-    name: str = "VLMEvalKit's TSV"
-    needs: frozenset[str] = frozenset({"index", "question", "answer"})
-
-    def read(self, cells: Cells, files: MediaFiles) -> Asked:
-        """A row. Raises BadRowError."""
-        index, hint = str(cells["index"]), vlmevalkit.written(cells, "hint")
-        listed, given = vlmevalkit.options_of(cells), choices(cells.get("choices") or None)
-        self.earlier[index] = images = vlmevalkit.images_of(cells, files, self.earlier)
-        kind = "choice" if listed or given else cells.get("answer_type")
-        columns = {
-            "id": index,
-            "question": f"{hint}\n{cells['question']}" if hint else cells["question"],
-            "options": [*(listed or given)],
-            "answer": cells["answer"],
-            "answer_type": kind if kind in ANSWER_TYPES else self.kind,
-            "meta": {name: cells[name] for name in ("category", "l2-category", "task") if cells.get(name)},
-        }
-        return Asked(columns, lists=bool(listed), found=images)
+def due(answer: object, corners: str) -> object:
+    """The right answer of a cell: boxes by their corners, and several texts, which tables write as a list, as one."""
+    match answer:
+        case [int() | float() as x, int() | float() as y, int() | float() as width, int() | float() as height]:
+            return [x, y, x + width, y + height] if corners == "xywh" else answer
+        case str() if _SEVERAL.match(answer):
+            return literal(answer, "answer")
+        case _:
+            return answer
 
 
-class LeftOutError(BadRowError):
-    """A row that no rule can score."""
-
-
-@dataclass(frozen=True, slots=True)
-class MegaBench:
-    """MEGA-Bench: media of the task, its example and the question; the metric of each answer in `metric_info`."""
-
-    name: str = "MEGA-Bench of Hugging Face"
-    needs: frozenset[str] = frozenset({"id", "task_name", "task_description", "query_text", "answer", "metric_info"})
-
-    def read(self, cells: Cells, files: MediaFiles) -> Asked:
-        """A row. Raises BadRowError, and LeftOutError for one that is not of the core."""
-        metrics = _object(cells["metric_info"], "metric_info").get("field_score_function", {})
-        answers = _object(cells["answer"], "answer")
-        if len(metrics) != 1 or len(answers) != 1 or next(iter(metrics.values())) not in METRICS:
-            raise LeftOutError(f"{cells['task_name']}: no rule scores {', '.join(map(str, metrics.values()))}")
-        media = [path for name in ("global_media", "example_media", "query_media") for path in _paths(cells.get(name))]
-        texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
-        (answer,), (metric,) = answers.values(), metrics.values()
-        columns = {
-            "id": cells["id"],
-            "question": "\n".join(text for text in texts if text),
-            "answer": answer,
-            "answer_type": "text",
-            "meta": {"task": cells["task_name"], "metric": metric},
-        }
-        films = [path for path in media if path.lower().endswith(_FILMS)]
-        return Asked(columns, [path for path in media if path not in films], films)
-
-
-def _object(written: object, role: str) -> Mapping[str, Any]:
-    value = written
-    if isinstance(written, str):
-        try:
-            value = json.loads(written)
-        except (ValueError, RecursionError):
-            value = {"answer": written}
-    if not isinstance(value, Mapping):
-        raise BadRowError(f"{role} must be a JSON object, is {shown(written)}")
-    return value
-
-
-def _paths(written: object) -> list[str]:
-    """Paths, in a list or in text that writes one."""
-    entries = literal(written, "media") if isinstance(written, str) and written.strip() else written
-    return [text(entry, "path") for entry in entries] if isinstance(entries, list) else []
-
-
-def _options(given: object, question: str, *, lists: bool) -> tuple[str, ...]:
+def listed_options(given: object, question: str, *, lists: bool) -> tuple[str, ...]:
     """The texts of the options, without letters; where the row has no column, those that the question `lists`, or the
     letters of such as stand in the picture.
     """

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from mmrl.bench.layouts import Layout, MegaBench, Table, VlmEvalKit
+from mmrl.bench.kit import VlmEvalKit
+from mmrl.bench.layouts import Layout, Table
+from mmrl.bench.mega import MegaBench
 from mmrl.types import Frame
 from mmrl_datasets.columns import column
 
@@ -37,13 +39,19 @@ _CANONICAL: Final = _table(
         },
     },
 )
-_KIT: Final[Mapping[str, str]] = MappingProxyType(
+_CLICK: Final[Mapping[str, Any]] = MappingProxyType({"kind": "point", "answer": "bbox", "frame": Frame.PX_ORIGINAL})
+_KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("mathvista", "mathverse", "mathvision", "mmmu", "emma", "ocrbench", "textvqa", "docvqa"), "text"
+            ("mathvista", "mathverse", "mathvision", "mmmu", "emma", "ocrbench", "textvqa", "docvqa"),
+            ({"kind": "text"},),
         ),
-        **dict.fromkeys(("mmmu_pro", "seed_bench_r1", "canonical"), "choice"),
-        "counting": "count",
+        **dict.fromkeys(("mmmu_pro", "canonical"), ({"kind": "choice"},)),
+        "counting": ({"kind": "count"},),
+        "screenspot": (
+            {**_CLICK, "name": "VLMEvalKit's ScreenSpot-Pro", "marks": ("ui_type", "application")},
+            {**_CLICK, "name": "VLMEvalKit's ScreenSpot", "marks": ("data_type", "data_source"), "corners": "xywh"},
+        ),
     }
 )
 _SEEN: Final = "{% if task_progress_metadata %}"  # what was done before was filmed
@@ -123,22 +131,23 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
 )
 # Where things are, how many, what is written.
 _PRO: Final = MappingProxyType({"id": "id", "images": "img_filename", "question": "instruction", "answer": "bbox"})
-_PHRASE: Final = MappingProxyType({"images": "image", "question": "Where is {{ answer[0] }}?", "answer": "bbox"})
+_PHRASE: Final = MappingProxyType({"images": "image", "question": "Where is {{ answer }}?", "answer": "bbox"})
 _LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
     {
         "refcoco": (
             _vqa(
                 "VLM-R1's",
                 "box",
-                {"images": "image", "question": "Where is {{ problem }}?", "answer": "solution"},
+                {"images": "image", "question": "problem", "answer": "solution"},
                 **_BOX,
             ),
-            _vqa("lmms-lab's", "box", {"id": "question_id", **_PHRASE}, corners="xywh", **_BOX),
+            _vqa("lmms-lab's", "box", {"id": "question_id", **_PHRASE}, corners="xywh", each="answer", **_BOX),
             _vqa(
                 "jxu124's",
                 "box",
-                {"id": "ref_id", "images": "image_path", "question": "Where is {{ captions[0] }}?", "answer": "bbox"},
+                {"id": "ref_id", "images": "image_path", "question": "Where is {{ captions }}?", "answer": "bbox"},
                 "split",
+                each="captions",
                 **_BOX,
             ),
         ),
@@ -196,19 +205,44 @@ _LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
     }
 )
 # Videos.
+_CANDIDATES: Final = MappingProxyType(
+    {"question": "question", "options": "candidates", "answer": "answer", "?start": "start", "?end": "end"}
+)
+_CHARADES, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
+_MVBENCH: Final = MappingProxyType(  # folders of MVBench/video, by the names of MVBench/json
+    {
+        **dict.fromkeys(("action_sequence", "action_prediction", "object_interaction"), _CHARADES),
+        **dict.fromkeys(("object_existence", "moving_direction", "moving_count", "moving_attribute"), _CLEVRER),
+        "counterfactual_inference": _CLEVRER,
+        **dict.fromkeys(("object_shuffle", "action_count", "state_change", "character_order"), _PERCEPTION),
+        "action_antonym": "ssv2_video",
+        "fine_grained_action": "Moments_in_Time_Raw/videos",
+        "unexpected_action": "FunQA_test/test",
+        "action_localization": "sta/sta_video",
+        "scene_transition": "scene_qa/video",
+        "fine_grained_pose": "nturgbd",
+        "egocentric_navigation": "vlnqa",
+        "episodic_reasoning": "tvqa/frames_fps3_hq",
+    }
+)
 _WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
     {
         "mvbench": (
             _vqa(
-                "MVBench's",
+                "VLMEvalKit's MVBench",
                 "choice",
-                {
-                    **{"videos": "video", "question": "question", "options": "candidates", "answer": "answer"},
-                    **{"?start": "start", "?end": "end"},
-                },
+                {"id": "index", **_CANDIDATES, "videos": "{{ prefix }}/{{ video }}"},
+                "task_type",
             ),
+            _vqa("MVBench of Hugging Face", "choice", {**_CANDIDATES, "videos": "video"}, folders=_MVBENCH),
         ),
         "video_mme": (
+            _vqa(
+                "VLMEvalKit's Video-MME",
+                "choice",
+                {"id": "index", **_CANDIDATES, "videos": "video_path"},
+                *("duration", "domain", "sub_category", "task_type"),
+            ),
             _vqa(
                 "Video-MME of Hugging Face",
                 "choice",
@@ -242,5 +276,5 @@ LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType({**_REASONIN
 
 def layouts_of(bench: str) -> tuple[Layout, ...]:
     """Every layout that a benchmark may come in, the more particular first."""
-    kit = (VlmEvalKit(_KIT[bench]),) if bench in _KIT else ()
-    return (*LAYOUTS.get(bench, ()), *kit, _CANONICAL)
+    kit = (VlmEvalKit(**options) for options in _KIT.get(bench, ()))
+    return (*kit, *LAYOUTS.get(bench, ()), _CANONICAL)

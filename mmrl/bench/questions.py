@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
 
 from mmrl.bench.items import AnswerType, Item, canonical
-from mmrl.bench.layouts import Asked, LeftOutError, recognised
+from mmrl.bench.layouts import Asked, recognised
+from mmrl.bench.mega import LeftOutError
 from mmrl.bench.numbers import numbers
 from mmrl.bench.published import layouts_of
 from mmrl.types import Frame, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError
@@ -83,7 +85,7 @@ def read_questions(bench: str, paths: Sequence[str], place: Place, *, split: str
     asked: dict[str, Question] = {}
     bad: list[Reject] = []
     left_out = 0
-    for row in (row for path in paths for row in _rows(bench, path, place, split, media)):
+    for row in (row for path in paths for row in _rows(bench, path, place, split, media, alone=len(paths) == 1)):
         match row:
             case None:
                 left_out += 1
@@ -119,12 +121,14 @@ def _item(sample: Sample) -> Item:
     )
 
 
-def _rows(bench: str, path: str, place: Place, split: str, media: str | None) -> Iterator[Question | Reject | None]:
-    """The questions of a file; None for a row that no rule can score."""
+def _rows(
+    bench: str, path: str, place: Place, split: str, media: str | None, *, alone: bool
+) -> Iterator[Question | Reject | None]:
+    """The questions of a file; None for a row that no rule can score. One of several files is a group of its own."""
     if bench == "coco":
         yield from map(_detection, coco.rows(place, split=split, path=path, media_root=media))
         return
-    files, layouts = media_files(place, media, path), layouts_of(bench)
+    files, layouts, file = media_files(place, media, path), layouts_of(bench), PurePath(path).stem
     layout = None
     for row in open_rows(place.base, path, split):
         try:
@@ -134,8 +138,10 @@ def _rows(bench: str, path: str, place: Place, split: str, media: str | None) ->
                 layout = layout or recognised(layouts, row.cells)
             except BadRowError as error:
                 raise UserError(f"{row.where}: {error}") from error
-            asked = layout.read(row.cells, files)
-            yield _question(asked.columns | {"id": asked.columns.get("id", row.name)}, asked, files, bench)
+            for asked in layout.read(row.cells, files, file):
+                asked.columns.setdefault("id", row.name if alone else f"{file}/{row.name}")
+                question = _question(asked, files, bench)
+                yield question if alone else _filed(question, file)
         except LeftOutError:
             yield None
         except (BadRowError, ValueError) as problem:
@@ -144,9 +150,9 @@ def _rows(bench: str, path: str, place: Place, split: str, media: str | None) ->
         raise UserError(f"{path}: holds no rows")
 
 
-def _question(columns: Mapping[str, object], asked: Asked, files: MediaFiles, bench: str) -> Question:
+def _question(asked: Asked, files: MediaFiles, bench: str) -> Question:
     """A row as a question. Raises ValueError for one that is no item, BadRowError where its text is none."""
-    item = canonical({name: value for name, value in columns.items() if value is not None})
+    item = canonical({name: value for name, value in asked.columns.items() if value is not None})
     try:
         images = asked.found or files.images(asked.images)
         videos = files.videos(asked.videos, asked.clip)
@@ -157,9 +163,15 @@ def _question(columns: Mapping[str, object], asked: Asked, files: MediaFiles, be
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("has neither a question nor a prompt")
     media = tuple(part for part in parts if not isinstance(part, str))
-    clustered = item if columns.get("cluster") else replace(item, cluster=_cluster(media) or item.id)
+    clustered = item if asked.columns.get("cluster") else replace(item, cluster=_cluster(media) or item.id)
     sample = Sample(id=f"{bench}/{item.id}", task=bench, parts=parts, target=_target(item), meta=dict(item.extra))
     return Question(item=clustered, sample=sample)
+
+
+def _filed(question: Question, file: str) -> Question:
+    """The question, in the group of its file."""
+    item = question.item
+    return replace(question, item=replace(item, groups={**item.groups, "file": (file,)}))
 
 
 def _target(item: Item) -> Target:

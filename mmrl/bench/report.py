@@ -11,11 +11,20 @@ from typing import Any, Final
 
 from mmrl.bench.items import Item, Response
 from mmrl.bench.stats import bootstrap, maj_at_k, pass_at_k, wilson
-from mmrl.bench.verdict import SCORER, Outcome, Verdict
+from mmrl.bench.verdict import MISSING, SCORER, Outcome, Verdict
 from mmrl.files import finite
 
 _SEED: Final = 0
 _SHOWN: Final = 4  # decimals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """A judge's part: how many responses it was asked about, and why it said nothing of some."""
+
+    model: str
+    asked: int
+    failures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,7 @@ class Run:
     overall: Mapping[str, float] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    judging: Judging | None = None
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -49,8 +59,9 @@ def summarise(run: Run) -> dict[str, Any]:
         "missing": len(run.missing),
         "strict": _clustered([float(verdict.strict) for verdict in run.verdicts], run.verdicts),
         "compat": _clustered([float(verdict.compat) for verdict in run.verdicts], run.verdicts),
+        **({"judge": _judge(run.judging, run.verdicts)} if run.judging else {}),
         "score": _rounded(fmean(verdict.score for verdict in run.verdicts)),
-        **{name: _rounded(value) for name, value in run.overall.items()},
+        "overall": {name: _rounded(value) for name, value in run.overall.items()},
         "outcomes": {str(outcome): outcomes[outcome] for outcome in Outcome},
         "truncated_rate": _rounded(
             sum(not response.finished for response in run.responses) / max(1, len(run.responses))
@@ -71,9 +82,16 @@ def as_json(report: Mapping[str, Any]) -> str:
 def as_markdown(report: Mapping[str, Any]) -> str:
     """report.md: the overall score, what became of responses, and a table of each subset."""
     out = [f"# {report['bench']}", ""]
-    out += _table(("", "accuracy", "95 % interval"), [(name, *_shown(report[name])) for name in ("strict", "compat")])
+    rows = [(name, *_shown(report[name])) for name in ("strict", "compat")]
+    if judge := report.get("judge"):
+        rows.append(("strict, with judge", *_shown(judge["accuracy"])))
+    out += _table(("", "accuracy", "95 % interval"), rows)
+    out += [f"| {name} | {_percent(value)} | |" for name, value in report["overall"].items()]
     out += ["", f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; ", ""]
     out[-2] += f"scorer {report['scorer']}. Intervals resample pictures; those of subsets are Wilson's."
+    if judge:
+        out[-2] += f" {judge['model']} was asked about {judge['asked']} responses that no rule could read: "
+        out[-2] += f"{judge['right']} right, {judge['failed']} without a verdict."
     outcomes = report["outcomes"]
     out += _table(("outcome", "responses"), [(name, str(count)) for name, count in outcomes.items()])
     if report["samples"]:
@@ -91,6 +109,16 @@ def as_markdown(report: Mapping[str, Any]) -> str:
         ]
         out += _table((name, "n", "strict", "compat", "95 % of strict"), cells)
     return "\n".join(out) + "\n"
+
+
+def _judge(judging: Judging, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "model": judging.model,
+        "asked": judging.asked,
+        "right": sum(verdict.judged is True for verdict in verdicts),
+        "failed": len(judging.failures),
+        "accuracy": _clustered([float(verdict.with_judge) for verdict in verdicts], verdicts),
+    }
 
 
 def _clustered(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -122,27 +150,24 @@ def _row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _samples(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """pass@k and maj@k for k = 1, 2, 4, .. up to the samples that every item has; empty for one sample."""
+    """pass@k and maj@k for k = 1, 2, 4, .. up to the samples that every item with a response has; items without one
+    count as wrong. Empty for one sample.
+    """
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in sorted(verdicts, key=lambda verdict: verdict.sample):
         by_item[verdict.id].append(verdict)
-    most = min(map(len, by_item.values()))
+    answered = [each for each in by_item.values() if each[0].rule != MISSING]
+    most = min(map(len, answered), default=1)
     sizes = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
     if most == 1:
         return {}
-    return {
-        str(k): {
-            "pass": _rounded(
-                fmean(pass_at_k(sum(one.strict for one in each), len(each), k) for each in by_item.values())
-            ),
-            "maj": _rounded(
-                fmean(
-                    maj_at_k([one.value for one in each], [one.strict for one in each], k) for each in by_item.values()
-                )
-            ),
-        }
-        for k in sizes
-    }
+    return {str(k): {name: _rounded(value / len(by_item)) for name, value in _at(k, answered)} for k in sizes}
+
+
+def _at(k: int, items: Sequence[Sequence[Verdict]]) -> Iterator[tuple[str, float]]:
+    """pass@k and maj@k, summed over items."""
+    yield "pass", sum(pass_at_k(sum(one.strict for one in each), len(each), k) for each in items)
+    yield "maj", sum(maj_at_k([one.value for one in each], [one.strict for one in each], k) for each in items)
 
 
 def _rules(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:

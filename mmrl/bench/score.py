@@ -36,6 +36,8 @@ def scored(
     judged = [(items[response.id], response, read(items[response.id], response)) for response in ordered]
     absent = missing(items, responses)
     verdicts = [decide(bench, *each) for each in judged] + [unanswered(items[id]) for id in absent]
+    silent = [(items[id], Response(id=id, text="")) for id in absent]
+    judged += [(item, response, read(item, response)) for item, response in silent]
     verdicts.sort(key=lambda verdict: (place[verdict.id], verdict.sample))
     return Run(
         bench=bench.name,

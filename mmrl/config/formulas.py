@@ -99,7 +99,7 @@ def _ratio(stage: Rl) -> str:
     else:
         ratio = "r_t = geometric mean over the response of π / π_old, with the gradient of π(y_t) / π_old(y_t)"
     moved = f"clipped per {loss.ratio}".replace("_", " ")
-    if stage.epochs == 1:
+    if stage.epochs == 1 and stage.mini_batches == 1:
         spared = "as each rollout is used once" if stage.replay is None else "but for replayed rollouts"
         moved = f"1 up to rounding, {spared}"
     return f"{ratio}, π_old {old}; {moved}"
@@ -129,10 +129,11 @@ def _correction(loss: Loss) -> list[str]:
 
 def _counted(stage: Rl) -> str:
     loss, options = stage.loss, stage.advantage
+    whole = "the whole step" if stage.mini_batches == 1 else "a mini-batch"
     counts = {
-        "token": "N counts every sampled token of the whole step",
-        "sequence": "S counts the responses of the whole step, n_i the tokens of one",
-        "fixed": "S counts the responses of the whole step",
+        "token": f"N counts every sampled token of {whole}",
+        "sequence": f"S counts the responses of {whole}, n_i the tokens of one",
+        "fixed": f"S counts the responses of {whole}",
     }[loss.aggregate]
     if loss.mask_truncated:
         counts += ", truncated ones left out"

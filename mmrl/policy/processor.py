@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from mmrl.answer import checked, reframed
+from mmrl.answer.calls import turns
 from mmrl.batch import PromptTensors
 from mmrl.policy.encoder import Encoder, Feed
 from mmrl.types import (
@@ -46,6 +47,7 @@ class QwenProcessor:
         self._cached_bytes = 0
         self._held: frozenset[str] = frozenset()
         self._shown: OrderedDict[str, PromptTensors] = OrderedDict()
+        self._shown_bytes = 0
 
     def ask(self, sample: Sample) -> Prompt:
         """The sample as the model reads it.
@@ -74,9 +76,11 @@ class QwenProcessor:
         showing = self.encoder.show(ref)
         segment = showing.segment
         assert segment.view is not None
+        before = self._shown.pop(segment.view.digest, None)
         self._shown[segment.view.digest] = showing.tensors
-        while len(self._shown) > 1 and sum(each.nbytes for each in self._shown.values()) > _SHOWN_BYTES:
-            self._shown.popitem(last=False)
+        self._shown_bytes += showing.tensors.nbytes - (before.nbytes if before else 0)
+        while len(self._shown) > 1 and self._shown_bytes > _SHOWN_BYTES:
+            self._shown_bytes -= self._shown.popitem(last=False)[1].nbytes
         return segment
 
     def seen(self, view: View) -> PromptTensors:
@@ -156,19 +160,22 @@ class QwenProcessor:
         return self.grammar.render(answer, prompt.sample.thought)
 
     def _taught(self, prompt: Prompt, text: str, learn: Literal["response", "answer"]) -> tuple[Segment, ...]:
-        """A response's tokens and EOS; a token that the answer begins within belongs to it."""
-        words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-        ids = (*words.input_ids, self.tokenizer.eos_token_id)
-        start = 0
-        if learn == "answer":
-            answer = self.grammar.answer_start(text)
-            if answer is None:
-                raise UserError(
-                    f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone"
-                )
-            start = sum(end <= answer for _, end in words.offset_mapping)
-        parts = ((ids[:start], Author.TRIGGER), (ids[start:], Author.TEACHER))
-        return tuple(Segment(ids=part, logps=(0.0,) * len(part), author=author) for part, author in parts if part)
+        """A response's tokens and EOS, in segments that end where it calls a tool; a token that the answer begins
+        within belongs to it.
+        """
+        answer = self.grammar.answer_start(text) if learn == "answer" else 0
+        if answer is None:
+            raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
+        segments: list[Segment] = []
+        for start, turn in turns(text):
+            words = self.tokenizer(
+                turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+            )
+            given = sum(start + end <= answer for _, end in words.offset_mapping)
+            eos = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
+            parts = ((words.input_ids[:given], Author.TRIGGER), (words.input_ids[given:] + eos, Author.TEACHER))
+            segments += [_unsampled(ids, author) for ids, author in parts if ids]
+        return tuple(segments)
 
     def process(self, sample: Sample) -> Feed:
         """What `ask` keeps, made anew. Raises as `Encoder.encode`."""
@@ -202,6 +209,10 @@ class QwenProcessor:
             if key not in self._held and self._cached_bytes > _CACHE_BYTES:
                 self._cached_bytes -= self._cache.pop(key).tensors.nbytes
         return feed
+
+
+def _unsampled(ids: Sequence[int], author: Author) -> Segment:
+    return Segment(ids=tuple(ids), logps=(0.0,) * len(ids), author=author)
 
 
 def _second(segments: Sequence[Segment]) -> int | None:

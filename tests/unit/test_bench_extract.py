@@ -10,6 +10,7 @@ NUMBERS = ("3", "5", "7", "9")
 ANGLES = ("30°", "45°", "60°", "90°")
 FORMULAS = (r"\frac { 5 } { 12 }", "2√{3}", "12", "3π")
 CHANGES = ("increase", "decrease", "stay the same", "none of the above")
+STARVING = ("Hawks will starve", "Foxes will starve")
 YES_NO = ("Yes", "No")
 COLOURED = "Is the red cube larger than the blue sphere?"
 
@@ -36,6 +37,8 @@ CHOICES = [
     (NUMBERS, "故选B。", "B", "announced_letter"),
     (NUMBERS, "所以,答案是5°,对应选项是B。", "B", "announced_letter"),
     (NUMBERS, "(A) 3 is odd. Hence (B) is correct.", "B", "judged_letter"),
+    (NUMBERS, "B is the answer, since 5 + 4 is 9.", "B", "judged_letter"),
+    (NUMBERS, "A is too small. Therefore option B is the answer.", "B", "judged_letter"),
     # alone, or first
     (NUMBERS, "B", "B", "first_letter"),
     (NUMBERS, "(b)", "B", "first_letter"),
@@ -51,11 +54,14 @@ CHOICES = [
     (CHANGES, "Fewer algae, fewer fish: they would decrease.", "B", "concluding_text"),
     (CHANGES, "If algae increase, the fish decrease.", "B", "concluding_text"),
     (CHANGES, "The population of fish will decline.", "B", "distinctive_words"),
+    (STARVING, "With fewer mice, hawks lose their prey. Foxes would not be affected.", "A", "distinctive_words"),
+    (NUMBERS, "It is 5. The other options (A, C, and D) are too far off.", "B", "only_text"),
     (ANGLES, "∠A = 180° - 90° - 45° = 45 degrees", "B", "concluding_number"),
     (YES_NO, "The red cube is larger than the blue sphere.", "A", "yes_no_statement"),
     (YES_NO, "The red cube is not larger than the blue sphere.", "B", "yes_no_statement"),
     (YES_NO, "The red cube is smaller than the blue sphere.", "B", "yes_no_statement"),
     (YES_NO, "The red cube is equal in size to the blue sphere.", "B", "yes_no_statement"),
+    (YES_NO, "That the red cube is larger than the blue sphere is false.", "B", "yes_no_statement"),
 ]
 
 FIGURES = [
@@ -84,6 +90,11 @@ FIGURES = [
     (
         "The temperatures that I read in the chart range from 13 to 20 degrees on the five days.",
         20,
+        "concluding_number",
+    ),
+    (
+        "The hall has 40 seats, so it may hold up to 55. In general, a hall like this one is good for 50 people.",
+        50,
         "concluding_number",
     ),
 ]
@@ -127,6 +138,18 @@ def test_numbers(text, value, rule):
 def test_nothing_is_answered(text, rule, why, wants):
     found = extract(text, Asked(wants=wants, options=NUMBERS if wants == "choice" else ()))
     assert (found.value, found.rule, found.why) == (None, rule, why)
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "letter"),
+    [
+        ("Is the glass full of water?", "The glass of water is empty.", "B"),
+        ("Is the gate of the garden open?", "The gate of the garden is closed.", "B"),
+        ("Is it false that the gate is shut?", "It is false that the gate is shut.", "A"),
+    ],
+)
+def test_a_statement_answers_yes_or_no(question, text, letter):
+    assert choice(YES_NO, text, question).value == letter
 
 
 def test_listing_the_options_chooses_none():

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from benchmarks import PICTURE, place, png, shown, write
 
 from mmrl.bench.predictions import Prediction, append, take_up
-from mmrl.bench.questions import KINDS, Question, Questions, read_questions
-from mmrl.types import Access, Finish, Frame, ImageRef, Kind, Place, ResizeMap, Size, UserError
-from mmrl_datasets.formats import parquet
+from mmrl.bench.questions import KINDS, Questions, read_questions
+from mmrl.types import Finish, Frame, Kind, ResizeMap, Size, UserError
 
-
-def png(shade: int = 0) -> bytes:
-    """A picture of 40 x 30 pixels."""
-    content = io.BytesIO()
-    Image.new("RGB", (40, 30), (shade, 0, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
-PICTURE = {"bytes": png(), "path": None}
 EMPTY = {f"image_{number}": None for number in range(1, 8)}
 WHERE = {"image": PICTURE, "iscrowd": 0, "segmentation": []}
 SEED = {
@@ -115,8 +104,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], str, object]] = {
     ),
     "RefCOCO of VLM-R1": (
         "refcoco",
-        {"image": PICTURE, "problem": "the cup", "solution": [2.0, 3.0, 12.0, 23.0]},
-        "*Where is the cup?",
+        {
+            "image": PICTURE,
+            "problem": "Box the cup.",
+            "solution": [2.0, 3.0, 12.0, 23.0],
+            "normalized_solution": [1] * 4,
+        },
+        "*Box the cup.",
         (2.0, 3.0, 12.0, 23.0),
     ),
     "ScreenSpot": (
@@ -187,18 +181,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], str, object]] = {
                 "example_text": "",
                 "query_text": "Go.",
             },
-            **{"query_media": "['p.png']", "answer": '{"answer": "42"}'},
-            "metric_info": '{"field_score_function": {"answer": "exact_str_match"}}',
+            **{"query_media": "['p.png']", "answer": "{'answer': '42'}", "eval_context": "{}"},
+            "metric_info": "{'field_score_function': {'answer': 'exact_str_match'}}",
         },
         "*Solve it.\nGo.",
-        "42",
+        {"answer": "42"},
     ),
 }
-
-
-def place(folder: Path) -> Place:
-    """A place in a folder, whose files may be read."""
-    return Place(work=folder / "work", base=folder, seed=0, access=Access(roots=(folder.resolve(),), schemes=("data",)))
 
 
 def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.parquet") -> Questions:
@@ -206,20 +195,8 @@ def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.p
     (folder / "images" / "a").mkdir(parents=True, exist_ok=True)
     for picture in (folder / "p.png", folder / "images" / "a" / "p.png"):
         picture.write_bytes(png())
-    if name.endswith("parquet"):
-        parquet.write(folder / name, rows)
-    elif name.endswith("jsonl"):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        lines = ["\t".join(rows[0]), *("\t".join(map(str, row.values())) for row in rows)]
-        (folder / name).write_text("\n".join(lines) + "\n")
+    write(folder / name, rows)
     return read_questions(bench, [name], place(folder), split="test", media=None)
-
-
-def shown(question: Question) -> str:
-    """What is asked, with * for a picture."""
-    assert question.sample is not None, question.problem
-    return "".join("*" if isinstance(part, ImageRef) else str(part) for part in question.sample.parts)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

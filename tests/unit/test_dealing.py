@@ -18,7 +18,7 @@ from mmrl.cli import launch
 from mmrl.learner.agree import Diary
 from mmrl.learner.deal import deal, rounds
 from mmrl.learner.dummies import attending, nothing
-from mmrl.ranks import Alone, Homes, Portion, SharedLessons, share, shared_measure
+from mmrl.ranks import Alone, Homes, Portion, SharedLessons, SharedTools, share, shared_measure
 from mmrl.types import Experience, HeldOut, ImageRef, UserError, VideoRef
 
 
@@ -66,6 +66,15 @@ def test_no_usable_sample_on_any_rank_is_a_mistake():
     lessons = SharedLessons(learner=None, ranks=Nobody(0, 2), homes=Homes(), asked=4)
     with pytest.raises(UserError, match="not one of the 4 samples of this round can be used, on any rank"):
         lessons.learn([], step=0)
+
+
+def test_calls_of_demonstrations_are_counted_over_all_ranks():
+    class Tools:
+        def complete(self, demonstrations):
+            return demonstrations, {"tools/calls": 2.0, "tools/refused": 1.0}
+
+    shared = SharedTools(tools=Tools(), ranks=Rank(0, 2, ({"tools/calls": 3.0},)))
+    assert shared.complete(["mine"]) == (["mine"], {"tools/calls": 5.0, "tools/refused": 1.0})
 
 
 @pytest.fixture(scope="module")

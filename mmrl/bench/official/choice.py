@@ -14,6 +14,7 @@ from typing import Final
 
 from mmrl.bench.extract import Found
 from mmrl.bench.items import Item, Response
+from mmrl.bench.match import right
 from mmrl.bench.text import first_tag
 
 _PUNCTUATION: Final = ",.!?;:'"
@@ -102,8 +103,10 @@ def mathverse(item: Item, response: Response, found: Found) -> float:
 
 
 def by_rule(item: Item, response: Response, found: Found) -> float:
-    """Geometry3K and others whose code reads an option's letter: the letter that the rules find."""
-    return float(found.value == right_letter(item)) if item.options else float(found.value == str(item.answer))
+    """Geometry3K, whose code grades what stands in a box by mathruler: the letter that the rules find, or the strict
+    verdict on a formula.
+    """
+    return float(found.value == right_letter(item)) if item.options else float(right(item, response, found))
 
 
 def _mmmu_open(response: str, answer: object) -> bool:

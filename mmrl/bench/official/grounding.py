@@ -29,12 +29,15 @@ _MOST: Final = 100  # boxes of one label in one picture
 
 
 def refcoco(item: Item, response: Response, found: Found) -> float:
-    """VLM-R1: the first box of whole numbers in the answer tags, IoU of pixels both ends included, above 0.5."""
-    answer = first_tag(response.text)
-    box = _BOX.search(answer) if answer else None
-    if box is None:
+    """VLM-R1: the last box of whole numbers between braces in the answer tags, IoU of pixels both ends included, above
+    0.5.
+    """
+    answer = first_tag(response.text) or ""
+    inner = answer[answer.find("{") : answer.rfind("}")] if "{" in answer and "}" in answer else ""
+    boxes = _BOX.findall(inner)
+    if not boxes:
         return 0.0
-    corners = [float(number) for number in box.groups()]
+    corners = [float(number) for number in boxes[-1]]
     resize = resize_of(item, response)
     given = resize.convert(corners, response.frame, Frame.PX_ORIGINAL)
     due = resize.convert(item.answer, item.frame, Frame.PX_ORIGINAL)

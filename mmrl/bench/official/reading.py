@@ -18,6 +18,7 @@ from mmrl_rewards import ocr
 
 _LONGEST: Final = 20_000  # characters
 _COUNT: Final = re.compile(r"<answer>\s*(\d{1,9})\s*</answer>")
+_FORMULAS: Final = "Handwritten Mathematical Expression Recognition"
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _WORDS: Final = {
     word: str(value)
@@ -32,7 +33,7 @@ _COMMA: Final = re.compile(r"(\d)(,)(\d)")
 
 def ocrbench(item: Item, response: Response, found: Found) -> float:
     """OCRBench: an answer stands somewhere in the response; for formulas (HME100k) white space aside, case kept."""
-    formula = item.extra.get("dataset") == "HME100k"
+    formula = item.extra.get("dataset") == "HME100k" or item.extra.get("category") == _FORMULAS
     text = _squeezed(response.text) if formula else _flat(response.text)
     answers = [_squeezed(answer) if formula else _flat(answer) for answer in answers_of(item)]
     return float(any(answer in text for answer in answers))

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict, When
 from mmrl.config.schema.chain import check_chain
 from mmrl.config.schema.data import Data, Keep, Limits, Origin
 from mmrl.config.schema.engine import Parity, Rollouts, Server, Vllm
-from mmrl.config.schema.evaluation import Evaluation
+from mmrl.config.schema.evaluation import Benchmark, Evaluation, RunEvaluation
 from mmrl.config.schema.exam import Exam
 from mmrl.config.schema.harvest import Sample, Select
 from mmrl.config.schema.health import Health
@@ -42,6 +42,7 @@ __all__ = [
     "Algorithm",
     "AnswerGrammar",
     "Band",
+    "Benchmark",
     "Best",
     "Checkpoints",
     "Coefficient",
@@ -87,6 +88,7 @@ __all__ = [
     "RoleRates",
     "Rollouts",
     "Run",
+    "RunEvaluation",
     "Sample",
     "Sampling",
     "Schedule",
@@ -111,6 +113,7 @@ __all__ = [
     "Video",
     "VisionScratch",
     "Vllm",
+    "When",
 ]
 
 
@@ -118,8 +121,8 @@ class Best(Strict):
     """Which checkpoint is the best."""
 
     metric: str
-    """A name in metrics.jsonl, such as `validation/mean`. A checkpoint is judged by the last value before it: let
-    `checkpoints.every` be a multiple of `validation.every`."""
+    """A name in metrics.jsonl, such as `validation/mean` or `bench/mathvista/accuracy`. A checkpoint is judged by the
+    last value before it: let `checkpoints.every` be a multiple of that metric's `every`."""
     mode: Literal["max", "min"] = "max"
     """Whether more is better, or less."""
 
@@ -176,8 +179,8 @@ class Config(Strict):
         tuple[Annotated[Sft | Rl | Sample | Select, Field(discriminator="kind")], ...], Field(min_length=1)
     ]
     """What is done, in order, each from the previous one's weights."""
-    evaluation: Evaluation = Evaluation()
-    """How held-out reward is measured."""
+    evaluation: RunEvaluation = RunEvaluation()
+    """How held-out reward is measured, and which benchmarks are taken meanwhile."""
     checkpoints: Checkpoints = Checkpoints()
     """When the run is saved."""
     processes: Processes = Processes()
@@ -239,6 +242,17 @@ class Config(Strict):
                     f"stage {stage.name!r} has `optimizer.lr_by_role.{idle[0]}`, but {idle[0]} is not trained"
                 )
         return stages
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _best_is_taken(cls, checkpoints: Checkpoints, info: ValidationInfo) -> Checkpoints:
+        kind, _, rest = (checkpoints.best.metric if checkpoints.best else "").partition("/")
+        if kind == "bench" and "evaluation" in info.data:
+            names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
+            if rest.partition("/")[0] not in names:
+                listed = ", ".join(names) or "none"
+                raise ValueError(f"best.metric 'bench/{rest}' is of no benchmark in evaluation.benchmarks ({listed})")
+        return checkpoints
 
     @field_validator("deepspeed")
     @classmethod

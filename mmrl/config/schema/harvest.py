@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Positive, Strict, Word
+from mmrl import types
+from mmrl.config.schema.base import Positive, Strict, When, Word, holds
 from mmrl.config.schema.stages import Sampling
 
 AtLeast0 = Annotated[float, Field(ge=0.0)]
@@ -21,6 +22,8 @@ class Sample(Strict):
     """Selects this kind of stage."""
     source: Word | None = None
     """An earlier `select` stage whose samples are asked; those of `data.train` when left out."""
+    when: When = Field(default_factory=dict)
+    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     group_size: Positive = 8
     """Rollouts per prompt."""
     prompts_per_step: Positive = 16
@@ -29,6 +32,10 @@ class Sample(Strict):
     """Steps at most; every sample is asked once when left out."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn."""
+
+    def takes(self, sample: types.Sample) -> bool:
+        """Whether the stage asks a sample of its source."""
+        return holds(self.when, sample)
 
     @model_validator(mode="after")
     def _rollouts_differ(self) -> Sample:

@@ -1,0 +1,88 @@
+"""Pictures that are not there, and items without a response: named, refused, or counted as wrong in every number."""
+
+import pytest
+from benchmarks import place, write
+from PIL import Image
+
+from mmrl.bench.benches import BENCHES
+from mmrl.bench.items import Item, Response
+from mmrl.bench.questions import read_questions
+from mmrl.bench.report import as_markdown, summarise
+from mmrl.bench.score import scored
+from mmrl.exam.sitting import paper_of, refuse_missing
+from mmrl.types import Region, UserError
+
+GONE = (7, 70, 700)
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A thousand questions about two pictures; three name one that is not there."""
+    folder = tmp_path_factory.mktemp("thousand")
+    for number in range(2):
+        Image.new("RGB", (8, 8), (90 * number, 0, 0)).save(folder / f"{number}.png")
+    rows = [
+        {
+            "id": f"q{number}",
+            "images": "gone.png" if number in GONE else f"{number % 2}.png",
+            "question": "How many?",
+            "answer": 3,
+            "answer_type": "count",
+        }
+        for number in range(1000)
+    ]
+    write(folder / "rows.jsonl", rows)
+    return read_questions("counting", ["rows.jsonl"], place(folder), split="test", media=None)
+
+
+def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
+    assert [*thousand.problems] == [f"q{number}" for number in GONE]
+    with pytest.raises(UserError, match="3 of 1000 questions cannot be asked") as refused:
+        refuse_missing(thousand.problems, 1000, allowed=False, warn=pytest.fail)
+    for line in (*(f"q{number}: picture 'gone.png'" for number in GONE), "--allow-missing"):
+        assert line in str(refused.value)
+
+
+def test_allowed_to_be_missing_they_count_as_wrong(thousand):
+    told = []
+    refuse_missing(thousand.problems, 1000, allowed=True, warn=told.append)
+    assert "3 of 1000 questions cannot be asked and count as wrong" in told[0]
+    asked = paper_of(thousand, thousand.problems, batch=8, repeats=1).samples
+    responses = [Response(id=id, text="<answer>3</answer>") for id, _ in asked]
+    report = summarise(scored(BENCHES["counting"], thousand.items, responses, {}))
+    assert (report["items"], report["responses"], report["missing"]) == (1000, 997, 3)
+    assert report["strict"]["value"] == report["compat"]["value"] == 0.997
+    assert report["rules"]["missing"] == {"n": 3, "strict": 0.0}
+
+
+def test_all_pictures_missing_is_refused_even_where_some_may_be():
+    with pytest.raises(UserError, match="2 of 2"):
+        refuse_missing({"a": "gone", "b": "gone"}, 2, allowed=True, warn=pytest.fail)
+
+
+def test_an_item_without_a_response_lowers_pass_and_majority():
+    items = {id: Item(id=id, kind="integer", answer="3") for id in ("a", "b")}
+    responses = [Response(id="a", text=text, sample=n) for n, text in enumerate(("3", "3", "4"))]
+    report = summarise(scored(BENCHES["canonical"], items, responses, {}))
+    assert report["samples"] == {
+        "1": {"pass": 0.3333, "maj": 0.5},
+        "2": {"pass": 0.5, "maj": 0.5},
+        "3": {"pass": 0.5, "maj": 0.5},
+    }
+    assert "| 3 | 50.0 | 50.0 |" in as_markdown(report)
+
+
+def test_a_picture_without_a_response_lowers_average_precision():
+    target = [Region((0.0, 0.0, 9.0, 9.0), "cat")]
+    items = {id: Item(id=id, kind="boxes", answer=target) for id in ("a", "b")}
+    answer = Response(id="a", text='[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]')
+    run = scored(BENCHES["coco"], items, [answer], {})
+    assert run.overall["AP"] == pytest.approx(51 / 101)  # recall reaches one half
+
+
+def test_a_task_without_a_response_lowers_the_mean_over_tasks():
+    items = {
+        id: Item(id=id, kind="text", answer="x", extra={"metric": "exact_str_match", "task": id}) for id in ("a", "b")
+    }
+    run = scored(BENCHES["megabench"], items, [Response(id="a", text="x")], {})
+    assert run.overall == {"macro mean over tasks": 0.5}

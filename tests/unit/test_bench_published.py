@@ -1,0 +1,309 @@
+"""Benchmarks in the very columns that their authors and VLMEvalKit publish; content is invented, media are tiny."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import PICTURE, place, png, shown, write
+from PIL import Image
+
+from mmrl.bench.benches import BENCHES, judge
+from mmrl.bench.items import Response
+from mmrl.bench.published import LAYOUTS, layouts_of
+from mmrl.bench.questions import Questions, read_questions
+from mmrl.types import Frame, Size, UserError
+from mmrl_datasets.films import Film, save_mp4
+
+BOX = [4.0, 6.0, 8.0, 16.0]
+
+
+PLAIN = base64.b64encode(png()).decode()
+SEVEN = {f"image_{number}": None for number in range(2, 8)} | {"image_1": PICTURE}
+SEED = {
+    **{"sample_id": "s1", "video_source": "Ego4D", "video_id": "v", "task_goal": "tea", "question": "What next?"},
+    **{f"choice_{letter}": f"do {letter}" for letter in "abcd"},
+    **{"golden_choice_idx": "D", "answer": "do d", "video_basename": "f.mp4", "current_observation_basename": "p.png"},
+}
+PROGRESS = [{"narration_text": "boil", "start_frame": 1, "stop_frame": 9}]
+REF = {
+    **{"sent_ids": [1, 2], "file_name": "f", "ann_id": 7, "ref_id": 9, "image_id": 3, "split": "val", "category_id": 1},
+    **{"sentences": [], "raw_anns": "{}", "raw_image_info": "{}", "raw_sentences": "[]", "image_path": "p.png"},
+    **{"bbox": BOX, "captions": ["left cup", "blue cup"], "global_image_id": "coco.3", "anns_id": "coco.7"},
+}
+MME = {
+    **{"video_id": "001", "duration": "short", "domain": "Life", "sub_category": "Food", "url": "https://x"},
+    **{"videoID": "f", "question_id": "001-1", "task_type": "Counting", "question": "What is it?"},
+    **{"options": ["A. tea.", "B. milk.", "C. ink.", "D. oil."], "answer": "C"},
+}
+MEGA = {
+    **{"id": "7", "task_name": "sudoku", "task_description": "Fill it in.", "global_media": "[]", "example_text": ""},
+    **{"example_media": "[]", "query_text": "Go.", "query_media": "['./p.png', './f.mp4']", "eval_context": "{}"},
+    **{"answer": "{'rows': '12', 'sum': '3'}", "application": "Planning", "taxonomy_tree_path": "Planning;Puzzles"},
+    "metric_info": "{'field_score_function': {'rows': 'exact_str_match', 'sum': 'positive_int_match'}, 'aggregation': "
+    "{'function': 'mean', 'field_weights': {'rows': 1, 'sum': 3}}, 'response_parse_function': 'json'}",
+}
+KIT = {"index": 1, "image": PLAIN, "question": "Which?"}
+CLICK = {"bbox": "[4, 6, 8, 16]", "question": "close it", "image": PLAIN}
+
+# name: benchmark, file, row, question as asked (* a picture, ~ a video), what is due, an answer that is right
+ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
+    "MMMU-Pro of Hugging Face, standard": (
+        *("mmmu_pro", "rows.parquet"),
+        {
+            **{
+                **SEVEN,
+                "id": "validation_Art_1",
+                "question": "<image 1> shows?",
+                "explanation": "",
+                "img_type": "['x']",
+            },
+            **{"options": "['bust', 'vase', 'bowl', 'cup', 'jug', 'urn', 'pan', 'pot', 'mug', 'tub']", "answer": "J"},
+            **{"topic_difficulty": "Easy", "subject": "Art"},
+        },
+        "* shows?\nA. bust\nB. vase\nC. bowl\nD. cup\nE. jug\nF. urn\nG. pan\nH. pot\nI. mug\nJ. tub",
+        *("tub", "Answer: J"),
+    ),
+    "EMMA of Hugging Face, open": (
+        *("emma", "rows.parquet"),
+        {
+            **{**SEVEN, "pid": "math_1", "question": "Add <image_1>.", "options": [], "answer": "0.5", "solution": ""},
+            **{
+                "subject": "Math",
+                "task": "sum",
+                "category": "2D",
+                "source": "new",
+                "type": "Open-ended",
+                "context": None,
+            },
+        },
+        *("Add *.", "0.5", r"\boxed{\frac{1}{2}}"),
+    ),
+    "MEGA-Bench of Hugging Face": (
+        *("megabench", "rows.parquet", MEGA, "*~Fill it in.\nGo.", {"rows": "12", "sum": "3"}),
+        '{"rows": "12", "sum": "3"}',
+    ),
+    "RefCOCO of jxu124": (
+        *("refcoco", "rows.jsonl", REF, "*Where is left cup?", (4, 6, 8, 16), "<answer>{[4, 6, 8, 16]}</answer>"),
+    ),
+    "ScreenSpot of Hugging Face": (
+        *("screenspot", "rows.parquet"),
+        {
+            **{"file_name": "f.png", "image": PICTURE, "instruction": "close", "bbox": [0.1, 0.2, 0.2, 0.5333]},
+            **{"data_type": "icon", "data_source": "ios"},
+        },
+        *("*close", (0.1, 0.2, 0.2, 0.5333), "pyautogui.click(x=5, y=7)"),
+    ),
+    "ScreenSpot-v2": (
+        *("screenspot", "screenspot_web_v2.json"),
+        {"img_filename": "p.png", "bbox": [4, 6, 8, 16], "instruction": "close", "data_type": "a", "data_source": "b"},
+        *("*close", (4, 6, 12, 22), "click(x=11, y=21)"),
+    ),
+    "ScreenSpot-Pro": (
+        *("screenspot", "pro.json"),
+        {
+            **{"img_filename": "p.png", "bbox": [4, 6, 8, 16], "instruction": "close", "instruction_cn": "关"},
+            **{"id": "i1", "application": "word", "platform": "mac", "img_size": [40, 30], "ui_type": "icon"},
+            "group": "Office",
+        },
+        *("*close", (4, 6, 8, 16), "click(x=7, y=15)"),
+    ),
+    "DocVQA of Hugging Face": (
+        *("docvqa", "rows.parquet"),
+        {
+            **{"questionId": "4", "question": "Who?", "question_types": ["form"], "image": PICTURE, "docId": 3},
+            **{
+                "ucsf_document_id": "x",
+                "ucsf_document_page_no": "1",
+                "answers": ["Ada", "ada l."],
+                "data_split": "val",
+            },
+        },
+        *("*Who?", ["Ada", "ada l."], "Ada"),
+    ),
+    "SuperCLEVR of R1-V": (
+        *("counting", "superclevr.jsonl"),
+        {"image_path": "./p.png", "question": "How many?", "ground_truth": 3},
+        *("*How many?", 3, "<think>..</think><answer>3</answer>"),
+    ),
+    "CLEVR of EasyR1": (
+        *("counting", "rows.parquet", {"images": [PICTURE], "problem": "<image>How many?", "answer": "3"}),
+        *("*How many?", "3", "<answer>3</answer>"),
+    ),
+    "MVBench of Hugging Face": (
+        *("mvbench", "action_sequence.json"),
+        {
+            "video": "c.mp4",
+            "question": "What first?",
+            "candidates": ["sat", "ran"],
+            "answer": "ran",
+            "start": 0.0,
+            "end": 0.5,
+        },
+        *("~What first?\nA. sat\nB. ran", "ran", "(B) ran"),
+    ),
+    "Video-MME of Hugging Face": (
+        *("video_mme", "rows.parquet", MME, "~What is it?\nA. tea.\nB. milk.\nC. ink.\nD. oil.", "ink.", "C"),
+    ),
+    "SEED-Bench-R1, with what was done": (
+        *("seed_bench_r1", "validation_L1.jsonl", SEED | {"task_progress_metadata": PROGRESS}),
+        *("~*What next?\nA. do a\nB. do b\nC. do c\nD. do d", "do d", "<answer>D. do d</answer>"),
+    ),
+    "VLMEvalKit's MathVista": (
+        *("mathvista", "kit.tsv"),
+        {
+            **{**KIT, "question": "Hint: ..\nQuestion: Which?\nChoices:\n(A) 3\n(B) 5", "answer": "5"},
+            **{"answer_option": "B", "choices": "['3', '5']", "question_type": "multi_choice", "answer_type": "text"},
+        },
+        *("*Hint: ..\nQuestion: Which?\nChoices:\n(A) 3\n(B) 5", "5", "The answer is (B)."),
+    ),
+    "VLMEvalKit's MathVerse": (
+        *("mathverse", "kit.tsv"),
+        {
+            **{**KIT, "question": "Find x.\\nChoices:\\nA:1\\nB:2".replace("\\n", " | "), "answer": "7"},
+            **{"question_type": "free-form", "metadata": "{'subject': 'Plane'}", "problem_version": "Text Lite"},
+        },
+        *("*Find x. | Choices: | A:1 | B:2", "7", "The answer is 7."),
+    ),
+    "VLMEvalKit's EMMA": (
+        *("emma", "kit.tsv"),
+        {**KIT, "question": "And <image_1>?", "context": "Look.", "A": "x", "B": "y", "answer": "B", "type": "MCQ"},
+        *("Look.\nAnd *?\nA. x\nB. y", "y", r"\boxed{B}"),
+    ),
+    "VLMEvalKit's OCRBench": (
+        *("ocrbench", "kit.tsv", {**KIT, "answer": "['CENTRE', 'CENTER']", "category": "Digit String Recognition"}),
+        *("*Which?", ["CENTRE", "CENTER"], "center"),
+    ),
+    "VLMEvalKit's TextVQA": (
+        *("textvqa", "kit.tsv", {**KIT, "answer": str(["nokia"] * 10)}, "*Which?", ["nokia"] * 10, "Nokia"),
+    ),
+    "VLMEvalKit's CountBenchQA": (
+        *("counting", "kit.tsv", {**KIT, "answer": 4}, "*Which?", "4", "<answer>4</answer>"),
+    ),
+    "VLMEvalKit's ScreenSpot": (
+        *("screenspot", "kit.tsv", {"index": 1, **CLICK, "data_type": "icon", "data_source": "shop"}),
+        *("*close it", (4, 6, 12, 22), "click(x=11, y=21)"),
+    ),
+    "VLMEvalKit's ScreenSpot-Pro": (
+        *("screenspot", "kit.tsv", {**CLICK, "ui_type": "icon", "application": "word", "category": "Office"}),
+        *("*close it", (4, 6, 8, 16), "click(x=7, y=15)"),
+    ),
+    "VLMEvalKit's MVBench": (
+        *("mvbench", "kit.tsv"),
+        {
+            **{"task_type": "Action Antonym", "prefix": "star/Charades_v1_480", "data_type": "video", "bound": "True"},
+            **{"start": 0.0, "end": 0.5, "video": "c.mp4", "question": "What?", "answer": "ran"},
+            **{"candidates": "['sat', 'ran']", "index": 0},
+        },
+        *("~What?\nA. sat\nB. ran", "ran", "(B)"),
+    ),
+    "VLMEvalKit's Video-MME": (
+        *("video_mme", "kit.tsv"),
+        {
+            **{"index": 0, "video": "f", "video_path": "./f.mp4", "duration": "short", "domain": "Life"},
+            **{"candidates": str(MME["options"]), "sub_category": "Food", "task_type": "Counting"},
+            **{"subtitle_path": "./f.srt", "question": "What is it?", "answer": "C"},
+        },
+        *("~What is it?\nA. tea.\nB. milk.\nC. ink.\nD. oil.", "ink.", "C"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A video of a second."""
+    folder = tmp_path_factory.mktemp("film")
+    frames = [Image.new("RGB", (32, 32), (9 * number, 0, 0)) for number in range(4)]
+    return Path(save_mp4(Film(frames=frames, fps=4), folder, "f").path).read_bytes()
+
+
+@pytest.fixture
+def read(tmp_path: Path, film: bytes) -> Any:
+    """Reads rows as files of a benchmark; pictures and videos lie beside them, wherever a layout looks."""
+    for folder in ("", "images/Ego4D", "videos/Ego4D", "star/Charades_v1_480"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "p.png").write_bytes(png())
+        for name in ("f.mp4", "c.mp4"):
+            (tmp_path / folder / name).write_bytes(film)
+
+    def run(bench: str, files: Mapping[str, list[Mapping[str, Any]]]) -> Questions:
+        for name, rows in files.items():
+            write(tmp_path / name, rows)
+        return read_questions(bench, [*files], place(tmp_path), split="test", media=None)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
+    bench, file, row, asked, due, answer = ROWS[name]
+    question = read(bench, {file: [row]}).asked[0]
+    assert shown(question) == asked
+    assert question.item.answer == due
+    item = replace(question.item, size=Size(40, 30))  # as the picture tells
+    verdict = judge(BENCHES[bench], item, Response(id=item.id, text=answer))
+    assert verdict.score == 1.0, verdict
+
+
+def test_parts_of_videos_and_groups_are_read(read: Any) -> None:
+    bench, file, row, *_ = ROWS["MVBench of Hugging Face"]
+    (question,) = read(bench, {file: [row]}).asked
+    video = question.sample.parts[0]
+    assert (video.start, video.end) == (0.0, 0.5)
+    mega = read("megabench", {"m.parquet": [MEGA]}).asked[0].item
+    assert mega.groups == {"task": ("sudoku",), "application": ("Planning",)}
+    assert mega.extra["aggregation"]["field_weights"] == {"rows": 1, "sum": 3}
+
+
+def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
+    first, second = read("refcoco", {"r.jsonl": [REF]}).asked
+    assert [first.item.id, second.item.id] == ["9-1", "9-2"]
+    assert [shown(first), shown(second)] == ["*Where is left cup?", "*Where is blue cup?"]
+    assert first.item.cluster == second.item.cluster
+    assert first.item.frame is Frame.PX_ORIGINAL
+    with pytest.raises(UserError, match="captions must be a list of texts that is not empty"):
+        read("refcoco", {"r.jsonl": [REF | {"captions": []}]})
+
+
+def test_several_files_are_groups_and_may_repeat_places(read: Any) -> None:
+    bench, _, row, *_ = ROWS["MVBench of Hugging Face"]
+    here = {"action_sequence.json": [row], "object_interaction.json": [row, row | {"answer": "sat"}]}
+    asked = read(bench, here).asked
+    assert len({question.item.id for question in asked}) == 3
+    assert [question.item.groups["file"] for question in asked] == [
+        *(("action_sequence",), ("object_interaction",), ("object_interaction",))
+    ]
+
+
+def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
+    judged = MEGA | {"id": "8", "metric_info": "{'field_score_function': {'rows': 'gpt_4o_as_judge'}}"}
+    whole = MEGA | {"id": "9", "metric_info": MEGA["metric_info"][:-1] + ", 'global_aux_metrics': {'all': 'x'}}"}
+    questions = read("megabench", {"m.parquet": [MEGA, judged, whole]})
+    assert (len(questions.asked), questions.left_out) == (1, 2)
+    with pytest.raises(UserError, match="metric_info must be a list|metric_info must be a mapping"):
+        read("megabench", {"m.parquet": [MEGA | {"metric_info": "rows"}]})
+
+
+def test_frames_in_folders_are_named_and_not_guessed(read: Any) -> None:
+    bench, _, row, *_ = ROWS["MVBench of Hugging Face"]
+    (question,) = read(bench, {"episodic_reasoning.json": [row | {"video": "castle"}]}).asked
+    assert "tvqa/frames_fps3_hq/castle" in question.problem
+
+
+@pytest.mark.parametrize("bench", sorted({*BENCHES} - {"coco"}))
+def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, read: Any) -> None:
+    with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
+        read(bench, {"odd.jsonl": [{"picture": "p.png", "what": "?", "right": 1}]})
+
+
+def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
+    assert {*LAYOUTS} | {"canonical", "coco"} == {*BENCHES}
+    for bench in LAYOUTS:
+        assert layouts_of(bench)[-1].name == "canonical JSONL"
+        row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
+        (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).asked
+        assert question.item.answer == "y"
