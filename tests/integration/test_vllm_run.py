@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import TINY, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, Done, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from peft import PeftModel
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -30,11 +31,14 @@ TEXT = "Count the red shapes."
 
 
 class Session(NamedTuple):
-    """What was done with vLLM: a run, one that trained an adapter on its model, evaluations, answers of exports."""
+    """What was done with vLLM: a run, one that trained an adapter on its model, evaluations, answers of exports; and by
+    two ranks.
+    """
 
     folder: Path
     picture: Path
     answers: dict[str, list[list[int]]]
+    two_ranks: Done
 
     def verdicts(self, name: str) -> bytes:
         return (self.folder / name / "verdicts.jsonl").read_bytes()
@@ -58,15 +62,18 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     ]
     steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
-        capture_output=True,
-        text=True,
-        timeout=1200.0,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    with ThreadPoolExecutor() as pool:
+        two = write(divided(folder / "two", zero=3), folder / "two.yaml")
+        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
+        done = subprocess.run(
+            [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
+            capture_output=True,
+            text=True,
+            timeout=1200.0,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return Session(folder, picture, json.loads((folder / "answers.json").read_text()))
+    return Session(folder, picture, json.loads((folder / "answers.json").read_text()), two_ranks.result())
 
 
 def by_vllm(run_dir: Path) -> dict[str, Any]:
@@ -134,11 +141,9 @@ def test_it_leaves_deepspeed_the_process_groups_that_it_found(session: Session) 
     follows(session.folder / "divided")
 
 
-def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(tmp_path: Path) -> None:
-    config = write(divided(tmp_path / "run", zero=3), tmp_path / "two.yaml")
-    done = mmrl("train", config, "--nproc", 2, timeout=600.0)
-    assert done.code == 0, done.errors
-    follows(tmp_path / "run")
+def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(session: Session) -> None:
+    assert session.two_ranks.code == 0, session.two_ranks.errors
+    follows(session.folder / "two")
 
 
 def follows(run_dir: Path) -> None:
