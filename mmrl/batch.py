@@ -171,7 +171,7 @@ def collate_prompts(prompts: Sequence[Prompt], feeder: Feeder, *, pad_id: int) -
     Raises:
         UserError: placeholders, grids and patches of a prompt disagree.
     """
-    return _padded_left([_Stretch.of_prompt(prompt, feeder) for prompt in prompts], feeder, pad_id)
+    return _padded_left([Stretch.of_prompt(prompt, feeder) for prompt in prompts], feeder, pad_id)
 
 
 def collate_responses(rollouts: Sequence[Rollout], feeder: Feeder, *, pad_id: int) -> PromptBatch:
@@ -180,10 +180,10 @@ def collate_responses(rollouts: Sequence[Rollout], feeder: Feeder, *, pad_id: in
     Raises:
         ValueError, UserError: as `collate`.
     """
-    return _padded_left([_Stretch.of_response(rollout, feeder) for rollout in rollouts], feeder, pad_id)
+    return _padded_left([Stretch.of_response(rollout, feeder) for rollout in rollouts], feeder, pad_id)
 
 
-def _padded_left(stretches: Sequence[_Stretch], feeder: Feeder, pad_id: int) -> PromptBatch:
+def _padded_left(stretches: Sequence[Stretch], feeder: Feeder, pad_id: int) -> PromptBatch:
     shape = (len(stretches), max(len(stretch.ids) for stretch in stretches))
     ids, keep = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.int64)
     positions = torch.zeros(3, *shape, dtype=torch.int64)
@@ -192,7 +192,7 @@ def _padded_left(stretches: Sequence[_Stretch], feeder: Feeder, pad_id: int) -> 
         ids[b, start:], keep[b, start:] = torch.tensor(stretch.ids, dtype=torch.int64), 1
         positions[:, b, start:] = stretch.positions_3S
     types = feeder.placeholders.types(ids)
-    return PromptBatch(ids_BP=ids, types_BP=types, keep_BP=keep, positions_3BP=positions, media=_media(stretches))
+    return PromptBatch(ids_BP=ids, types_BP=types, keep_BP=keep, positions_3BP=positions, media=media_of(stretches))
 
 
 def by_prompt(experiences: Iterable[Experience]) -> list[list[Experience]]:
@@ -227,7 +227,7 @@ def collate(
         types_BL=feeder.placeholders.types(ids),
         positions_3BL=torch.stack(positions, dim=1),
         tree=drafts[0].stems if shared_prefix else None,
-        media=_media([stretch for draft in drafts for stretch in draft.stretches]),
+        media=media_of([stretch for draft in drafts for stretch in draft.stretches]),
         ids_N=torch.tensor([token.id for _, token in tokens], dtype=torch.int64),
         source_N=torch.tensor([start + token.source for start, token in tokens], dtype=torch.int64),
         temperature_N=torch.tensor([token.temperature for _, token in tokens]),
@@ -257,7 +257,7 @@ def _exhibits(prompt: Prompt) -> list[_Exhibit]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
+class Stretch:
     """A prompt or a completion: its tokens, positions from 0 on, and its media."""
 
     ids: Sequence[int]
@@ -266,14 +266,15 @@ class _Stretch:
     tensors: Sequence[PromptTensors]
 
     @staticmethod
-    def of_prompt(prompt: Prompt, feeder: Feeder) -> _Stretch:
+    def of_prompt(prompt: Prompt, feeder: Feeder) -> Stretch:
+        """Raises UserError where placeholders, grids and patches disagree."""
         tensors = feeder.tensors(prompt)
         check_media(prompt, tensors, feeder.placeholders)
-        exhibits = _exhibits(prompt)
-        return _Stretch(ids=prompt.ids, positions_3S=tensors.positions_3P, exhibits=exhibits, tensors=[tensors])
+        return Stretch(ids=prompt.ids, positions_3S=tensors.positions_3P, exhibits=_exhibits(prompt), tensors=[tensors])
 
     @staticmethod
-    def of_response(rollout: Rollout, feeder: Feeder) -> _Stretch:
+    def of_response(rollout: Rollout, feeder: Feeder) -> Stretch:
+        """What there is of a response. Raises as `collate`."""
         _check_completion(rollout, feeder.placeholders)
         who = f"sample {rollout.prompt.sample.id}: what rollout {rollout.index} was shown"
         positions, tensors = [torch.zeros(3, 0, dtype=torch.int64)], []
@@ -287,7 +288,7 @@ class _Stretch:
                 steps_3S = seen.positions_3P
             positions.append(after + steps_3S)
             after += int(steps_3S.max()) + 1
-        return _Stretch(
+        return Stretch(
             ids=[token for segment in rollout.segments for token in segment.ids],
             positions_3S=torch.cat(positions, dim=1),
             exhibits=[_Exhibit(view.ref, view.grid, view.digest) for view in rollout.views],
@@ -302,7 +303,7 @@ class _Draft:
     ids: list[int]
     positions_3L: torch.Tensor
     stems: tuple[Stem, ...]
-    stretches: list[_Stretch]
+    stretches: list[Stretch]
     learned: list[_Learned]
 
     @staticmethod
@@ -310,11 +311,11 @@ class _Draft:
         ids: list[int] = []
         positions: list[torch.Tensor] = []
         stems: list[Stem] = []
-        stretches: list[_Stretch] = []
+        stretches: list[Stretch] = []
         learned: list[_Learned] = []
         for group in row:
-            prompt = _Stretch.of_prompt(_shared_prompt(group), feeder)
-            completions = [_Stretch.of_response(experience.rollout, feeder) for experience in group]
+            prompt = Stretch.of_prompt(_shared_prompt(group), feeder)
+            completions = [Stretch.of_response(experience.rollout, feeder) for experience in group]
             ids += prompt.ids
             positions.append(prompt.positions_3S)
             last, after = len(ids) - 1, int(prompt.positions_3S.max()) + 1
@@ -355,7 +356,8 @@ def _check_completion(rollout: Rollout, placeholders: Placeholders) -> None:
             raise ValueError(f"{who} contains token {min(stray)}, which its sampling law bans: its probability is 0")
 
 
-def _media(stretches: Sequence[_Stretch]) -> Media:
+def media_of(stretches: Sequence[Stretch]) -> Media:
+    """The media of stretches, in order."""
     exhibits = [exhibit for stretch in stretches for exhibit in stretch.exhibits]
     tensors = [of_one for stretch in stretches for of_one in stretch.tensors]
     image_grids_I3, image_keys = _grids(exhibits, ImageRef)

@@ -14,6 +14,7 @@ from mmrl import catalogue
 from mmrl.algo.advantage import advantages
 from mmrl.algo.choose import Everything, MediaCheck, Replaying, Sifting, look
 from mmrl.algo.curriculum import Attentive
+from mmrl.algo.lag import Lagging
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar, Section
 from mmrl.config import Config, Exam
@@ -22,7 +23,6 @@ from mmrl.config.schema import (
     ContinueWith,
     Curriculum,
     Evaluation,
-    Generate,
     Loss,
     Rl,
     Sampling,
@@ -48,9 +48,11 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
-from mmrl.ports import Chooser, Sampler, Source
-from mmrl.ranks import Homes, Ranks, SharedLook
+from mmrl.ports import Chooser, Sampler, Source, Tools
+from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
+from mmrl.rollout.traces import Traces
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
@@ -82,7 +84,7 @@ class World:
 
     def __init__(self, config: Config, base: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
-        self.find_tool = partial(catalogue.find_tool, base)
+        self.workshop = Workshop(partial(catalogue.find_tool, base))
         use_threads(config.run.threads, ranks.size)
         torch.manual_seed(config.run.seed)
         self.grammar = grammar_of(config)
@@ -113,7 +115,7 @@ class World:
         self._sharded: Sharded | None = None
         limit = prompt_limit(config, self.policy)
         encoder = encoder_of(config, loaded, store, limit)
-        self.processor = QwenProcessor(encoder)
+        self.processor = QwenProcessor(encoder, held_steps=2 if config.overlaps else 1)
         recompute_activations(loaded.model, config.model.gradient_checkpointing)
         self.eos_id: int = self.processor.tokenizer.eos_token_id
         self.samples = ranks.once(lambda: _askable(intake, self.samples, encoder))
@@ -132,6 +134,7 @@ class World:
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,
+            warn=console.warn,
         )
 
     def _check_rewards(self) -> None:
@@ -146,17 +149,8 @@ class World:
         terms = [
             name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
         ]
-        for owner in _with_rollouts(config):
-            check(owner.program, self.processor, self.banned, terms, self.find_tool)
-            if config.rollout.engine != "hf" and any(
-                isinstance(step, UseTools) and step.max_views for step in owner.program
-            ):
-                raise UserError(
-                    f"rollout.engine={config.rollout.engine}: tools cannot show pictures or videos there; use hf, or "
-                    "leave out `max_views` in the step of kind tools"
-                )
-            if self.ranks.size > 1 and any(isinstance(step, Generate) and step.chunk for step in owner.program):
-                raise UserError("program: a step with `chunk` leaves groups waiting, which one process alone can do")
+        for owner in _with_program(config):
+            check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
 
     def _introduce(self) -> None:
         """Say what there is to learn from, and what of the model learns."""
@@ -186,7 +180,7 @@ class World:
             group_size=1,
             groups=options.batch_size,
             seed=derive(self.config.run.seed, "evaluation"),
-            find_tool=self.find_tool,
+            workshop=self.workshop,
         )
         return Evaluator(
             asker=self.processor,
@@ -206,7 +200,8 @@ class World:
             group_size=stage.group_size,
             groups=stage.prompts_per_step,
             seed=derive(self.config.run.seed, stage.name),
-            find_tool=self.find_tool,
+            workshop=self.workshop,
+            ranks=self.ranks,
         )
 
     def law(self, options: Sampling | Evaluation) -> SamplingLaw:
@@ -216,6 +211,13 @@ class World:
     def source(self, stage: Sft | Rl, state: State) -> AbstractContextManager[Source]:
         """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
         return self.supply.opened(stage, state, self._afresh, self.console, self.ranks)
+
+    def tools(self, stage: Sft) -> Tools | None:
+        """What answers the calls of a stage's demonstrations, if anything does."""
+        if not stage.program:
+            return None
+        replies = self.workshop.replies(stage.program[0], self.processor)
+        return SharedTools(tools=Traces(replies=replies), ranks=self.ranks)
 
     def shard(self) -> None:
         """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""
@@ -236,6 +238,8 @@ class World:
         weights = weights_of(self.judge, self.group_terms)
         weigh = partial(advantages, options=stage.advantage, weights=weights)
         chooser: Chooser = Everything(weigh)
+        if stage.overlap:
+            chooser = Lagging(chooser, corrected=stage.loss.correction.kind != "none")
         if stage.filter is not None:
             chooser = Sifting(chooser, stage.filter, stage.prompts_per_step, media)
         if stage.replay is not None:
@@ -254,7 +258,9 @@ class World:
 
     def learner(self, stage: Sft | Rl, engine: Engine, reference: Scorer | None, homes: Homes) -> GrpoLearner:
         """The learner of a stage."""
-        loss, epochs = (stage.loss, stage.epochs) if isinstance(stage, Rl) else (Loss(), 1)
+        loss, epochs, mini_batches = Loss(), 1, 1
+        if isinstance(stage, Rl):
+            loss, epochs, mini_batches = stage.loss, stage.epochs, stage.mini_batches
         plan = LearnPlan(
             loss=loss,
             optimizer=stage.optimizer,
@@ -262,6 +268,7 @@ class World:
             micro_batch=stage.micro_batch,
             token_budget=stage.token_budget,
             epochs=epochs,
+            mini_batches=mini_batches,
             shared_prefix=stage.shared_prefix != "off" and self.policy.shares_prefixes,
             pad_id=self.eos_id,
         )
@@ -339,10 +346,15 @@ def encoder_of(
 
 
 def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Iterator[str]:
-    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers."""
+    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers, what stands around tools."""
     grammar, frame = grammar_of(config), FAMILIES[scratch.family].frame
-    for owner in _with_rollouts(config):
-        yield from (t.text for step in owner.program if isinstance(step, ContinueWith) for t in step.triggers)
+    for owner in _with_program(config):
+        for step in owner.program:
+            match step:
+                case ContinueWith():
+                    yield from (trigger.text for trigger in step.triggers)
+                case UseTools():
+                    yield step.before + step.after
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.answer.instruct:
@@ -354,9 +366,9 @@ def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Itera
                 yield grammar.render(answer, sample.thought)
 
 
-def _with_rollouts(config: Config) -> tuple[Rl | SampleStage | Evaluation, ...]:
-    """What of a config has rollout programs."""
-    return (*(stage for stage in config.stages if isinstance(stage, Rl | SampleStage)), config.evaluation)
+def _with_program(config: Config) -> tuple[Sft | Rl | SampleStage | Evaluation, ...]:
+    """What of a config has programs."""
+    return (*(stage for stage in config.stages if isinstance(stage, Sft | Rl | SampleStage)), config.evaluation)
 
 
 def device_of(config: Config | Exam) -> torch.device:

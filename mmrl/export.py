@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.build import model_of
 from mmrl.card import Facts, card
-from mmrl.config import Config, load
+from mmrl.config import Config, dump, load
 from mmrl.log.metrics import records
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.adapters import Adapter, adapter_of
@@ -19,6 +19,9 @@ from mmrl.policy.pretrained import Loaded, load_reader
 from mmrl.policy.qwen_vl import Policy
 from mmrl.stages import compare
 from mmrl.types import State, UserError
+
+SETTINGS: Final = "mmrl.yaml"
+"""In the folder of an exported model: the config of its run, so that it is asked and read as in training."""
 
 
 def export(run: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
@@ -95,8 +98,7 @@ def write_model(folder: Path, loaded: Loaded, facts: Facts) -> None:
         generation.eos_token_id = tokenizer.eos_token_id
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
-    text = card(facts, adapter=False)
-    checkpoint.export_hf(folder, loaded.model, loaded.processor, finish=partial(_introduce, text))
+    checkpoint.export_hf(folder, loaded.model, loaded.processor, finish=partial(_introduce, facts, False))
 
 
 def write_adapter(folder: Path, adapter: Adapter, facts: Facts) -> None:
@@ -105,8 +107,10 @@ def write_adapter(folder: Path, adapter: Adapter, facts: Facts) -> None:
     Raises:
         UserError: the disk is full or not writable.
     """
-    checkpoint.export_hf(folder, adapter, finish=partial(_introduce, card(facts, adapter=True)))
+    checkpoint.export_hf(folder, adapter, finish=partial(_introduce, facts, True))
 
 
-def _introduce(text: str, folder: Path) -> None:
-    (folder / "README.md").write_text(text, encoding="utf-8")
+def _introduce(facts: Facts, adapter: bool, folder: Path) -> None:
+    """What a reader is told, and what `mmrl eval` goes by."""
+    (folder / "README.md").write_text(card(facts, adapter=adapter), encoding="utf-8")
+    (folder / SETTINGS).write_text(dump(facts.config), encoding="utf-8")

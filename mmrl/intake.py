@@ -192,15 +192,28 @@ def sources(data: Data) -> dict[str, tuple[Origin, ...]]:
 
 def place_of(config: Config, base: Path, work: Path) -> Place:
     """Where dataset functions work: what they make goes under `work`, relative paths start from `base`."""
-    data, limits = config.data, config.data.limits
-    access = Access(
-        roots=(work.resolve(), *((base / root).resolve() for root in data.roots)),
-        schemes=data.urls,
+    benches = (folder for bench in config.evaluation.benchmarks for folder in folders_of(bench.data, bench.media, base))
+    roots = (work, *(base / root for root in config.data.roots), *benches)
+    access = access_of(config.data.limits, roots, schemes=config.data.urls)
+    return Place(work=work, base=base, seed=config.run.seed, access=access)
+
+
+def access_of(limits: Limits, roots: Iterable[Path], *, schemes: Sequence[str]) -> Access:
+    """What may be read: media in these folders, and from these kinds of URLs, as large as `limits` say."""
+    return Access(
+        roots=tuple(root.resolve() for root in roots),
+        schemes=tuple(schemes),
         max_bytes=limits.max_bytes,
         max_video_bytes=limits.max_video_bytes,
         max_data_url_bytes=limits.max_data_url_bytes,
     )
-    return Place(work=work, base=base, seed=config.run.seed, access=access)
+
+
+def folders_of(paths: Iterable[str], media: str | None, base: Path) -> list[Path]:
+    """Where the files of a benchmark and their media lie; relative paths start from `base`."""
+    local = [base / path for path in paths if "://" not in path]
+    folders = [path if path.is_dir() else path.parent for path in local]
+    return [*folders, base / media] if media else folders
 
 
 def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
@@ -298,6 +311,7 @@ def refuse_too_few(stage: Sft | Rl, count: int) -> None:
         UserError: the stage has not one sample, or asks more prompts a step than the `count` it has.
     """
     whose = f"stage {stage.source!r} kept {count} of its" if stage.source else f"there are {count}"
+    whose += " (see its `when`)" if stage.when else ""
     if not count:
         raise UserError(f"stage {stage.name!r} has nothing to train on: {whose} samples")
     if not isinstance(stage, Rl):
@@ -319,18 +333,18 @@ def check_enough(config: Config, samples: Sequence[Sample]) -> None:
     """`refuse_too_few` for the stages that train on the training samples themselves."""
     for stage in config.trainings:
         if stage.source is None:
-            refuse_too_few(stage, len(samples))
+            refuse_too_few(stage, sum(map(stage.takes, samples)))
 
 
 def check_lessons(config: Config, samples: Iterable[Sample], grammar: Grammar) -> None:
-    """What an sft stage imitates must exist and be writable for every sample, before the first step.
+    """What an sft stage imitates must exist and be writable for every sample it takes, before the first step.
 
     Raises:
         UserError: it does not, or is not.
     """
-    wanted = {stage.imitate for stage in config.stages if isinstance(stage, Sft) and stage.source is None}
+    stages = [stage for stage in config.stages if isinstance(stage, Sft) and stage.source is None]
     for sample in samples:
-        for imitate in sorted(wanted):
+        for imitate in sorted({stage.imitate for stage in stages if stage.takes(sample)}):
             taught = lesson(sample, imitate)
             try:
                 if isinstance(taught, Target):

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean
 
-from mmrl.algo.blindness import blind_gaps
+from mmrl.algo.describe import describe
 from mmrl.patience import count_bad_steps, refuse_bad_steps, refuse_barrenness
-from mmrl.ports import Asker, Chooser, Gate, Judge, Keeper, Learner, Program, Sampler, Source, Teller
-from mmrl.types import Finish, Group, State
+from mmrl.ports import Asker, Chooser, Foresight, Gate, Judge, Keeper, Learner, Program, Sampler, Source, Teller
+from mmrl.types import Answers, Group, Prompt, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The machinery, each behind its port."""
+    """The machinery, each behind its port; with `foresight`, steps overlap: one is learned, the next one drawn."""
 
     source: Source
     asker: Asker
@@ -47,6 +46,7 @@ class Parts:
     teller: Teller
     gate: Gate
     keeper: Keeper
+    foresight: Foresight | None = None
 
 
 @dataclass(slots=True)
@@ -81,9 +81,13 @@ def train(plan: Plan, parts: Parts, state: State) -> None:
         with clock.time("choose"):
             choice = parts.chooser.choose(gathered.groups, state)
 
-        # 5. Learn: one update, and the sampler follows.
+        # 5. Learn: one update, and the sampler follows once it has drawn the step to come, if it does so meanwhile.
+        coming = look_ahead(plan, parts, state, clock)
         with clock.time("learn"):
             learned = parts.learner.learn(choice.experiences, step=state.step)
+        with clock.time("answer"):
+            state.ahead = coming()
+        with clock.time("learn"):
             parts.sampler.sync(state.version + 1)
 
         # 6. Tell: record the step; perhaps this is the end, or time to save.
@@ -109,42 +113,38 @@ class Gathered:
 
 def gather(plan: Plan, parts: Parts, state: State, gathered: Gathered, clock: Clock) -> None:
     """One round of questions, answered and judged."""
-    # 1. Ask: the next samples become prompts.
-    with clock.time("ask"):
-        count = plan.prompts - len(state.pending)
-        samples = parts.source.take(state.cursor, count)
-        prompts = [parts.asker.ask(sample) for sample in samples]
+    ahead, state.ahead = state.ahead, None
+    if ahead is not None and parts.foresight is not None:
+        answers = parts.foresight.due(ahead, version=state.version)
+    else:
+        prompts = ask(plan, parts, state, clock)
 
-    # 2. Answer: every prompt gets a group of rollouts.
-    with clock.time("answer"):
-        answers = parts.program.answer(prompts, step=state.step, pending=state.pending)
+        # 2. Answer: every prompt gets a group of rollouts.
+        with clock.time("answer"):
+            answers = parts.program.answer(prompts, step=state.step, pending=state.pending)
 
     # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
     with clock.time("judge"):
         groups = parts.judge.judge(answers.groups, step=state.step, probes=answers.probes)
         gathered.groups += [plan.shape(group, state.step) for group in groups]
-    gathered.metrics.update({"data/skipped": float(count - len(samples)), **answers.metrics})
+    gathered.metrics.update(answers.metrics)
     gathered.rounds += 1
-    state.cursor, state.pending = state.cursor + count, answers.pending
+    state.pending = answers.pending
 
 
-def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
-    drawn = [rollout for group in groups for rollout in group.drawn]
-    failed = Counter(f"reward/{name}/{failure.fault}" for group in groups for name, failure in group.failures)
-    failed["reward/skipped"] = sum(len(group.skipped) for group in groups)
-    named: dict[str, list[float]] = {}
-    for group in groups:
-        for score in group.scores:
-            named.setdefault("reward/total", []).append(score.total)
-            named.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
-            for name, term in score.terms.items():
-                named.setdefault(f"reward/term/{name}", []).append(term.value)
-    return {
-        **{name: fmean(values) for name, values in named.items()},
-        **+failed,
-        **blind_gaps(groups),
-        "group/informative_frac": fmean(any(row) for row in advantages),
-        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
-        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
-    }
+def ask(plan: Plan, parts: Parts, state: State, clock: Clock) -> list[Prompt]:
+    """The questions of a round."""
+    # 1. Ask: the next samples become prompts.
+    with clock.time("ask"):
+        count = plan.prompts - len(state.pending)
+        samples = parts.source.take(state.cursor, count)
+        state.cursor += count
+        return [parts.asker.ask(sample) for sample in samples]
+
+
+def look_ahead(plan: Plan, parts: Parts, state: State, clock: Clock) -> Callable[[], Answers | None]:
+    """Have the first round of the step to come answered from now on; what is returned waits for it."""
+    if parts.foresight is None or state.step + 1 == plan.steps:
+        return lambda: None
+    prompts = ask(plan, parts, state, clock)
+    return parts.foresight.begin(prompts, step=state.step + 1, version=state.version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from mmrl.types import (
@@ -74,6 +74,30 @@ class Program(Protocol):
         """A group of rollouts for each prompt, in order, those `pending` from the step before first.
 
         A program may leave groups pending again, but not all of them.
+        """
+
+
+class Foresight(Protocol):
+    """Answers the first round of a step while the step before it is learned."""
+
+    def begin(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], Answers]:
+        """Begin to answer for `step`, by policy `version`; what is returned waits for all ranks' answers.
+
+        Until it has been called, nobody else may draw, and no sampler may `sync`.
+        """
+
+    def due(self, answers: Answers, *, version: int) -> Answers:
+        """This rank's part of answers from all, to be learned from at policy `version`."""
+
+
+class Tools(Protocol):
+    """Answers the calls that demonstrations make."""
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
+        """Demonstrations with what tools say to their calls, in order; and counts of the calls.
+
+        Raises:
+            UserError: a tool failed, or a response could not hold what a demonstration does.
         """
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from mmrl.ports import Judge, Learner, Program
+from mmrl.ports import Judge, Learner, Program, Tools
 from mmrl.types import Answers, Experience, Group, HeldOut, Prompt, Rollout, Sample, Score, UserError
 
 T = TypeVar("T")
@@ -78,14 +78,18 @@ class Rows(Protocol[RowT_co]):
 
 
 class Portion(Generic[RowT_co]):
-    """This rank's part of every take of an order. Cursors are those of the whole order, so ranks may come and go."""
+    """This rank's part of every take of an order. Cursors are those of the whole order, so ranks may come and go.
 
-    def __init__(self, order: Rows[RowT_co], ranks: Ranks) -> None:
-        self._order, self._ranks = order, ranks
+    A round is of `places`: what is taken fills the last of them, for the first are those of groups that wait.
+    """
+
+    def __init__(self, order: Rows[RowT_co], ranks: Ranks, places: int) -> None:
+        self._order, self._ranks, self._places = order, ranks, places
 
     def take(self, cursor: int, count: int) -> Sequence[RowT_co]:
         """This rank's part of the `count` rows that follow position `cursor`."""
-        return self._order.take(cursor, count)[share(count, self._ranks)]
+        mine, waiting = share(self._places, self._ranks), self._places - count
+        return self._order.take(cursor, count)[max(0, mine.start - waiting) : max(0, mine.stop - waiting)]
 
 
 @dataclass(slots=True)
@@ -105,26 +109,35 @@ class Homes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedProgram:
-    """Answers this rank's prompts, tells of all ranks'. A round asks `asked`; `whole` makes a sharded model whole."""
+    """Answers this rank's prompts, tells of all ranks'. A round has `places`; `whole` makes a sharded model whole."""
 
     program: Program
     ranks: Ranks
-    asked: int
+    places: int
     whole: Callable[[], AbstractContextManager[None]]
 
     def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]] = ()) -> Answers:
-        """A group of rollouts for each of this rank's prompts; groups wait where there is one rank alone.
+        """A group of rollouts for each of this rank's prompts, and of its share of what is `pending` on all of them.
+
+        What waits again waits on all. A program that looks at all ranks' rollouts is one on each of them.
 
         Raises:
             UserError: no rank has a usable sample.
         """
         with self.whole():
-            works = prompts or pending
-            answers = self.program.answer(prompts, step=step, pending=pending) if works else Answers(groups=())
-        told: Counter[str] = Counter()
-        for metrics in self.ranks.gather(dict(answers.metrics)):
-            told.update(metrics)
-        return replace(answers, metrics={**told, **_skipped(self.asked - len(pending), len(prompts), self.ranks)})
+            answers = self.program.answer(prompts, step=step, pending=pending[share(self.places, self.ranks)])
+        answers = self.told(answers, asked=self.places - len(pending), usable=len(prompts))
+        waiting = self.ranks.gather(answers.pending)
+        return replace(answers, pending=tuple(group for own in waiting for group in own))
+
+    def told(self, answers: Answers, *, asked: int, usable: int) -> Answers:
+        """This rank's answers with the metrics of all; of the round's `asked` samples, `usable` ones came to this rank.
+
+        Raises:
+            UserError: no rank has a usable sample.
+        """
+        skipped = _skipped(asked, usable, self.ranks)
+        return replace(answers, metrics={**_added(answers.metrics, self.ranks), **skipped})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +185,19 @@ class SharedLessons:
         self.homes.note([[experience.rollout.prompt for experience in own] for own in shares], step)
         skipped = _skipped(self.asked, len(experiences), self.ranks)
         return {**skipped, **self.learner.learn([one for own in shares for one in own], step=step)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTools:
+    """Answers the calls of this rank's demonstrations, tells of all ranks'."""
+
+    tools: Tools
+    ranks: Ranks
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
+        """As `Tools.complete`."""
+        whole, counts = self.tools.complete(demonstrations)
+        return whole, _added(counts, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +258,14 @@ def shared_measure(measure: Callable[[Sequence[Sample]], HeldOut], samples: Sequ
     for sample in samples:
         ordered.setdefault(sample.task, {})[sample.id] = found[sample.task][sample.id]
     return HeldOut(ordered, counts)
+
+
+def _added(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Counts of this rank and all others."""
+    added: Counter[str] = Counter()
+    for of_one in ranks.gather(dict(counts)):
+        added.update(of_one)
+    return dict(added)
 
 
 def _skipped(asked: int, usable: int, ranks: Ranks) -> dict[str, float]:

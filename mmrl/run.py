@@ -6,13 +6,11 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any
 
 from mmrl import checkpoint, loop, sft, staging
@@ -21,6 +19,7 @@ from mmrl.build import World
 from mmrl.config import Config, Loaded, changes, dump, read_settings, schema
 from mmrl.config.load import cap_steps
 from mmrl.config.schema import Rl, Sft
+from mmrl.exam.benchmarks import Benchmarks, Moment, read_benchmarks
 from mmrl.export import facts_of, write_adapter, write_model
 from mmrl.health import Watch, Watched, summary
 from mmrl.learner.agree import joined
@@ -29,12 +28,13 @@ from mmrl.log.console import Console, silent
 from mmrl.log.outcome import report
 from mmrl.log.run_dir import RunDir, refuse_another
 from mmrl.log.teller import Muted, Teller
+from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
 from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
 from mmrl.rollout.compose import compose
 from mmrl.rollout.parity import Parity, Probed
-from mmrl.stages import HeldOutGate, OpenGate, Saver, compare, summarize
+from mmrl.stages import AlsoLooking, HeldOutGate, OpenGate, Saver, Stop, compare, summarize
 from mmrl.types import HeldOut, Interrupted, Sample, State
 
 
@@ -56,7 +56,7 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
     """As `train`. The first rank alone has the run's directory, and speaks."""
     console = silent() if ranks.rank else Console()
     place = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
-    stop = _Stop(console)
+    stop = Stop(console.warn)
     try:
         with stop.caught(), ExitStack() as stack:
             ranks.once(lambda: stack.enter_context(place.locked()))
@@ -65,11 +65,17 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
                 console.say("This run is finished; delete its directory or choose another to run it again.")
                 ranks.once(lambda: report(place, console))
                 return 0
-            with nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun):
+            fresh = nullcontext() if ranks.rank else _nothing_left_behind(place, unless=has_begun)
+            with fresh, ExitStack() as opened:
+                questions = ranks.once(lambda: read_benchmarks(config, base, place.data))
                 world = World(config, base, place, console, ranks)
+                for part in (world.judge, world.workshop, world.samplers):
+                    opened.enter_context(closing(part))
+                benchmarks = Benchmarks(world, base, questions)
                 ranks.once(lambda: _introduce(place, world))
-            with closing(world.judge), closing(world.samplers):
-                _Run(world, stop).go()
+                running = opened.pop_all()
+            with running:
+                _Run(world, benchmarks, stop).go()
             ranks.once(lambda: report(place, console))
     except (Interrupted, KeyboardInterrupt) as stopped:
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped; the last checkpoint is what is saved."
@@ -95,51 +101,11 @@ def _nothing_left_behind(place: RunDir, *, unless: bool) -> Iterator[None]:
         raise
 
 
-@dataclass(slots=True)
-class _Stop:
-    """The user's wish to stop: during a stage a first signal lets the step end and saves; others stop at once."""
-
-    console: Console
-    signal: int | None = None
-
-    def caught(self) -> AbstractContextManager[None]:
-        """Inside this block SIGTERM ends what is being done as Ctrl-C does."""
-        return _handling(self._end, signal.SIGTERM)
-
-    def heeded(self) -> AbstractContextManager[None]:
-        """Inside this block a first signal lets the step end and saves."""
-        return _handling(self._note, signal.SIGINT, signal.SIGTERM)
-
-    def wanted(self) -> bool:
-        """Whether a signal has come."""
-        return self.signal is not None
-
-    def _end(self, which: int, _frame: FrameType | None) -> None:
-        self.signal = which
-        raise KeyboardInterrupt
-
-    def _note(self, which: int, _frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = which
-        self.console.warn("Stopping: the step in progress is finished and saved. Once more to stop at once.")
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
-    kept = {which: signal.signal(which, handler) for which in signals}
-    try:
-        yield
-    finally:
-        for which, before in kept.items():
-            signal.signal(which, before)
-
-
 class _Run:
     """One run, wherever it stands."""
 
-    def __init__(self, world: World, stop: _Stop) -> None:
-        self._world, self._stop = world, stop
+    def __init__(self, world: World, benchmarks: Benchmarks, stop: Stop) -> None:
+        self._world, self._benchmarks, self._stop = world, benchmarks, stop
         self._config, self._dir, self._console = world.config, world.run_dir, world.console
         self._ranks, self._homes = world.ranks, Homes()
         self._evaluator = world.evaluator()
@@ -188,7 +154,9 @@ class _Run:
                 with self._teller.stage(stage.name, stage.steps, state.step), world.source(stage, state) as source:
                     if state.stage == self._subject:
                         self._measure("before")
+                    self._take("before", state)
                     self._train(stage, source)
+                    self._take("after", state)
                 why = ", its goal reached" if state.stage_done else ""
                 self._console.say(f"Stage {stage.name} ended after {state.step} steps{why}.")
         if isinstance(stage, Rl) and stage.history:
@@ -246,22 +214,24 @@ class _Run:
                 teller=self._teller,
                 gate=self._gate(stage),
                 keeper=keeper,
+                tools=world.tools(stage),
             )
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
+        program = SharedProgram(
+            program=compose(stage.program, world.kit(stage, sampler)),
+            ranks=self._ranks,
+            places=stage.places,
+            whole=world.samplers.whole,
+        )
         watch = Watch(stage.health, self._console.warn)
         loop.train(
             self._plan(stage),
             loop.Parts(
                 source=source,
                 asker=world.processor,
-                program=SharedProgram(
-                    program=compose(stage.program, world.kit(stage, sampler)),
-                    ranks=self._ranks,
-                    asked=stage.prompts_in_flight,
-                    whole=world.samplers.whole,
-                ),
+                program=program,
                 sampler=sampler,
                 judge=SharedJudge(inner=world.judge, ranks=self._ranks, homes=self._homes),
                 chooser=world.chooser(stage, self._homes),
@@ -269,6 +239,7 @@ class _Run:
                 teller=Watched(self._teller, watch),
                 gate=self._gate(stage),
                 keeper=keeper,
+                foresight=Overlap(shared=program, thread=world.samplers.thread) if stage.overlap else None,
             ),
             state,
         )
@@ -277,7 +248,7 @@ class _Run:
     def _sampler(self, stage: Rl) -> Sampler:
         """Who draws the stage's rollouts, with the weights of this moment, and probed."""
         world, state, options = self._world, self._state, self._config.rollout
-        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version)
+        sampler = world.samplers.sampler(self._config.run.seed, stage.name, version=state.version, apart=stage.overlap)
         world.samplers.follow(state.version)
         if options.engine == "hf" and not options.parity.every:
             return sampler
@@ -298,18 +269,23 @@ class _Run:
     def _plan(self, stage: Rl) -> loop.Plan:
         return loop.Plan(
             steps=stage.steps,
-            prompts=stage.prompts_in_flight,
+            prompts=stage.places,
             shape=partial(shaped, terms=self._world.group_terms),
             max_barren_steps=stage.max_barren_steps,
             max_bad_steps=stage.max_bad_steps,
         )
 
     def _gate(self, stage: Sft | Rl) -> Gate:
-        if stage.validation is None:
-            return OpenGate()
-        return HeldOutGate(
-            partial(self._held_out, self._world.samples.validation), self._note_validation, stage.validation
-        )
+        gate: Gate = OpenGate()
+        if stage.validation is not None:
+            look = partial(self._held_out, self._world.samples.validation)
+            gate = HeldOutGate(look, self._note_validation, stage.validation)
+        return AlsoLooking(partial(self._take, "step"), gate)
+
+    def _take(self, moment: Moment, state: State) -> None:
+        """The benchmarks that are due."""
+        if metrics := self._benchmarks.take(state, moment):
+            self._teller.record(state, metrics)
 
     def _note_validation(self, state: State, means: Mapping[str, float], counts: Mapping[str, float]) -> None:
         self._teller.record(state, {f"validation/{name}": value for name, value in {**means, **counts}.items()})

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
 from mmrl import checkpoint
 from mmrl.config import Config, Exam
-from mmrl.config.schema import ContinueWith, Evaluation, Rl, Sample, Sampling, Step
+from mmrl.config.schema import ContinueWith, Evaluation, Rl, Sample, Sampling, Step, UseTools
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.adapters import Adapter, without_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.threads import set_out
 from mmrl.ports import Learner, Sampler
 from mmrl.ranks import Ranks
+from mmrl.rollout.copied import Copied
 from mmrl.rollout.engine import Engine, EngineSampler, Publisher, Resting
 from mmrl.rollout.hf import HfSampler
-from mmrl.rollout.shared import FedByFirst
+from mmrl.rollout.shared import FedByFirst, Remembering
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import Weights
 from mmrl.types import SamplingLaw, UserError
+
+_WORDS = 100  # bytes, at most, of what stands beside each thing that a tool shows
 
 
 class Samplers:
@@ -36,28 +43,38 @@ class Samplers:
         adapter: Adapter | None,
         run_dir: RunDir,
         ranks: Ranks,
+        warn: Callable[[str], None],
     ) -> None:
-        """Start the engine. It begins with the model that the policy began with, and gets `weights` before it draws.
+        """Start the engine. It begins with the model that the policy began with, and gets `weights` before it draws;
+        `warn` is told when it had to be started again.
 
         Raises:
             UserError: it does not start.
         """
         self._config, self._policy, self._processor = config, policy, processor
-        self._weights, self._adapter, self._ranks = weights, adapter, ranks
+        self._weights, self._adapter, self._ranks, self._warn = weights, adapter, ranks, warn
+        self._copy = run_dir.engine / "model"  # transformers writes on the first rank alone
         self._place = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
+        self._overlaps = isinstance(config, Config) and config.overlaps
+        self._thread: ThreadPoolExecutor | None = None
         self._publisher: Publisher | None = None
         if config.rollout.engine != "hf":
+            self._longest = longest_sequence(config, policy)
             self._publisher = Publisher(self._start(), self._push)
 
     def whole(self) -> AbstractContextManager[None]:
         """Within this block the policy may be asked for rollouts, if it is the one that draws them."""
         return nullcontext() if self._publisher else self._policy.whole()
 
-    def sampler(self, *salt: str | int, version: int = 0) -> Sampler:
-        """A sampler whose random numbers derive from `salt`; `follow` before it draws."""
+    def sampler(self, *salt: str | int, version: int = 0, apart: bool = False) -> Sampler:
+        """A sampler whose random numbers derive from `salt`; `follow` before it draws.
+
+        One `apart` may draw in `thread` while the learner learns.
+        """
         if self._publisher is None:
-            return HfSampler(self._policy, self._processor, salt=salt, version=version)
-        return EngineSampler(self._publisher, self._processor, salt=salt, version=version)
+            draws_by = partial(HfSampler, processor=self._processor, salt=salt, version=version)
+            return Copied(self._policy, draws_by) if apart else draws_by(self._policy)
+        return EngineSampler(self._publisher, self._processor, longest=self._longest, salt=salt, version=version)
 
     def follow(self, version: int) -> None:
         """Give the engine the policy's weights, unless it has them. Raises as `Engine.load`."""
@@ -68,10 +85,23 @@ class Samplers:
         """The learner, while whose steps an engine on the same device rests."""
         return learner if self._publisher is None else Resting(learner, self._publisher.engine)
 
+    @property
+    def thread(self) -> Executor:
+        """Where rollouts may be drawn while the learner learns.
+
+        There is one as long as there is an engine: a server that it started again would end with it.
+        """
+        if self._thread is None:
+            as_here = partial(set_out, self._policy.device, torch.get_num_threads())
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=as_here)
+        return self._thread
+
     def close(self) -> None:
-        """End the engine."""
+        """End the engine, and what it is drawing."""
         if self._publisher is not None:
             self._publisher.engine.close()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
 
     def _start(self) -> Engine:
         options, model = self._config.rollout, self._model()
@@ -79,14 +109,16 @@ class Samplers:
         arguments = engine_arguments(
             options.vllm,
             dtype=self._config.model.dtype,
-            longest=longest_sequence(self._config, self._policy),
+            longest=self._longest,
             cuda=cuda,
             lora=self._config.model.lora if self._sends_adapters else None,
         )
         if options.engine == "vllm":
             from mmrl.rollout.vllm import VllmEngine
 
-            return VllmEngine(model, self._processor, arguments, cuda=cuda)
+            # What the ranks give an engine they give together, and no other knows that one has failed.
+            restarts = options.vllm.restarts if self._ranks.size == 1 else 0
+            return VllmEngine(model, self._processor, arguments, cuda=cuda, restarts=restarts, warn=self._warn)
         from mmrl.rollout.vllm_server import ServerEngine, replicas
 
         if self._ranks.size > 1 and not options.server.urls:
@@ -95,16 +127,18 @@ class Samplers:
                 "as docs/vllm.md says, and name them in rollout.server.urls"
             )
         servers = replicas(model, arguments, options.server, self._place)
-        engine = ServerEngine(servers, self._processor, spread=options.vllm.tensor_parallel)
-        return FedByFirst(engine, self._ranks) if self._ranks.size > 1 else engine
+        engine = ServerEngine(servers, self._processor, spread=options.vllm.tensor_parallel, warn=self._warn)
+        if self._ranks.size > 1:  # servers that are not ours, which nobody starts again
+            return FedByFirst(engine, self._ranks)
+        return Remembering(engine) if self._overlaps else engine
 
     def _model(self) -> str:
         """Where the engine finds the model: where the policy came from, or a copy of one made from scratch."""
         if self._config.model.path is not None:
             return self._config.model.path
         bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
-        checkpoint.export_hf(self._place / "model", bare, self._processor.hf)
-        return str(self._place / "model")
+        self._ranks.once(lambda: checkpoint.export_hf(self._copy, bare, self._processor.hf))
+        return str(self._copy)
 
     @property
     def _sends_adapters(self) -> bool:
@@ -145,10 +179,14 @@ def longest_response(config: Config | Exam) -> int:
 
 
 def _added(step: Step) -> int:
-    """Tokens that a step of a rollout program may add to a response; a token is a byte at least."""
-    if not isinstance(step, ContinueWith):
-        return 0
-    return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
+    """Tokens that a step of a rollout program may add to a response; a token is a byte at least, a character four."""
+    match step:
+        case ContinueWith():
+            return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
+        case UseTools():
+            marks = len(step.before.encode()) + len(step.after.encode())
+            return step.max_tokens + marks + 4 * step.max_chars + _WORDS * (1 + step.max_views)
+    return 0
 
 
 def longest_sequence(config: Config | Exam, policy: Policy) -> int:

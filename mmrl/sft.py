@@ -12,7 +12,7 @@ from mmrl.algo.seeds import derive
 from mmrl.config.schema import Sft
 from mmrl.loop import Clock
 from mmrl.patience import count_bad_steps, refuse_bad_steps
-from mmrl.ports import Asker, Gate, Keeper, Learner, Source, Teller
+from mmrl.ports import Asker, Gate, Keeper, Learner, Source, Teller, Tools
 from mmrl.types import Experience, Group, Rollout, Sample, Score, State, Target, UserError
 
 Imitated = Literal["label", "target", "response"]
@@ -48,7 +48,7 @@ def plan_of(stage: Sft, seed: int) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The machinery, each behind its port."""
+    """The machinery, each behind its port; `tools` answer the calls of demonstrations, where any are to be answered."""
 
     source: Source
     asker: Asker
@@ -56,24 +56,27 @@ class Parts:
     teller: Teller
     gate: Gate
     keeper: Keeper
+    tools: Tools | None = None
 
 
 def train(plan: Plan, parts: Parts, state: State) -> None:
     """Run a stage from wherever `state` stands to its end.
 
     Raises:
-        UserError: a sample has no label to imitate, or `max_bad_steps` steps in a row had no finite gradient.
+        UserError: a sample has no label to imitate, a call in one cannot be answered, or `max_bad_steps` steps in a
+            row had no finite gradient.
     """
     while state.step < plan.steps and not state.stage_done:
         clock = Clock()
         with clock.time("ask"):
             samples = parts.source.take(state.cursor, plan.batch_size)
-            rollouts = [_demonstration(plan, parts.asker, sample, state.step) for sample in samples]
+            rollouts: Sequence[Rollout] = [_demonstration(plan, parts.asker, each, state.step) for each in samples]
+            rollouts, told = parts.tools.complete(rollouts) if parts.tools else (rollouts, {})
         with clock.time("learn"):
             learned = parts.learner.learn([Experience(rollout=r, advantage=0.0) for r in rollouts], step=state.step)
         state.step, state.cursor, state.version = state.step + 1, state.cursor + plan.batch_size, state.version + 1
         skipped = {"data/skipped": float(plan.batch_size - len(samples))}
-        parts.teller.tell(state, {**skipped, **learned}, clock.seconds)
+        parts.teller.tell(state, {**skipped, **told, **learned}, clock.seconds)
         count_bad_steps(state, learned)
         if state.bad_steps:
             kept = parts.teller.show(state, *_unscored(rollouts), at_all_events=True)

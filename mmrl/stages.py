@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import fmean
+from types import FrameType
 from typing import Any, Protocol
 
 from mmrl.config.schema import Validation
 from mmrl.evaluate import Mean, mean, rise
+from mmrl.ports import Gate
 from mmrl.types import HeldOut, Interrupted, State
 
 Rewards = Mapping[str, Mapping[str, float]]
@@ -81,6 +85,18 @@ class HeldOutGate:
         return goal is not None and overall >= goal and (goal_each is None or min(means.values()) >= goal_each)
 
 
+class AlsoLooking:
+    """A gate before which `look` is called after every step; it looks when something is due."""
+
+    def __init__(self, look: Callable[[State], None], gate: Gate) -> None:
+        self._look, self._gate = look, gate
+
+    def passed(self, state: State) -> bool:
+        """Look, then as the gate says."""
+        self._look(state)
+        return self._gate.passed(state)
+
+
 class OpenGate:
     """Never ends a stage early."""
 
@@ -120,3 +136,43 @@ class Saver:
             if self._stop_wanted():  # perhaps only while it was saved
                 self._shelf.settle()
                 raise Interrupted
+
+
+@dataclass(slots=True)
+class Stop:
+    """The user's wish to stop: during a stage a first signal lets the step end and saves; others stop at once."""
+
+    warn: Callable[[str], None]
+    signal: int | None = None
+
+    def caught(self) -> AbstractContextManager[None]:
+        """Inside this block SIGTERM ends what is being done as Ctrl-C does."""
+        return _handling(self._end, signal.SIGTERM)
+
+    def heeded(self) -> AbstractContextManager[None]:
+        """Inside this block a first signal lets the step end and saves."""
+        return _handling(self._note, signal.SIGINT, signal.SIGTERM)
+
+    def wanted(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    def _end(self, which: int, _frame: FrameType | None) -> None:
+        self.signal = which
+        raise KeyboardInterrupt
+
+    def _note(self, which: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = which
+        self.warn("Stopping: the step in progress is finished and saved. Once more to stop at once.")
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
+    kept = {which: signal.signal(which, handler) for which in signals}
+    try:
+        yield
+    finally:
+        for which, before in kept.items():
+            signal.signal(which, before)

@@ -16,7 +16,7 @@ from mmrl.types import State
 
 def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop_wanted: Callable[[], bool]) -> None:
     """Write the rollouts of the policy as it is; raises as `mmrl.sample.sample`."""
-    asked = world.supply.samples_of(stage.source)
+    asked = world.supply.samples_of(stage)
     asked = asked if stage.steps is None else asked[: stage.steps * stage.prompts_per_step]
     plan = sample.Plan(
         samples=asked,
@@ -31,7 +31,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
         program=SharedProgram(
             program=compose(stage.program, world.kit(stage, sampler)),
             ranks=world.ranks,
-            asked=stage.prompts_per_step,
+            places=stage.prompts_per_step,
             whole=world.samplers.whole,
         ),
         judge=SharedJudge(inner=world.judge, ranks=world.ranks, homes=Homes()),
@@ -48,7 +48,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
 
 def keep_history(stage: Rl, world: World, state: State) -> None:
     """Write how the stage's samples fared; raises UserError where that cannot be written."""
-    table, samples = world.run_dir.outputs / f"{stage.name}.jsonl", world.supply.samples_of(stage.source)
+    table, samples = world.run_dir.outputs / f"{stage.name}.jsonl", world.supply.samples_of(stage)
     world.ranks.once(lambda: write_history(table, samples, state.history))
 
 

@@ -50,7 +50,7 @@ class Supply:
             if data.workers:
                 workers = stack.enter_context(closing(Workers(afresh.encode, data.workers, name=_called)))
             yield Ahead(
-                Portion(self.order(stage, state), ranks),
+                Portion(self.order(stage, state), ranks, stage.places),
                 self._processor,
                 workers,
                 skip=data.bad_sample == "skip",
@@ -59,10 +59,11 @@ class Supply:
                 warn=console.warn,
             )
 
-    def samples_of(self, source: str | None) -> tuple[Sample, ...]:
-        """The training samples, or those that the stage `source` chose."""
+    def samples_of(self, stage: Sft | Rl | schema.Sample) -> tuple[Sample, ...]:
+        """The training samples, or those that the stage's `source` chose, as far as the stage takes them."""
         train = self._samples.train
-        return train if source is None else chosen(self._outputs / f"{source}.jsonl", train)
+        samples = train if stage.source is None else chosen(self._outputs / f"{stage.source}.jsonl", train)
+        return tuple(sample for sample in samples if stage.takes(sample))
 
     def order(self, stage: Sft | Rl, state: State) -> Order:
         """The order that a stage asks for, over its own samples.
@@ -76,8 +77,8 @@ class Supply:
             sources = [self._order_of(origin, apart) for origin in range(len(self._config.data.train))]
             return scheduled(sources, order, per_step=stage.asked_per_step, seed=seed)
         if isinstance(order, schema.Shuffled) and stage.source is None and stage.repeat_to is None:
-            return self._all_shuffled(apart)
-        samples = repeated(self.samples_of(stage.source), stage.repeat_to)
+            return self._all_shuffled(stage, apart)
+        samples = repeated(self.samples_of(stage), stage.repeat_to)
         refuse_too_few(stage, len(samples))
         match order:
             case schema.Shuffled():
@@ -91,12 +92,12 @@ class Supply:
                 orders = [Shuffled(part, derive(seed, "phase", k), apart=apart) for k, part in enumerate(parts)]
                 return Phased(orders, phases, state)
 
-    def _all_shuffled(self, apart: int) -> Order:
+    def _all_shuffled(self, stage: Sft | Rl, apart: int) -> Order:
         """Every sample once per epoch; with weights, sources in their shares; streams as they come."""
         data, seed = self._config.data, self._config.run.seed
         weights = [origin.weight for origin in data.train if origin.weight is not None]
         if not data.stream and not weights:
-            return Shuffled(self._samples.train, seed, apart=apart)
+            return Shuffled(self.samples_of(stage), seed, apart=apart)
         orders = [self._order_of(origin, apart) for origin in range(len(data.train))]
         return fixed(orders, weights, seed) if weights else orders[0]
 

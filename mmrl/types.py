@@ -501,6 +501,7 @@ class State:
     `phase` and what follows it is where a curriculum stands: the ends that were settled by a plateau, and the rewards
     of the steps since the phase began.
     `memory` is what may be replayed, oldest first; `carried` groups passed the filter and wait for the next step.
+    `ahead` is the first round of the step to come, answered while the last one was learned.
     """
 
     stage: int = 0
@@ -512,6 +513,7 @@ class State:
     stage_done: bool = False
     metrics_bytes: int = 0
     pending: tuple[tuple[Rollout, ...], ...] = ()
+    ahead: Answers | None = None
     evals: dict[str, dict[str, Any]] = field(default_factory=dict)
     step_start: int = 0
     history: dict[str, list[Visit]] = field(default_factory=dict)

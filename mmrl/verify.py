@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 
 from mmrl.types import UserError
 
-_COMPARED = ("metrics.jsonl", "summary.json", "rollouts/*", "checkpoints/*/*", "model/*", "adapter/*")
+_FOLDERS = ("rollouts", "checkpoints/*", "bench/*/*", "model", "adapter")
+_COMPARED = ("metrics.jsonl", "summary.json", *(f"{name}/*" for name in _FOLDERS))
 _POLL_S = 0.002
 _TAIL = 2000
 

@@ -5,6 +5,7 @@ too big. Each check takes source text, and the tests at the end prove that each 
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ FLOORS = {
     4: ("intake", "supply", "samplers", "scoring", "build", "doctor", "run", "staging", "catalogue", "export", "exam"),
     3: (
         *("loop", "sft", "sample", "select", "evaluate", "stages", "policy", "rollout", "learner", "log", "checkpoint"),
-        *("lint", "card", "verify"),
+        *("lint", "card", "verify", "overlap"),
     ),
     2: ("score", "algo", "batch", "media", "attacks", "health", "patience", "bench", "ranks", "outputs"),
     1: ("ports", "answer", "codec", "config", "files", "options", "plugins", "mmrl_rewards", "mmrl_datasets"),
@@ -40,6 +41,7 @@ SIDEWAYS = {
     ("run", "staging"),
     ("staging", "build"),
     ("run", "export"),
+    ("run", "exam"),
     ("export", "build"),
     ("exam", "build"),
     ("exam", "catalogue"),
@@ -291,6 +293,13 @@ def test_the_check_sees_the_code():
 def test_nothing_shadows_hugging_face_datasets():
     assert not (ROOT / "datasets" / "__init__.py").exists()
     assert not (ROOT / "rewards" / "__init__.py").exists()
+
+
+def test_every_package_is_shipped():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    shipped = [path for path in FILES if path.endswith("__init__.py")]
+    found = {".".join(Path(path).parts[not path.startswith("mmrl/") : -1]) for path in shipped}
+    assert sorted(listed) == sorted(found)
 
 
 def test_light_rooms_load_no_heavy_library():

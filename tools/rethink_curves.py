@@ -5,7 +5,8 @@
 For each seed a cold start (configs/rethink_cold.yaml), and from it configs/rethink.yaml as it is and with rollouts that
 are generated alone. Every run is an ordinary `mmrl train`; runs that are finished are read, not repeated.
 
-Evaluation makes every response go on, so one run shows both: drafts that are right, and second looks that are.
+Evaluation makes every response go on, so one run shows both: drafts that are right, and second looks that are. Runs
+are compared on second looks, paired over the same held-out samples.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
+
+from mmrl import checkpoint
+from mmrl.evaluate import rise
+from mmrl.log.run_dir import RunDir
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.program=[{kind: generate}]",), "rethink": ()}
@@ -50,6 +55,15 @@ def trained(config: str, folder: Path, *overrides: str) -> Held:
     return held([record for record in records if SEEN + "attempted" in record][-1], task["n"])
 
 
+def seconds(folder: Path) -> Mapping[str, float]:
+    """What the second look at each test sample earned at the end of a run."""
+    saved = checkpoint.latest(RunDir(folder).checkpoints, print)
+    if saved is None:
+        sys.exit(f"{folder}: no checkpoint; delete the folder, and it is trained anew")
+    ((_, rewards),) = checkpoint.load_state(saved).evals["after"].items()
+    return dict(rewards)
+
+
 def mean_row(arm: str, results: Sequence[Held]) -> str:
     """Mean over seeds, with the deviation from seed to seed."""
     spreads = [f"{fmean(values):.3f} ± {stdev(values):.3f}" for values in zip(*results, strict=True)]
@@ -76,6 +90,11 @@ def main() -> None:
             print(f"| {arm} | {seed} | {' | '.join(f'{value:.3f}' for value in one)} |")
         if len(of_arm) > 1:
             print(mean_row(arm, of_arm))
+    print("\n| after a second look | seed | difference [95 %, paired] |\n|---|---|---|")
+    for other in ("plain", "cold"):
+        for seed in options.seeds:
+            gap = rise(*(seconds(options.out / f"{arm}-{seed}") for arm in (other, "rethink")))
+            print(f"| rethink - {other} | {seed} | {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] |")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from mmrl.types import Part, Place, Reject, Sample
+from mmrl.answer.calls import last_call
+from mmrl.types import ImageRef, Part, Place, Reject, Sample
 from mmrl_datasets.columns import Column, columns_of, needed, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, shown
 from mmrl_datasets.mapping import Fields, Forms, Mark, Source, forms, identity, interleaved, marked, others
@@ -19,7 +20,10 @@ SPEAKERS: Final[Mapping[object, str]] = {
     "user": "user",
     "gpt": "assistant",
     "assistant": "assistant",
+    "tool": "tool",
+    "observation": "tool",
 }
+Exchange = Literal["only", "first", "calls"]
 Turn = tuple[str, object]  # who speaks, and what
 
 
@@ -32,7 +36,7 @@ def rows(
     kind: str,
     frame: str | None = None,
     corners: Corners = "xyxy",
-    exchange: Literal["only", "first"] = "only",
+    exchange: Exchange = "only",
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
@@ -45,13 +49,16 @@ def rows(
             that type without a value, takes the next. The answer is the assistant's first turn, unless a column is
             named for it. Also id, start, end, label, thought and medium.
         exchange: what is read of a conversation: `only` rejects those with a second question, `first` cuts them there.
+            With `calls` they go on behind calls of tools, and all that the assistant says becomes the sample's
+            response, for an sft stage whose `program` has these tools. What answered the calls is left out, with its
+            pictures, the last of their column: the tools answer anew. The answer needs a column.
 
     A system turn tells how to answer, which is the config's business: it goes into `meta`.
 
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
-    roles = columns_of(columns, ROLES, ("turns",))
+    roles = columns_of(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
     files = media_files(place, media_root, path)
     answers = forms(kind, frame, corners)
     source = Source(path=path, split=split, task=task, limit=limit)
@@ -62,26 +69,28 @@ def rows(
     )
 
 
-def _fields(cells: Cells, roles: Mapping[str, Column], answers: Forms, files: MediaFiles, exchange: str) -> Fields:
-    system, question, reply = _exchange(_turns(roles["turns"].of(cells)), exchange)
+def _fields(cells: Cells, roles: Mapping[str, Column], answers: Forms, files: MediaFiles, exchange: Exchange) -> Fields:
+    talk = _talk(_turns(roles["turns"].of(cells)), exchange)
     if "answer" in roles:
         answer = roles["answer"].of(cells)
-    elif reply is None:
+    elif talk.reply is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
-        answer = _said(reply)
+        answer = _said(talk.reply)
     given = {role: optional(cells, roles.get(role)) for role in ROLES}
-    images = files.images(given["images"])
+    pieces = _pieces(talk.question, files)
+    images = _before_tools(files.images(given["images"]), pieces, talk.heard)
     videos = files.videos(given["videos"], clip(given["start"], given["end"]))
     return Fields(
-        parts=interleaved(_pieces(question, files), images, videos),
+        parts=interleaved(pieces, images, videos),
         form=answers.of(cells),
         answer=answer,
         name=identity(roles["id"].of(cells)) if "id" in roles else None,
         label=given["label"],
         thought=given["thought"],
+        response=talk.response,
         medium=given["medium"],
-        meta=others(cells, roles.values()) | ({} if system is None else {"system": _said(system)}),
+        meta=others(cells, roles.values()) | ({} if talk.system is None else {"system": _said(talk.system)}),
     )
 
 
@@ -100,18 +109,78 @@ def _turn(entry: object) -> Turn:
     raise BadRowError(f"a turn must have from and value, or role and content; is {shown(entry)}")
 
 
-def _exchange(turns: list[Turn], exchange: str) -> tuple[object | None, object, object | None]:
-    """What the system says, the question and the reply; the first and the last may be missing."""
+class _Talk(NamedTuple):
+    """What is read of a conversation: what the system says, the question and the reply, of which the first and the
+    last may be missing; or the whole response, and what was `heard` in answer to its calls.
+    """
+
+    system: object | None
+    question: object
+    reply: object | None = None
+    response: str | None = None
+    heard: Sequence[object] = ()
+
+
+def _talk(turns: list[Turn], exchange: Exchange) -> _Talk:
     system = turns[0][1] if turns and turns[0][0] == "system" else None
     talk = turns if system is None else turns[1:]
     if not talk:
         raise BadRowError("the conversation holds no question")
-    for (speaker, _), expected in zip(talk, ("user", "assistant") * len(talk), strict=False):
-        if speaker != expected:
+    for place, (speaker, _) in enumerate(talk):
+        expected = "assistant" if place % 2 else "user"
+        if speaker != expected and not (speaker == "tool" and exchange == "calls" and place and not place % 2):
             raise BadRowError(f"the {speaker} speaks where the {expected} should")
+    if exchange == "calls":
+        return _Talk(system, talk[0][1], None, _response(talk[1:]), [content for _, content in talk[2::2]])
     if len(talk) > 2 and exchange == "only":
         raise BadRowError(f"the conversation goes on after the answer: {len(talk)} turns; `exchange: first` cuts it")
-    return system, talk[0][1], talk[1][1] if len(talk) > 1 else None
+    return _Talk(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
+
+
+def _response(turns: Sequence[Turn]) -> str:
+    """All that the assistant says."""
+    if not len(turns) % 2:
+        raise BadRowError("the assistant does not have the last word; complete the conversation")
+    said = [
+        text(_said(content), f"turn {2 * number} of the conversation")
+        for number, (_, content) in enumerate(turns[::2], 1)
+    ]
+    for number, turn in enumerate(said[:-1], 1):
+        if last_call(turn) is None:
+            raise BadRowError(
+                f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it goes on"
+            )
+    return "".join(said)
+
+
+def _before_tools(
+    images: Sequence[ImageRef], pieces: Sequence[Part | Mark], heard: Sequence[object]
+) -> Sequence[ImageRef]:
+    """The pictures of a column without those that tools showed."""
+    own, shown = sum(map(_is_place, pieces)), sum(map(_places, heard))
+    if not shown or (own and len(images) == own):
+        return images
+    if len(images) <= shown:
+        raise BadRowError(f"tools show {shown} pictures in this conversation, and there are {len(images)} in all")
+    return images[:-shown]
+
+
+def _places(content: object) -> int:
+    """Places for pictures of a column in what a tool said."""
+    match content:
+        case str():
+            return sum(map(_is_place, marked(content)))
+        case [*entries]:
+            return sum(map(_places, entries))
+        case {"type": "text", "text": str(said)}:
+            return _places(said)
+        case {"type": "image", **rest}:
+            return rest.get("image") is None
+    return 0
+
+
+def _is_place(piece: Part | Mark) -> bool:
+    return isinstance(piece, Mark) and piece.kind == "image"
 
 
 def _said(content: object) -> object:

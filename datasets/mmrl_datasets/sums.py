@@ -1,7 +1,8 @@
 """Handwritten digits and their sum: hard to say at a glance, easier with the digits spelled out first.
 
 Demonstrations are those of an annotator who sometimes looks twice: an answer, then the words of a second look, the
-digits as thinking, and the answer that counts. They are whole responses, for `imitate: response`.
+digits as thinking, and the answer that counts; or, out of laziness, the first answer once more. They are whole
+responses, for `imitate: response`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def adding(
     background: float = 0.15,
     second_look: float = 0.0,
     slip: float = 0.5,
+    lazy: float = 0.0,
     words: str = "\n\nWait, let me check.",
     seed: int | None = None,
 ) -> Iterator[Sample]:
@@ -44,6 +46,7 @@ def adding(
         background: how strongly a real texture shows behind, 0 to 1.
         second_look: chance that the annotator looks twice.
         slip: chance that the first of two answers is wrong, by 1 to 3.
+        lazy: chance that the second of two answers is the first again, without a look.
         words: what stands between the two.
         seed: fixes the samples whatever the run's seed, which is taken when None.
 
@@ -51,7 +54,7 @@ def adding(
         UserError: an option is out of range.
     """
     part = as_split(split)
-    check_fractions(background=background, second_look=second_look, slip=slip)
+    check_fractions(background=background, second_look=second_look, slip=slip, lazy=lazy)
     check_least(1, size=size, length=length)
     check_least(12 * length, image_px=image_px)
     scenery = textures(part, image_px)
@@ -65,20 +68,26 @@ def adding(
             canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
         numbers = [int(values[pick]) for pick in picks]
         total = sum(numbers)
-        wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
-        first = wrong if dice.label.random() < slip else total
-        twice = bool(dice.label.random() < second_look)
+        first = _at_a_glance(dice, total, slip)
+        twice, looks = bool(dice.label.random() < second_look), bool(dice.label.random() >= lazy)
         return Draft(
             parts=(canvas, either(dice.layout, "Add the digits.", "What do the digits add up to?")),
             target=_sum(total),
             meta={
                 "things": things_meta([Thing(str(n), box) for n, box in zip(numbers, boxes, strict=True)]),
                 "first": first if twice else None,
+                "looks": twice and looks,
             },
         )
 
     for sample in samples(place, "add", part, draw, size=size, seed=seed):
         yield replace(sample, response=_response(sample, words))
+
+
+def _at_a_glance(dice: Dice, total: int, slip: float) -> int:
+    """The sum, or by chance `slip` one that is wrong by 1 to 3."""
+    wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
+    return wrong if dice.label.random() < slip else total
 
 
 def _response(sample: Sample, words: str) -> str:
@@ -87,7 +96,8 @@ def _response(sample: Sample, words: str) -> str:
     if first is None:
         return GRAMMAR.render(sample.target)
     thought = " + ".join(thing["name"] for thing in sample.meta["things"])
-    return GRAMMAR.render(_sum(first)) + words + GRAMMAR.render(sample.target, thought)
+    second = GRAMMAR.render(sample.target, thought) if sample.meta["looks"] else GRAMMAR.render(_sum(first))
+    return GRAMMAR.render(_sum(first)) + words + second
 
 
 def _sum(value: int) -> Target:

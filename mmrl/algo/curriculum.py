@@ -48,7 +48,7 @@ class Prioritised:
     """Every step draws without replacement, in proportion to weights that follow from each sample's last visit.
 
     Weighted sampling by exponential clocks (Efraimidis and Spirakis, 2006): the sample with the least E / w comes
-    first, E drawn from the standard exponential distribution, seeded by the step.
+    first, E drawn from the standard exponential distribution, seeded by the position where the step begins.
     """
 
     def __init__(self, samples: Sequence[Sample], options: Priority, state: State, seed: int) -> None:
@@ -57,7 +57,7 @@ class Prioritised:
     def take(self, cursor: int, count: int) -> list[Row]:
         """The `count` samples that follow position `cursor` of this step; drawn twice only once all were drawn."""
         start = cursor - self._state.step_start
-        rng = random.Random(derive(self._seed, "priority", self._state.step))
+        rng = random.Random(derive(self._seed, "priority", self._state.step_start))
         clocks = [(-log(1.0 - rng.random()) / self._weight(sample), k) for k, sample in enumerate(self._samples)]
         first = heapq.nsmallest(start + count, clocks)
         return [self._samples[first[place % len(first)][1]] for place in range(start, start + count)]

@@ -12,13 +12,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
 
 from mmrl.config.schema import GroupTerm
-from mmrl.types import Group, Kind, Rollout, Score, Term, UserError
+from mmrl.types import Author, Group, Kind, Rollout, Score, Term, UserError
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -165,6 +166,44 @@ def self_vote(group: Group, *, share: Share = 0.0) -> tuple[Term, ...]:
     elected = ranked[0][0] if ranked and not tied and ranked[0][1] >= share * len(ballots) else None
     reason = "no majority" if elected is None else f"{ranked[0][1]} of {len(ballots)} say {elected:.40}"
     return tuple(Term(float(elected is not None and ballot == elected), reason) for ballot in ballots)
+
+
+def looked(group: Group, *, correct: Names, threshold: float = 1.0) -> tuple[Term, ...]:
+    """1 for a right response that a tool showed a picture or video, else 0.
+
+    Source: the conditional tool reward of DeepEyes (arXiv:2505.14362). Departures: none; the code's weight is 1.2.
+    """
+    right = _right(group, correct, threshold)
+    return tuple(
+        Term(float(ok and bool(rollout.views)), f"{len(rollout.views)} pictures or videos shown")
+        for rollout, ok in zip(group.rollouts, right, strict=True)
+    )
+
+
+def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3) -> tuple[Term, ...]:
+    """max(0, target - s) / s for a response that called a tool, s being the share of the group that did; 0 for others.
+
+    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for pictures and 0.25 / 1.5 for videos.
+    Departures: a call counts once a tool has answered it.
+    """
+    calls = [_calls(rollout) for rollout in group.rollouts]
+    share = fmean(count > 0 for count in calls)
+    bonus = max(0.0, target - share) / share if share else 0.0
+    return tuple(Term(bonus if count else 0.0, f"{count} calls, {share:.0%} of the group called") for count in calls)
+
+
+def spare_calls(group: Group, *, free: Count = 1) -> tuple[Term, ...]:
+    """-1 for every call of a tool beyond `free`.
+
+    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: as for `curiosity`.
+    """
+    calls = [_calls(rollout) for rollout in group.rollouts]
+    return tuple(Term(float(min(0, free - count)), f"{count} calls, {free} free") for count in calls)
+
+
+def _calls(rollout: Rollout) -> int:
+    """Calls that a tool answered, with words of refusal perhaps: a reply is one, however many segments it has."""
+    return [author for author, _ in groupby(segment.author for segment in rollout.segments)].count(Author.ENV)
 
 
 def _added(score: Score, name: str, weight: float, value: Term) -> Score:

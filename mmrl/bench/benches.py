@@ -108,6 +108,7 @@ def decide(bench: Bench, item: Item, response: Response, found: Found) -> Verdic
         strict=strict,
         compat=score == 1.0,
         score=score,
+        groups=item.groups,
     )
 
 
@@ -124,6 +125,7 @@ def unanswered(item: Item) -> Verdict:
         strict=False,
         compat=False,
         score=0.0,
+        groups=item.groups,
     )
 
 

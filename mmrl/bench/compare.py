@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -11,6 +11,9 @@ from typing import Literal
 from mmrl.bench.stats import Flips, Interval, mcnemar, paired_bootstrap
 from mmrl.bench.verdict import Verdict
 from mmrl.types import UserError
+
+Column = Literal["strict", "compat", "judged"]
+"""Whose verdict counts; `judged` is strict, with the judge's where the rules abstain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,7 @@ class Difference:
     b_only: tuple[str, ...]
 
 
-def compare(a: Sequence[Verdict], b: Sequence[Verdict], column: Literal["strict", "compat"]) -> Difference:
+def compare(a: Sequence[Verdict], b: Sequence[Verdict], column: Column) -> Difference:
     """Compare two runs by one column; several responses to a question count by their mean.
 
     Raises:
@@ -53,8 +56,30 @@ def compare(a: Sequence[Verdict], b: Sequence[Verdict], column: Literal["strict"
     )
 
 
-def _by_question(verdicts: Sequence[Verdict], column: Literal["strict", "compat"]) -> dict[str, list[bool]]:
+def by_subset(a: Sequence[Verdict], b: Sequence[Verdict], column: Column) -> dict[str, dict[str, Difference]]:
+    """The comparison within every subset: column of metadata → value → difference, both in alphabetical order.
+
+    Raises:
+        UserError: as `compare`.
+    """
+    members: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for verdict in a:
+        for name, values in verdict.groups.items():
+            for value in values:
+                members[name][value].add(verdict.id)
+    return {
+        name: {value: compare(_only(ids, a), _only(ids, b), column) for value, ids in sorted(members[name].items())}
+        for name in sorted(members)
+    }
+
+
+def _only(ids: Collection[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return [verdict for verdict in verdicts if verdict.id in ids]
+
+
+def _by_question(verdicts: Sequence[Verdict], column: Column) -> dict[str, list[bool]]:
     found: dict[str, list[bool]] = defaultdict(list)
     for verdict in verdicts:
-        found[verdict.id].append(verdict.strict if column == "strict" else verdict.compat)
+        right = {"strict": verdict.strict, "compat": verdict.compat, "judged": verdict.with_judge}
+        found[verdict.id].append(right[column])
     return found

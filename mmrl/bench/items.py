@@ -29,7 +29,8 @@ COLUMNS: Final = (
 )
 """The columns of canonical JSONL that scoring reads; only some questions need those after `answer_type`."""
 _NEEDED: Final = ("id", "answer", "answer_type")
-_FRAMED: Final = ("box", "boxes", "point")
+FRAMED: Final = ("box", "boxes", "point")
+"""Answers with coordinates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def canonical(row: Mapping[str, Any]) -> Item:
     kind = row["answer_type"]
     if kind not in ANSWER_TYPES:
         raise ValueError(f"answer_type is {kind!r}, not one of {', '.join(ANSWER_TYPES)}")
-    if kind in _FRAMED and "frame" not in row:
+    if kind in FRAMED and "frame" not in row:
         raise ValueError(f"a {kind} needs the column 'frame': one of {', '.join(Frame)}")
     meta = row.get("meta") or {}
     if not isinstance(meta, Mapping):

@@ -19,6 +19,15 @@ _SHOWN: Final = 4  # decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """A judge's part: how many responses it was asked about, and why it said nothing of some."""
+
+    model: str
+    asked: int
+    failures: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a report tells of: items by id, responses, a verdict for each and for each item without one.
 
@@ -33,6 +42,7 @@ class Run:
     overall: Mapping[str, float] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    judging: Judging | None = None
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -49,6 +59,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "missing": len(run.missing),
         "strict": _clustered([float(verdict.strict) for verdict in run.verdicts], run.verdicts),
         "compat": _clustered([float(verdict.compat) for verdict in run.verdicts], run.verdicts),
+        **({"judge": _judge(run.judging, run.verdicts)} if run.judging else {}),
         "score": _rounded(fmean(verdict.score for verdict in run.verdicts)),
         "overall": {name: _rounded(value) for name, value in run.overall.items()},
         "outcomes": {str(outcome): outcomes[outcome] for outcome in Outcome},
@@ -71,10 +82,16 @@ def as_json(report: Mapping[str, Any]) -> str:
 def as_markdown(report: Mapping[str, Any]) -> str:
     """report.md: the overall score, what became of responses, and a table of each subset."""
     out = [f"# {report['bench']}", ""]
-    out += _table(("", "accuracy", "95 % interval"), [(name, *_shown(report[name])) for name in ("strict", "compat")])
+    rows = [(name, *_shown(report[name])) for name in ("strict", "compat")]
+    if judge := report.get("judge"):
+        rows.append(("strict, with judge", *_shown(judge["accuracy"])))
+    out += _table(("", "accuracy", "95 % interval"), rows)
     out += [f"| {name} | {_percent(value)} | |" for name, value in report["overall"].items()]
     out += ["", f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; ", ""]
     out[-2] += f"scorer {report['scorer']}. Intervals resample pictures; those of subsets are Wilson's."
+    if judge:
+        out[-2] += f" {judge['model']} was asked about {judge['asked']} responses that no rule could read: "
+        out[-2] += f"{judge['right']} right, {judge['failed']} without a verdict."
     outcomes = report["outcomes"]
     out += _table(("outcome", "responses"), [(name, str(count)) for name, count in outcomes.items()])
     if report["samples"]:
@@ -92,6 +109,16 @@ def as_markdown(report: Mapping[str, Any]) -> str:
         ]
         out += _table((name, "n", "strict", "compat", "95 % of strict"), cells)
     return "\n".join(out) + "\n"
+
+
+def _judge(judging: Judging, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "model": judging.model,
+        "asked": judging.asked,
+        "right": sum(verdict.judged is True for verdict in verdicts),
+        "failed": len(judging.failures),
+        "accuracy": _clustered([float(verdict.with_judge) for verdict in verdicts], verdicts),
+    }
 
 
 def _clustered(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,8 @@ class Verdict:
     """`start` and `end` delimit in the response what the rule read; `value` is what it read there.
 
     `strict`: a careful reader calls it right. `compat`: the official rule gives full credit; `score` is its credit, in
-    [0, 1], which some benchmarks grade. Questions of one `cluster` share their picture.
+    [0, 1], which some benchmarks grade. Questions of one `cluster` share their picture; `groups` are the subsets they
+    are of. `judged` is what a judge says where no rule found an answer, None where none was asked or could tell.
     """
 
     id: str
@@ -49,6 +50,13 @@ class Verdict:
     score: float
     sample: int = 0
     cluster: str = ""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    judged: bool | None = None
+
+    @property
+    def with_judge(self) -> bool:
+        """Right by rule, or by the judge where the rules abstain."""
+        return self.strict or self.judged is True
 
     def as_row(self, response: str) -> dict[str, Any]:
         """The row of verdicts.jsonl, with the text that the rule read."""
@@ -65,6 +73,8 @@ class Verdict:
             "end": self.end,
             "text": response[self.start : min(self.end, self.start + _EXCERPT)],
             "cluster": self.cluster,
+            "groups": {name: list(values) for name, values in self.groups.items()},
+            "judged": self.judged,
             "scorer": SCORER,
         }
 
@@ -88,9 +98,13 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
             compat=row["compat"],
             score=float(row["score"]),
             cluster=row["cluster"],
+            groups={name: tuple(values) for name, values in row["groups"].items()},
+            judged=row["judged"],
         )
     except KeyError as error:
         raise ValueError(f"has no column {error}; verdicts are written by `mmrl eval score`") from None
+    except AttributeError:
+        raise ValueError(f"groups are {row['groups']!r:.40}, not an object") from None
     if not (isinstance(verdict.strict, bool) and isinstance(verdict.compat, bool) and isinstance(verdict.id, str)):
         raise ValueError("pid must be text, strict and compat true or false")
     return verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 DETAILS = """\
 A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
-as many answers flipped one way as the other; the interval is that of the difference, pictures resampled.
+as many answers flipped one way as the other; the interval is that of the difference, pictures resampled. Then the
+difference within every subset, by strict verdicts: of twenty subsets one differs by chance.
 """
 
 
@@ -28,13 +30,35 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and tell."""
-    from mmrl.bench.compare import compare
+    from mmrl.bench.compare import Column, by_subset, compare
     from mmrl.bench.verdict import read_verdicts
 
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
-    for column in ("strict", "compat"):
+    columns: tuple[Column, ...] = ("strict", "compat")
+    if any(verdict.judged is not None for verdict in (*a, *b)):
+        columns = (*columns, "judged")
+    for column in columns:
         _tell(column, compare(a, b, column), arguments.flips)
+    for name, rows in by_subset(a, b, "strict").items():
+        _show(name, rows)
     return 0
+
+
+def _show(name: str, rows: Mapping[str, Difference]) -> None:
+    """The differences within the subsets that a column makes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"strict by {name}", title_justify="left")
+    table.add_column(name)
+    for head in ("n", "A", "B", "A - B", "95 %", "A alone", "B alone", "McNemar p"):
+        table.add_column(head, justify="right")
+    for value, found in rows.items():
+        percents = (f"{100 * found.a:.1f}", f"{100 * found.b:.1f}", f"{100 * found.gap.value:+.1f}")
+        span = f"{100 * found.gap.low:+.1f} to {100 * found.gap.high:+.1f}" if found.n > 1 else ""
+        alone = (str(len(found.a_only)), str(len(found.b_only)))
+        table.add_row(value, str(found.n), *percents, span, *alone, f"{found.flips.p:.3g}" if found.flips else "")
+    Console(width=120).print(table)
 
 
 def _tell(column: str, found: Difference, most: int) -> None:

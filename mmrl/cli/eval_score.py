@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrl.cli.common import Commands, add_command
+
+if TYPE_CHECKING:
+    from mmrl.bench.report import Run
 
 DETAILS = """\
 Items are JSONL in the columns of MathVista's testmini for --bench mathvista, else canonical JSONL (docs/evaluation.md).
 Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one question, `finish` is "length" for one
 that was cut, `tokens` says how many there are; other columns are left alone. Either file may end in .gz.
+
+--judge asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are the
+column `judged`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as wrong.
 """
@@ -27,6 +34,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--items", required=True, type=Path, metavar="FILE", help="questions with their answers")
     parser.add_argument("--responses", required=True, type=Path, metavar="FILE", help="what the model wrote")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where verdicts and report go")
+    parser.add_argument("--judge", metavar="URL", help="ask a model, at this /chat/completions, where no rule can read")
+    parser.add_argument("--judge-model", metavar="NAME", help="its name there")
     parser.add_argument("--rescore", action="store_true", help="replace what DIR has, and say which verdicts change")
     parser.set_defaults(run=run)
 
@@ -42,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     known = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
     before = read_verdicts(arguments.out) if known else []
     scored = score_files(bench, arguments.items, arguments.responses)
+    if arguments.judge or arguments.judge_model:
+        scored = _judged(scored, arguments)
     report = write(scored, arguments.out, rescore=arguments.rescore)
     if scored.missing:
         named = ", ".join(scored.missing[:_NAMED]) + (", .." if len(scored.missing) > _NAMED else "")
@@ -51,3 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.compat} -> {new.compat} ({new.rule})")
     print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
+
+
+def _judged(scored: Run, arguments: argparse.Namespace) -> Run:
+    """With a judge's verdicts; raises UserError where it has no address or no name."""
+    from pydantic import ValidationError
+
+    from mmrl.bench.judged import judged
+    from mmrl.types import UserError
+    from mmrl_rewards.services.judge import JudgeService
+
+    if not (arguments.judge and arguments.judge_model):
+        raise UserError("--judge URL and --judge-model NAME belong together")
+    try:
+        service = JudgeService(url=arguments.judge, model=arguments.judge_model, cache=str(arguments.out / "judge"))
+    except ValidationError as error:
+        raise UserError(f"--judge {arguments.judge}: {error.errors()[0]['msg']}") from error
+    found = judged(scored, service, at_once=8)
+    if found.judging and found.judging.failures:
+        failures = found.judging.failures
+        print(f"mmrl: the judge said nothing of {len(failures)} responses: {failures[0]}", file=sys.stderr)
+    return found

@@ -17,6 +17,7 @@ FREE: Final = (  # patterns of dotted paths, and what becomes of a run that goes
     ("run.dir", _NONE),
     ("run.keep_rollouts_every", _NONE),
     ("checkpoints.*", _NONE),
+    ("evaluation.benchmarks*", _NONE),
     ("data.workers", _NONE),
     ("rewards.workers", _NONE),
     ("stages.*.max_bad_steps", _NONE),

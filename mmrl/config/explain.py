@@ -74,6 +74,7 @@ def _stage(config: Config, index: int) -> str:
     if isinstance(stage, Sft | Rl):
         facts += [*supplies.training(stage), ("trains", _trained(config))]
         facts += [("optimizer", _optimizer(stage)), ("ends", _end(stage))]
+        facts += supplies.benchmarks(config, stage)
     title = f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {what}"
     lines = [title]
     for label, text in facts:
@@ -97,8 +98,14 @@ def _sft(stage: Sft) -> list[tuple[str, str]]:
             f"L = -(1/N) Σ_t log π(y_t | image, question, y_<t), y {taught}{rare}\n"
             f"N counts every {counted} of the whole step",
         ),
+        *(("program", programs.answered(step)) for step in stage.program),
         ("rewards", "none in the loss; they only measure held-out answers"),
     ]
+
+
+def _updates(stage: Rl) -> str:
+    steps = _plural(stage.epochs * stage.mini_batches, "optimizer step")
+    return steps if stage.mini_batches == 1 else f"{steps}, each with 1/{stage.mini_batches} of the prompts,"
 
 
 def _law(law: Sampling) -> str:
@@ -106,6 +113,12 @@ def _law(law: Sampling) -> str:
         f"temperature {law.temperature:g}, {_cut('top-p', law.top_p, law.top_p < 1)}, "
         f"{_cut('top-k', law.top_k, law.top_k > 0)}, at most {law.max_new_tokens} tokens each"
     )
+
+
+_OVERLAP = (
+    "from the second step on, rollouts are drawn while the step before is learned\n"
+    "so the policy that drew them is one version older than the one that learns from them"
+)
 
 
 def _drawn(stage: Rl | Sample) -> list[tuple[str, str]]:
@@ -120,9 +133,10 @@ def _rl(config: Config, stage: Rl) -> list[tuple[str, str]]:
         (
             "each step",
             f"{stage.prompts_per_step} prompts x {stage.group_size} rollouts = {count} rollouts, "
-            f"then {_plural(stage.epochs, 'optimizer step')} on them",
+            f"then {_updates(stage)} on them",
         ),
         *_drawn(stage),
+        *([("overlap", _OVERLAP)] if stage.overlap else []),
         ("reward", _reward(config)),
         *([("filter", _filter(stage.filter, stage.prompts_per_step))] if stage.filter else []),
         ("advantage", formulas.advantage(stage)),

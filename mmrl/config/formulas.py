@@ -92,6 +92,9 @@ def _additions(loss: Loss) -> str:
 def _ratio(stage: Rl) -> str:
     loss = stage.loss
     old = "as recorded while sampling" if loss.old == "sampler" else "computed by the learner as the step begins"
+    uncorrected = stage.overlap and loss.correction.kind == "none"
+    if uncorrected and loss.old == "learner":
+        old += ", of rollouts that are a version old as recorded while sampling"
     if loss.ratio == "token":
         ratio = "r_t = π(y_t) / π_old(y_t)"
     elif loss.ratio == "sequence":
@@ -99,7 +102,7 @@ def _ratio(stage: Rl) -> str:
     else:
         ratio = "r_t = geometric mean over the response of π / π_old, with the gradient of π(y_t) / π_old(y_t)"
     moved = f"clipped per {loss.ratio}".replace("_", " ")
-    if stage.epochs == 1:
+    if stage.epochs == 1 and stage.mini_batches == 1 and not uncorrected:
         spared = "as each rollout is used once" if stage.replay is None else "but for replayed rollouts"
         moved = f"1 up to rounding, {spared}"
     return f"{ratio}, π_old {old}; {moved}"
@@ -129,10 +132,11 @@ def _correction(loss: Loss) -> list[str]:
 
 def _counted(stage: Rl) -> str:
     loss, options = stage.loss, stage.advantage
+    whole = "the whole step" if stage.mini_batches == 1 else "a mini-batch"
     counts = {
-        "token": "N counts every sampled token of the whole step",
-        "sequence": "S counts the responses of the whole step, n_i the tokens of one",
-        "fixed": "S counts the responses of the whole step",
+        "token": f"N counts every sampled token of {whole}",
+        "sequence": f"S counts the responses of {whole}, n_i the tokens of one",
+        "fixed": f"S counts the responses of {whole}",
     }[loss.aggregate]
     if loss.mask_truncated:
         counts += ", truncated ones left out"

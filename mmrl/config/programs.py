@@ -14,6 +14,7 @@ _HIDDEN = MappingProxyType(
         "noise": "with noise in place of its pictures and videos",
         "swapped": "with the pictures and videos of another sample",
         "shuffled": "with the frames of its videos in another order",
+        "cropped": "with a part of each picture alone",
     }
 )
 
@@ -68,13 +69,22 @@ def _chunks(step: Generate) -> str:
 
 
 def _tools(step: UseTools) -> str:
-    named = ", ".join(f"{tool.called} ({tool.fn})" for tool in step.tools)
     shown = f", and is shown {step.max_views} pictures or videos at most" if step.max_views else ""
     wrong = "it is told" if step.on_error == "feedback" else "the run ends"
     return (
-        f"{step.name}: a response may call {named}, {step.turns} times at most and up to {step.max_tokens} tokens; it "
-        f"never learns what a tool says{shown}; where a tool fails or takes more than {step.deadline_s:g} s, {wrong}"
+        f"{step.name}: a response may call {_named(step)}, {step.turns} times at most and up to {step.max_tokens} "
+        f"tokens; it never learns what a tool says{shown}; where a tool fails or takes more than {step.deadline_s:g} "
+        f"s, {wrong}"
     )
+
+
+def answered(step: UseTools) -> str:
+    """What answers the calls of demonstrations."""
+    return f"{step.name}: calls in responses are answered by {_named(step)} itself; what a tool says is never learned"
+
+
+def _named(step: UseTools) -> str:
+    return ", ".join(f"{tool.called} ({tool.fn})" for tool in step.tools)
 
 
 def _probe(step: Probe) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from mmrl.config.schema import (
+    Config,
     Curriculum,
     Mixture,
     Order,
     Phase,
     Priority,
+    Rl,
     Sample,
     Select,
+    Sft,
     Shuffled,
     Sorted,
     Stage,
+    When,
 )
 
 
@@ -20,7 +24,7 @@ def sample(stage: Sample) -> list[tuple[str, str]]:
     """What a stage that samples does."""
     return [
         ("each step", f"{stage.prompts_per_step} prompts x {stage.group_size} rollouts, with their reward terms"),
-        ("samples", _from(stage.source)),
+        ("samples", _from(stage)),
         ("ends", "after " + ("all samples" if stage.steps is None else f"{stage.steps} steps")),
     ]
 
@@ -40,14 +44,27 @@ def select(stage: Select) -> list[tuple[str, str]]:
     ]
 
 
-def _from(source: str | None) -> str:
-    return "those of data.train" if source is None else f"those that stage {source} kept"
+def _from(stage: Stage | Sample) -> str:
+    whose = "those of data.train" if stage.source is None else f"those that stage {stage.source} kept"
+    return f"{whose} of which {_conditions(stage.when)}" if stage.when else whose
 
 
 def training(stage: Stage) -> list[tuple[str, str]]:
     """The samples of a stage that trains, and their order."""
     repeated = f", repeated to {stage.repeat_to}" if stage.repeat_to else ""
-    return [("samples", _from(stage.source) + repeated), ("order", _order(stage.order))]
+    return [("samples", _from(stage) + repeated), ("order", _order(stage.order))]
+
+
+def benchmarks(config: Config, stage: Sft | Rl) -> list[tuple[str, str]]:
+    """What is taken while a stage trains, a line for each."""
+    before = "before the first step, " if stage is config.trainings[0] else ""
+    lines = []
+    for benchmark in config.evaluation.benchmarks:
+        rules = f" by the rules of {benchmark.rules}" if benchmark.rules != benchmark.name else ""
+        often = f"every {benchmark.every} steps, " if benchmark.every else ""
+        when = f"{before}{often}and as the stage ends" if before or often else "as the stage ends"
+        lines.append(f"{benchmark.name}{rules}, {when}: bench/{benchmark.name}/accuracy")
+    return [("benchmarks", "\n".join(lines))] if lines else []
 
 
 def _order(order: Order) -> str:
@@ -68,8 +85,12 @@ def _order(order: Order) -> str:
             return "\n".join(f"phase {k}: {_phase(phase)}" for k, phase in enumerate(order.phases))
 
 
+def _conditions(when: When) -> str:
+    return " and ".join(f"{column} is {' or '.join(allowed)}" for column, allowed in when.items())
+
+
 def _phase(phase: Phase) -> str:
-    which = " and ".join(f"{column} is {' or '.join(allowed)}" for column, allowed in phase.when.items())
+    which = _conditions(phase.when)
     ends = [f"{phase.samples} samples were drawn"] if phase.samples else []
     if phase.plateau:
         ends.append(f"{phase.plateau.window} steps are not {phase.plateau.rise:g} better than as many before")

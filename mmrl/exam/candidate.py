@@ -11,7 +11,8 @@ from typing import Any, Final
 from mmrl import checkpoint
 from mmrl.build import device_of, encoder_of, model_of
 from mmrl.config import Config, Exam, load
-from mmrl.export import restored
+from mmrl.exam.marking import RIGHT
+from mmrl.export import SETTINGS, restored
 from mmrl.log.run_dir import RunDir
 from mmrl.media.store import MediaStore
 from mmrl.policy.adapters import Adapter
@@ -29,7 +30,9 @@ _BORROWED: Final = ("model", "answer", "rollout", "evaluation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Where a model is. `config` is that of the run it is from, `run` and `saved` its checkpoint where it is one."""
+    """Where a model is. `config` is that of the run it is from, if known; `run` and `saved` its checkpoint where it is
+    one.
+    """
 
     name: str
     path: Path
@@ -37,16 +40,14 @@ class Candidate:
     run: RunDir | None = None
     saved: Path | None = None
 
-    def settings(self) -> dict[str, Any]:
-        """What it brings to an exam: its own run's settings."""
+    def settings(self, *, by_rule: bool) -> dict[str, Any]:
+        """What it brings to an exam, which a benchmark's rules or its own run's rewards judge: that run's settings."""
         if self.config is None:
             return {"model": {"path": str(self.path)}}
-        plain = self.config.model_dump(mode="json")
-        given = {name: plain[name] for name in _BORROWED}
+        given = brought(self.config, by_rule=by_rule)
         if self.saved is None:  # an export has everything inside
             given["model"] |= {"path": str(self.path), "scratch": None, "lora": None}
-        run = {name: plain["run"][name] for name in ("seed", "threads")}
-        return {**given, "run": run, "limits": plain["data"]["limits"]}
+        return given
 
     def revision(self) -> str:
         """A hash over the files of the model, with those of the model that a checkpoint builds on."""
@@ -58,6 +59,20 @@ class Candidate:
             with file.open("rb") as content:
                 digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
         return digest.hexdigest()
+
+
+def brought(config: Config, *, by_rule: bool) -> dict[str, Any]:
+    """What of a run's settings an exam has too, as a mapping. Where rules judge, `right` stands for the run's rewards:
+    steps of its program that go by those go by the benchmark's verdict.
+    """
+    plain = config.model_dump(mode="json")
+    given = {name: plain[name] for name in _BORROWED}
+    del given["evaluation"]["benchmarks"]
+    for step in given["evaluation"]["program"] if by_rule else ():
+        if "correct" in step:
+            step["correct"] = [RIGHT]
+    run = {name: plain["run"][name] for name in ("seed", "threads")}
+    return {**given, "run": run, "limits": plain["data"]["limits"]}
 
 
 def find(model: str, name: str | None, warn: Callable[[str], None]) -> Candidate:
@@ -82,9 +97,8 @@ def find(model: str, name: str | None, warn: Callable[[str], None]) -> Candidate
             f"{path} is neither a folder of transformers (no config.json) nor a run of mmrl (no config.yaml); nothing "
             "is fetched: download a model of the hub first"
         )
-    of_run = RunDir(path.parent) if path.name == "model" else None
-    config = load(of_run.config).config if of_run and of_run.config.is_file() else None
-    return Candidate(name=model, path=path, config=config)
+    settings = path / SETTINGS
+    return Candidate(name=model, path=path, config=load(settings).config if settings.is_file() else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

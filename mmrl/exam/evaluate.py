@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mmrl import catalogue
-from mmrl.algo.seeds import derive
-from mmrl.bench.benches import bench_of
+from mmrl.bench.judged import judged
 from mmrl.bench.predictions import Prediction
-from mmrl.bench.questions import Questions, from_samples, read_questions
+from mmrl.bench.report import Run
 from mmrl.bench.score import flipped, write
 from mmrl.bench.verdict import Verdict, read_verdicts
-from mmrl.build import grammar_of
-from mmrl.config import Exam, exam_of, settings
+from mmrl.config import Exam, exam_of
+from mmrl.config.schema.exam import ExamJudge
+from mmrl.exam.asked import OF_RUN, Asked, blinded, by_rule, of_run, read_files
 from mmrl.exam.candidate import Candidate, Examinee, enter, find
-from mmrl.exam.marking import RIGHT, ByRewards, ByRule, Marking, RuleJudge
-from mmrl.exam.sitting import Desk, Paper, Room, paper_of, refuse_missing, sit, unaskable
-from mmrl.intake import divided, place_of, read, sources
+from mmrl.exam.provenance import made_of, made_with
+from mmrl.exam.sitting import Desk, Paper, Room, paper_of, program_of, refuse_missing, sit, unaskable
+from mmrl.export import SETTINGS
+from mmrl.intake import access_of, folders_of
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.ports import Judge
 from mmrl.ranks import Alone
-from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.weights import PolicyWeights
-from mmrl.samplers import Samplers, law_of
-from mmrl.score import Judge as Rewarding
-from mmrl.scoring import judge_of
-from mmrl.types import Access, Place, Sample, UserError, Veil
-
-_OF_RUN: Final = "run:"
-_PARTS: Final = ("validation", "test", "train")
-_SPLITS: Final = {"mathvista": "testmini", "mathverse": "testmini", "mathvision": "testmini", "mmmu": "validation"}
+from mmrl.samplers import Samplers
+from mmrl.types import Place, UserError
+from mmrl_rewards.services.judge import JudgeService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,78 +65,40 @@ def evaluate(request: Request, console: Console) -> Result:
         UserError: something the user can put right; predictions so far are kept.
     """
     candidate = find(request.model, request.checkpoint, console.warn)
+    if candidate.config is None:
+        console.say(f"{request.model} has no {SETTINGS}: prompt, pixels and limits are the defaults, unless set here")
     engine = [f"rollout.engine={request.engine}"] if request.engine else []
-    exam = exam_of(candidate.settings(), request.model, [*engine, *request.overrides])
-    with RunDir(request.out).locked():
-        asked = _Asked(request, candidate, exam)
-        made_of = {
-            "bench": request.bench,
-            "model": candidate.revision(),
-            "data": asked.questions.digest(),
-            **settings(exam.model_dump(mode="json", exclude={"model": {"path"}})),
-        }
-        with closing(asked):
-            return _Examination(request, asked, console).finish(made_of)
-
-
-class _Asked:
-    """The questions, and how answers are marked."""
-
-    def __init__(self, request: Request, candidate: Candidate, exam: Exam) -> None:
-        self.candidate, self.exam, self.out = candidate, exam, request.out
-        self.bench = request.bench
-        self._judge = None
-        if request.bench.startswith(_OF_RUN):
-            self.questions, self.access, self._judge = _of_run(request, candidate)
-            samples = {sample.id: sample for sample in self.questions.samples}
-            self.marking: Marking = ByRewards(
-                name=request.bench,
-                judge=self._judge,
-                grammar=grammar_of(exam),
-                samples=samples,
-                items=self.questions.items,
-            )
-            self.judge: Judge = self._judge
-            self.terms: Sequence[str] = tuple(self._judge.weights)
-        else:
-            self.questions, self.access = _of_files(request, exam)
-            self.marking = by_rule = ByRule(bench=bench_of(request.bench), items=self.questions.items)
-            ids = {each.sample.id: each.item.id for each in self.questions.asked if each.sample}
-            self.judge, self.terms = RuleJudge(marking=by_rule, ids=ids), (RIGHT,)
-        if exam.blind:
-            self.questions = _blind(self.questions, exam.blind)
-
-    def paper(self, missing: Mapping[str, str]) -> Paper:
-        """What can be asked."""
-        return paper_of(self.questions, missing, batch=self.exam.evaluation.batch_size, repeats=self.exam.samples)
-
-    def close(self) -> None:
-        """End the processes of rewards."""
-        if self._judge is not None:
-            self._judge.close()
+    given = candidate.settings(by_rule=not request.bench.startswith(OF_RUN))
+    exam = exam_of(given, request.model, [*engine, *request.overrides])
+    with RunDir(request.out).locked(), closing(_asked(request, candidate, exam)) as asked:
+        return _Examination(request, candidate, exam, asked, console).finish()
 
 
 class _Examination:
     """The model, loaded once and only where something is to be asked."""
 
-    def __init__(self, request: Request, asked: _Asked, console: Console) -> None:
-        self._request, self._asked, self._console = request, asked, console
+    def __init__(self, request: Request, candidate: Candidate, exam: Exam, asked: Asked, console: Console) -> None:
+        self._request, self._candidate, self._exam = request, candidate, exam
+        self._asked, self._console = asked, console
         self._desk = Desk(request.out)
 
-    def finish(self, made_of: Mapping[str, Any]) -> Result:
+    def finish(self) -> Result:
         """Answer what is left, and mark all. Raises UserError where the folder holds another evaluation."""
-        request, asked = self._request, self._asked
-        before = self._desk.claim(made_of)
-        missing: Mapping[str, str] = before["missing"] if before else self._begun(made_of)
-        paper = asked.paper(missing)
+        request, asked, exam = self._request, self._asked, self._exam
+        of = made_of(asked.name, self._candidate.revision(), asked.questions, exam)
+        before = self._desk.claim(of)
+        missing: Mapping[str, str] = before["missing"] if before else self._begun(of)
+        size = exam.evaluation.batch_size
+        paper = paper_of(asked.questions, missing, batch=size, repeats=exam.samples)
         answered = paper.answered(self._desk)
         if not paper.is_complete(answered):
             self._refuse_rescore()
             answered = self._sit(paper, answered)
         known = (request.out / "verdicts.jsonl").exists()
         old = read_verdicts(request.out) if known else []
-        told = {**_told(request, made_of, asked.exam), "left_out": asked.questions.left_out}
-        run = asked.marking.run(answered, {**told, "prompts": _prompts(answered)})
+        told = made_with(request.model, request.data, of, exam, questions=asked.questions, predictions=answered)
+        run = asked.marking.run(answered, told)
+        run = self._judged(run, exam.judge) if exam.judge else run
         flips = flipped(old, run.verdicts)
         if flips and not request.rescore:
             raise UserError(
@@ -152,146 +107,93 @@ class _Examination:
             )
         return Result(report=write(run, request.out, rescore=True), flips=flips)
 
+    def _judged(self, run: Run, options: ExamJudge) -> Run:
+        """With what a judge says; its replies are kept, so that marking again asks nobody twice."""
+        cache = str(self._desk.path / "judge")
+        run = judged(run, JudgeService(**options.model_dump(exclude={"at_once"}), cache=cache), at_once=options.at_once)
+        if run.judging and run.judging.failures:
+            failures = run.judging.failures
+            self._console.warn(f"the judge said nothing of {len(failures)} responses: {failures[0]}")
+        return run
+
     @cached_property
     def _examinee(self) -> Examinee:
-        self._console.say(f"Loading {self._asked.candidate.name} ...")
-        return enter(self._asked.candidate, self._asked.exam, self._asked.access)
+        self._console.say(f"Loading {self._candidate.name} ...")
+        return enter(self._candidate, self._exam, self._asked.access)
 
     def _refuse_rescore(self) -> None:
         if self._request.rescore:
             raise UserError(f"{self._request.out} is not finished; leave out --rescore to go on with it")
 
-    def _begun(self, made_of: Mapping[str, Any]) -> dict[str, str]:
+    def _begun(self, of: Mapping[str, Any]) -> dict[str, str]:
         """Begin; returns the questions that cannot be asked."""
         self._refuse_rescore()
         found = unaskable(self._asked.questions, self._examinee.processor.encoder.measure)
-        count = len(self._asked.questions.asked)
-        if left_out := self._asked.questions.left_out:
-            self._console.warn(f"{left_out} of {count + left_out} rows are left out: no rule scores them")
-        refuse_missing(found, count, allowed=self._request.allow_missing, warn=self._console.warn)
-        self._desk.begin(made_of, found)
+        refuse_missing(
+            found,
+            self._asked.questions,
+            allowed=self._request.allow_missing,
+            remedy="--allow-missing",
+            warn=self._console.warn,
+        )
+        self._desk.begin(of, found)
         return found
 
     def _sit(self, paper: Paper, answered: Sequence[Prediction]) -> list[Prediction]:
         """Answer what is left."""
-        exam, asked, examinee = self._asked.exam, self._asked, self._examinee
-        processor = examinee.processor
-        find_tool = partial(catalogue.find_tool, Path.cwd())
-        check(exam.evaluation.program, processor, examinee.banned, asked.terms, find_tool)
+        examinee, ranks = self._examinee, Alone()
+        workshop = Workshop(partial(catalogue.find_tool, Path.cwd()))
         samplers = Samplers(
-            exam,
+            self._exam,
             examinee.policy,
-            processor,
+            examinee.processor,
             weights=PolicyWeights(examinee.policy),
             adapter=examinee.adapter,
-            run_dir=RunDir(asked.out),
-            ranks=Alone(),
+            run_dir=RunDir(self._request.out),
+            ranks=ranks,
+            warn=self._console.warn,
         )
-        with closing(samplers):
+        with closing(samplers), closing(workshop):
             samplers.follow(0)
-            kit = Kit(
-                sampler=samplers.sampler(exam.run.seed, "evaluation"),
-                judge=asked.judge,
-                processor=processor,
-                law=law_of(exam, examinee.banned, processor.grammar.stop),
-                group_size=exam.samples,
-                groups=exam.evaluation.batch_size,
-                seed=derive(exam.run.seed, "evaluation"),
-                find_tool=find_tool,
+            program = program_of(
+                self._exam,
+                self._asked,
+                samplers=samplers,
+                processor=examinee.processor,
+                banned=examinee.banned,
+                workshop=workshop,
             )
             room = Room(
-                name=asked.bench,
+                name=self._asked.name,
                 desk=self._desk,
-                processor=processor,
-                program=compose(exam.evaluation.program, kit),
-                marking=asked.marking,
+                processor=examinee.processor,
+                program=program,
+                marking=self._asked.marking,
                 console=self._console,
+                ranks=ranks,
             )
             return sit(paper, answered, room)
 
 
-def _of_files(request: Request, exam: Exam) -> tuple[Questions, Access]:
-    """The questions of the files of a benchmark."""
+def _asked(request: Request, candidate: Candidate, exam: Exam) -> Asked:
+    """What is asked for: a part of a run's own data, or the files of a benchmark."""
+    if request.bench.startswith(OF_RUN):
+        if candidate.config is None:
+            raise UserError(f"--bench {request.bench}: {request.model} has no {SETTINGS}, so it has no data of its own")
+        if exam.judge is not None:
+            raise UserError(f"--bench {request.bench}: the run's rewards judge its data; leave out judge")
+        base = Path(request.data[0]) if request.data else Path.cwd()
+        asked = of_run(request.bench, candidate.config, exam, base, request.out)
+    else:
+        asked = _of_files(request, exam)
+    return blinded(asked, exam.blind) if exam.blind else asked
+
+
+def _of_files(request: Request, exam: Exam) -> Asked:
     if not request.data:
         raise UserError(f"--data: where are the files of {request.bench}? Nothing is fetched")
-    local = [Path(path) for path in request.data if "://" not in path]
-    folders = [path if path.is_dir() else path.parent for path in local] + [request.out]
-    folders += [Path(request.media)] if request.media else []
-    limits = exam.limits
-    access = Access(
-        roots=tuple(folder.resolve() for folder in folders),
-        schemes=("data",),
-        max_bytes=limits.max_bytes,
-        max_video_bytes=limits.max_video_bytes,
-        max_data_url_bytes=limits.max_data_url_bytes,
-    )
+    folders = folders_of(request.data, request.media, Path.cwd())
+    access = access_of(exam.limits, (*folders, request.out), schemes=("data",))
     place = Place(work=request.out.absolute(), base=Path.cwd(), seed=exam.run.seed, access=access)
-    split = request.split or _SPLITS.get(request.bench, "test")
-    return read_questions(request.bench, request.data, place, split=split, media=request.media), access
-
-
-def _of_run(request: Request, candidate: Candidate) -> tuple[Questions, Access, Rewarding]:
-    """The samples of a part of the run's own data, which its rewards judge."""
-    part, config = request.bench.removeprefix(_OF_RUN), candidate.config
-    if part not in _PARTS:
-        raise UserError(f"--bench {request.bench}: a run has {', '.join(_OF_RUN + name for name in _PARTS)}")
-    if config is None:
-        raise UserError(f"--bench {request.bench}: {request.model} is no run, so it has no data of its own")
-    base = Path(request.data[0]) if request.data else Path.cwd()
-    place = place_of(config, base, request.out / "data")
-    origins = sources(config.data)[part]
-    samples, rejects = divided(chain.from_iterable(read(origin, place) for origin in origins))
-    if rejects:
-        raise UserError(f"{len(rejects)} samples cannot be used, {rejects[0].id} for one: {rejects[0].reason}")
-    if not samples:
-        raise UserError(f"--bench {request.bench}: the run has no data.{part}")
-    return from_samples(samples), place.access, judge_of(config, base)
-
-
-def _blind(questions: Questions, how: str) -> Questions:
-    asked = tuple(
-        question if question.sample is None else replace(question, sample=_hidden(question.sample, how))
-        for question in questions.asked
-    )
-    return replace(questions, asked=asked)
-
-
-def _hidden(sample: Sample, how: str) -> Sample:
-    """A sample without anything to see."""
-    if how == "left_out":
-        if sample.target.frame is not None:
-            raise UserError(f"blind=left_out: {sample.id} asks where something is in a picture; take blind=grey")
-        return replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
-    veil = Veil(how)
-    return replace(
-        sample, parts=tuple(part if isinstance(part, str) else replace(part, veil=veil) for part in sample.parts)
-    )
-
-
-def _prompts(predictions: Sequence[Prediction]) -> str:
-    """A hash over everything that the model read: words, pictures, positions."""
-    return hashlib.sha256("".join(one.prompt for one in predictions).encode()).hexdigest()
-
-
-def _told(request: Request, made_of: Mapping[str, Any], exam: Exam) -> dict[str, Any]:
-    """How the responses were made, for the report."""
-    law = exam.evaluation
-    return {
-        "model": request.model,
-        "revision": made_of["model"],
-        "data": list(request.data),
-        "data_sha256": made_of["data"],
-        "pixels": [exam.model.min_pixels, exam.model.max_pixels],
-        "dtype": exam.model.dtype,
-        "engine": exam.rollout.engine,
-        "temperature": law.temperature,
-        "top_p": exam.top_p,
-        "top_k": exam.top_k,
-        "max_new_tokens": law.max_new_tokens,
-        "stop": list(grammar_of(exam).stop),
-        "samples": exam.samples,
-        "seed": exam.run.seed,
-        "answer": exam.answer.model_dump(mode="json"),
-        "program": [step.model_dump(mode="json") for step in law.program],
-        "blind": exam.blind,
-    }
+    questions = read_files(request.bench, request.data, place, request.split, request.media)
+    return by_rule(request.bench, request.bench, questions, access)

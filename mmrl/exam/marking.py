@@ -120,6 +120,7 @@ class ByRewards:
             strict=right,
             compat=right,
             score=score.total,
+            groups=self.items[one.id].groups,
         )
 
 

@@ -10,19 +10,28 @@ verdicts.jsonl, report.json, report.md      made of the predictions alone, so th
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from mmrl.algo.seeds import derive
 from mmrl.bench.predictions import Prediction, append, take_up
 from mmrl.bench.questions import Questions
+from mmrl.config import Exam
+from mmrl.exam.asked import Asked
 from mmrl.exam.candidate import differences
 from mmrl.exam.marking import Marking, prediction
 from mmrl.files import refusing, write_atomically
 from mmrl.log.console import Console
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Program
+from mmrl.ranks import Ranks, share
+from mmrl.rollout.compose import Kit, check, compose
+from mmrl.rollout.tool_replies import Workshop
+from mmrl.samplers import Samplers, law_of
 from mmrl.types import Finish, Sample, UserError
 
 _NAMED: Final = 5
@@ -74,6 +83,20 @@ class Desk:
             )
         return before
 
+    def own(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
+        """Make the folder this evaluation's; what another one left there, as a run on another path did, goes.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        try:
+            known = self.claim(settings)
+        except UserError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            known = self.claim(settings)
+        if known is None:
+            self.begin(settings, missing)
+
     def begin(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
         """Write down what the evaluation is of, and the items that cannot be asked, with the reason."""
         text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
@@ -120,20 +143,54 @@ def unaskable(questions: Questions, measure: Callable[[Sample], object]) -> dict
     return {id: problems[id] for id in questions.items if id in problems}
 
 
-def refuse_missing(missing: Mapping[str, str], of: int, *, allowed: bool, warn: Callable[[str], None]) -> None:
-    """Name the questions that cannot be asked.
+def refuse_missing(
+    missing: Mapping[str, str], questions: Questions, *, allowed: bool, remedy: str, warn: Callable[[str], None]
+) -> None:
+    """Name the questions that cannot be asked; `remedy` is the setting that allows them. Rows left out are told of.
 
     Raises:
         UserError: there are some, and they are not allowed to count as wrong.
     """
+    of = len(questions.asked)
+    if questions.left_out:
+        warn(f"{questions.left_out} of {of + questions.left_out} rows are left out: no rule scores them")
     if not missing:
         return
     lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_NAMED]]
     lines += [f"  and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
     head = f"{len(missing)} of {of} questions cannot be asked"
     if not allowed or len(missing) == of:
-        raise UserError("\n".join([f"{head}:", *lines, "repair them, or count them as wrong with --allow-missing"]))
+        raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as wrong with {remedy}"]))
     warn("\n".join([f"{head} and count as wrong:", *lines]))
+
+
+def program_of(
+    exam: Exam,
+    asked: Asked,
+    *,
+    samplers: Samplers,
+    processor: QwenProcessor,
+    banned: tuple[int, ...],
+    workshop: Workshop,
+) -> Program:
+    """What is done with a question, by the settings of an exam.
+
+    Raises:
+        UserError: the program cannot run.
+    """
+    steps, law, seed = exam.evaluation.program, law_of(exam, banned, processor.grammar.stop), exam.run.seed
+    check(steps, processor, banned, asked.terms, workshop.find_tool)
+    kit = Kit(
+        sampler=samplers.sampler(seed, "evaluation"),
+        judge=asked.judge,
+        processor=processor,
+        law=law,
+        group_size=exam.samples,
+        groups=exam.evaluation.batch_size,
+        seed=derive(seed, "evaluation"),
+        workshop=workshop,
+    )
+    return compose(steps, kit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +203,7 @@ class Room:
     program: Program
     marking: Marking
     console: Console
+    ranks: Ranks
 
 
 def sit(paper: Paper, answered: Sequence[Prediction], room: Room) -> list[Prediction]:
@@ -160,7 +218,7 @@ def sit(paper: Paper, answered: Sequence[Prediction], room: Room) -> list[Predic
     room.console.start_stage(room.name, len(paper.batches), done)
     for number, batch in enumerate(paper.batches[done:], done + 1):
         fresh = _answers(batch, room)
-        append(room.desk.predictions, fresh)
+        room.ranks.once(partial(append, room.desk.predictions, fresh))
         predictions += fresh
         right += sum(verdict.strict for verdict in room.marking.verdicts(fresh))
         cut = sum(one.finish is Finish.LENGTH for one in predictions)
@@ -184,6 +242,14 @@ def _sums(paper: Paper) -> Iterator[int]:
 
 
 def _answers(batch: Sequence[tuple[str, Sample]], room: Room) -> list[Prediction]:
+    """The answers to a batch, of which every rank gives its share."""
+    shares = room.ranks.gather(_answered(batch[share(len(batch), room.ranks)], room))
+    return [prediction for own in shares for prediction in own]
+
+
+def _answered(batch: Sequence[tuple[str, Sample]], room: Room) -> list[Prediction]:
+    if not batch:
+        return []
     answers = room.program.answer([room.processor.ask(sample) for _, sample in batch], step=0)
     return [
         prediction(id, rollout, room.processor.draft_of(rollout))

@@ -46,6 +46,12 @@ def rounds(experiences: Sequence[Experience], homes: Mapping[str, int], ranks: R
     ]
 
 
+def by_turns(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
+    """Whole groups dealt to `count` mini-batches, one after another: replayed ones, which come last, go to all."""
+    turns = {group[0].rollout.prompt.digest: turn % count for turn, group in enumerate(by_prompt(experiences))}
+    return [[each for each in experiences if turns[each.rollout.prompt.digest] == turn] for turn in range(count)]
+
+
 def deal(experiences: Sequence[Experience], homes: Mapping[str, int], size: int) -> list[list[Experience]]:
     """Whole groups, dearest first: each to its home while that has less than an even share, else to whom has least."""
     groups = by_prompt(experiences)

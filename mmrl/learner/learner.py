@@ -1,4 +1,4 @@
-"""Experiences to a gradient: micro-batches, epochs, and one update each. What is optimised is in `objective`.
+"""Experiences to gradients: epochs, mini-batches with an update each, micro-batches. `objective` is what is optimised.
 
 Letters: N learned tokens of a micro-batch, the policy's and a teacher's.
 """
@@ -6,8 +6,9 @@ Letters: N learned tokens of a micro-batch, the policy's and a teacher's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from mmrl.algo.schedule import learning_rate
 from mmrl.batch import Batch, Feeder, by_prompt, collate
 from mmrl.config.schema import Loss, Optimizer, Role
-from mmrl.learner.deal import Groups, Round, rounds
+from mmrl.learner.deal import Groups, Round, by_turns, rounds
 from mmrl.learner.dummies import attending, nothing
 from mmrl.learner.objective import Counts, Objective, Scores
 from mmrl.learner.packs import pack
@@ -50,6 +51,7 @@ class LearnPlan:
     epochs: int
     shared_prefix: bool
     pad_id: int
+    mini_batches: int = 1
 
 
 class Scorer(Protocol):
@@ -90,48 +92,54 @@ class GrpoLearner:
         self._checked = not plan.shared_prefix
 
     def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """One optimizer step per epoch over all experiences.
+        """One optimizer step per epoch and mini-batch.
 
-        Denominators are those of the whole step. Experiences that cannot move a weight are not run, but count.
+        Denominators are those of the whole mini-batch. Experiences that cannot move a weight are not run, but count.
 
         Raises:
             ValueError: an advantage is not finite.
         """
         admitted = self._objective.admit(experiences)
-        counts = self._objective.count(admitted)
         active = [experience for experience in admitted if self._objective.teaches(experience)]
         skipped = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": self._lr(step), "learner/skipped_frac": skipped}
         if not active:
             return metrics
         self._check_once(active)
-        mine = rounds(active, self._homes.rank_of, self._ranks, self._packed)
-        starts: list[_Start] = []
+        parts = [part for dealt in by_turns(admitted, self._plan.mini_batches) if (part := self._part(dealt))]
         for _ in range(self._plan.epochs):
-            latest = self._epoch(mine, counts, step, starts)
+            latest = _joined([self._epoch(part, step) for part in parts])
             latest[_SKIPPED] += metrics.get(_SKIPPED, 0.0)
             # Only before the first update does the gap to the sampler say something about the sampler.
             metrics |= latest | {name: value for name, value in metrics.items() if name == _GAP}
         return metrics
 
-    def _epoch(self, mine: Sequence[Round], counts: Counts, step: int, starts: list[_Start]) -> dict[str, float]:
-        """One pass over the experiences and one update. The first pass fills `starts`, the later ones read it."""
+    def _part(self, admitted: Sequence[Experience]) -> _Part | None:
+        """A mini-batch; none where nothing of it can move a weight."""
+        active = [experience for experience in admitted if self._objective.teaches(experience)]
+        if not active:
+            return None
+        mine = rounds(active, self._homes.rank_of, self._ranks, self._packed)
+        return _Part(mine=mine, counts=self._objective.count(admitted))
+
+    def _epoch(self, part: _Part, step: int) -> dict[str, float]:
+        """One pass over a mini-batch and one update. The first pass fills its `starts`, the later ones read them."""
         totals: dict[str, float] = {}
-        for index, (each, batch) in enumerate(self._batches(mine)):
+        for index, (each, batch) in enumerate(self._batches(part.mine)):
             self._ranks.note(f"learning from {', '.join(_names(each.groups)) or 'a dummy'}")
             scores = self._policy.score(batch)
-            if index == len(starts):
-                starts.append(_Start(scores.logps_N.detach(), self._refer(batch)))
-            loss, parts = scores.logps_N.sum(), dict[str, float]()  # of nothing: 0, with a gradient of 0
+            if index == len(part.starts):
+                part.starts.append(_Start(scores.logps_N.detach(), self._refer(batch)))
+            loss, said = scores.logps_N.sum(), dict[str, float]()  # of nothing: 0, with a gradient of 0
             if each.groups:
-                loss, parts = self._objective(
+                loss, said = self._objective(
                     [experience for group in each.groups for experience in group],
-                    Scores(scores.logps_N, scores.entropies_N, *starts[index]),
-                    counts,
+                    Scores(scores.logps_N, scores.entropies_N, *part.starts[index]),
+                    part.counts,
                     step=step,
                 )
-            self._engine.backward(loss, last=index + 1 == len(mine))
-            _add(totals, {"learner/loss": float(loss.detach()), **parts})
+            self._engine.backward(loss, last=index + 1 == len(part.mine))
+            _add(totals, {"learner/loss": float(loss.detach()), **said})
         norms = self._engine.step(self._lr(step))
         everywhere: dict[str, float] = {}
         for of_rank in self._ranks.gather(totals):
@@ -198,6 +206,26 @@ class _Start(NamedTuple):
 
     logps_N: torch.Tensor
     reference_N: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A mini-batch: this rank's micro-batches, the denominators of all ranks', and how each micro-batch started."""
+
+    mine: Sequence[Round]
+    counts: Counts
+    starts: list[_Start] = field(default_factory=list)
+
+
+def _joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of an epoch's updates: means, but for extremes and what is counted; of the first alone, the gap."""
+    totals: dict[str, float] = {}
+    for update in updates:
+        _add(totals, update)
+    times = Counter(name for update in updates for name in update)
+    whole = {name for name in totals if name.endswith(("_max", "_min")) or name == _SKIPPED}
+    means = {name: value if name in whole else value / times[name] for name, value in totals.items() if name != _GAP}
+    return means | {name: value for name, value in updates[0].items() if name == _GAP}
 
 
 def _add(totals: dict[str, float], parts: Mapping[str, float]) -> None:

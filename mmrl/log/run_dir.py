@@ -98,6 +98,11 @@ class RunDir:
         return self.path / "engine"
 
     @property
+    def benchmarks(self) -> Path:
+        """Benchmarks taken in training: a folder for each, and in it one for each time."""
+        return self.path / "bench"
+
+    @property
     def adapter(self) -> Path:
         """The final adapter alone, as peft reads it, where the run trains one."""
         return self.path / "adapter"
@@ -174,6 +179,7 @@ class RunDir:
                 self.references,
                 self.outputs,
                 self.data,
+                self.benchmarks,
                 self.adapter,
                 self.model,
             ):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from mmrl.answer import checked, reframed
+from mmrl.answer.calls import turns
 from mmrl.batch import PromptTensors
 from mmrl.policy.encoder import Encoder, Feed
+from mmrl.policy.turns import Turns
 from mmrl.types import (
     Author,
     Finish,
@@ -33,10 +35,10 @@ class QwenProcessor:
     """Asks samples; every picture is opened, resized and cut into patches once.
 
     Patches of recent prompts stay in a cache of bounded size; a prompt that has left it is processed again and must
-    come out with the same digest.
+    come out with the same digest. Those of the last `held_steps` steps stay whatever their size. Threads take turns.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, *, held_steps: int = 1) -> None:
         self.encoder = encoder
         self.hf = encoder.hf
         self.tokenizer = encoder.hf.tokenizer
@@ -44,8 +46,10 @@ class QwenProcessor:
         self.placeholders = encoder.placeholders
         self._cache: OrderedDict[str, Feed] = OrderedDict()
         self._cached_bytes = 0
-        self._held: frozenset[str] = frozenset()
+        self._held: deque[frozenset[str]] = deque(maxlen=held_steps)
         self._shown: OrderedDict[str, PromptTensors] = OrderedDict()
+        self._shown_bytes = 0
+        self._turns = Turns()
 
     def ask(self, sample: Sample) -> Prompt:
         """The sample as the model reads it.
@@ -71,13 +75,16 @@ class QwenProcessor:
 
     def show(self, ref: MediaRef) -> Segment:
         """A medium as a tool shows it within a response. Raises UserError as `Encoder.show`."""
-        showing = self.encoder.show(ref)
-        segment = showing.segment
-        assert segment.view is not None
-        self._shown[segment.view.digest] = showing.tensors
-        while len(self._shown) > 1 and sum(each.nbytes for each in self._shown.values()) > _SHOWN_BYTES:
-            self._shown.popitem(last=False)
-        return segment
+        with self._turns:
+            showing = self.encoder.show(ref)
+            segment = showing.segment
+            assert segment.view is not None
+            before = self._shown.pop(segment.view.digest, None)
+            self._shown[segment.view.digest] = showing.tensors
+            self._shown_bytes += showing.tensors.nbytes - (before.nbytes if before else 0)
+            while len(self._shown) > 1 and self._shown_bytes > _SHOWN_BYTES:
+                self._shown_bytes -= self._shown.popitem(last=False)[1].nbytes
+            return segment
 
     def seen(self, view: View) -> PromptTensors:
         """What the model's forward needs of a medium that a tool showed; positions count from its first token.
@@ -85,16 +92,23 @@ class QwenProcessor:
         Raises:
             UserError: as `Encoder.show`, or it is not what it was when it was shown.
         """
-        if view.digest not in self._shown:
-            again = self.show(view.ref).view
-            if again is None or again.digest != view.digest:
-                raise UserError(f"{view.ref.path}: changed since a tool showed it; restore the file")
-        self._shown.move_to_end(view.digest)
-        return self._shown[view.digest]
+        with self._turns:
+            if view.digest not in self._shown:
+                again = self.show(view.ref).view
+                if again is None or again.digest != view.digest:
+                    raise UserError(f"{view.ref.path}: changed since a tool showed it; restore the file")
+            self._shown.move_to_end(view.digest)
+            return self._shown[view.digest]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        with self._turns:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def tokens(self, text: str, *, marks: bool = False) -> tuple[int, ...]:
+        """Ids of a text; with `marks`, those of the chat template are among them."""
+        with self._turns:
+            return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks).input_ids)
 
     def read(self, rollout: Rollout) -> Rollout:
         """The rollout with the text and the answer that its segments amount to.
@@ -156,19 +170,22 @@ class QwenProcessor:
         return self.grammar.render(answer, prompt.sample.thought)
 
     def _taught(self, prompt: Prompt, text: str, learn: Literal["response", "answer"]) -> tuple[Segment, ...]:
-        """A response's tokens and EOS; a token that the answer begins within belongs to it."""
-        words = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-        ids = (*words.input_ids, self.tokenizer.eos_token_id)
-        start = 0
-        if learn == "answer":
-            answer = self.grammar.answer_start(text)
-            if answer is None:
-                raise UserError(
-                    f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone"
-                )
-            start = sum(end <= answer for _, end in words.offset_mapping)
-        parts = ((ids[:start], Author.TRIGGER), (ids[start:], Author.TEACHER))
-        return tuple(Segment(ids=part, logps=(0.0,) * len(part), author=author) for part, author in parts if part)
+        """A response's tokens and EOS, in segments that end where it calls a tool; a token that the answer begins
+        within belongs to it.
+        """
+        answer = self.grammar.answer_start(text) if learn == "answer" else 0
+        if answer is None:
+            raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
+        segments: list[Segment] = []
+        for start, turn in turns(text):
+            words = self.tokenizer(
+                turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+            )
+            given = sum(start + end <= answer for _, end in words.offset_mapping)
+            eos = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
+            parts = ((words.input_ids[:given], Author.TRIGGER), (words.input_ids[given:] + eos, Author.TEACHER))
+            segments += [_unsampled(ids, author) for ids, author in parts if ids]
+        return tuple(segments)
 
     def process(self, sample: Sample) -> Feed:
         """What `ask` keeps, made anew. Raises as `Encoder.encode`."""
@@ -181,17 +198,19 @@ class QwenProcessor:
         return feed if feed is not None and feed.prompt.sample is sample else None
 
     def hold(self, samples: Sequence[Sample], feeds: Sequence[Feed]) -> None:
-        """Keep the feeds of a step's samples, whatever their size, until those of the next step are held."""
-        self._held = frozenset(sample.id for sample in samples)
-        for sample, feed in zip(samples, feeds, strict=True):  # a feed from another process carries a copy of its own
-            self._keep(replace(feed, prompt=replace(feed.prompt, sample=sample)))
+        """Keep the feeds of a step's samples, whatever their size, until those of `held_steps` later ones are held."""
+        with self._turns:
+            self._held.append(frozenset(sample.id for sample in samples))
+            for sample, feed in zip(samples, feeds, strict=True):  # one from another process has a copy of its own
+                self._keep(replace(feed, prompt=replace(feed.prompt, sample=sample)))
 
     def _text(self, segments: Sequence[Segment]) -> str:
         return self.decode([token for segment in segments for token in segment.ids])
 
     def _feed(self, sample: Sample) -> Feed:
-        feed = self.cached(sample)
-        return self._keep(self.process(sample) if feed is None else feed)
+        with self._turns:
+            feed = self.cached(sample)
+            return self._keep(self.process(sample) if feed is None else feed)
 
     def _keep(self, feed: Feed) -> Feed:
         """Put a feed last in the cache; the first ones leave it when it is full."""
@@ -199,9 +218,13 @@ class QwenProcessor:
         self._cached_bytes += feed.tensors.nbytes - (before.tensors.nbytes if before else 0)
         self._cache[feed.prompt.sample.id] = feed
         for key in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
-            if key not in self._held and self._cached_bytes > _CACHE_BYTES:
+            if self._cached_bytes > _CACHE_BYTES and not any(key in step for step in self._held):
                 self._cached_bytes -= self._cache.pop(key).tensors.nbytes
         return feed
+
+
+def _unsampled(ids: Sequence[int], author: Author) -> Segment:
+    return Segment(ids=tuple(ids), logps=(0.0,) * len(ids), author=author)
 
 
 def _second(segments: Sequence[Segment]) -> int | None:

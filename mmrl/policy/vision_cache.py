@@ -12,6 +12,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from mmrl.batch import Media
+from mmrl.policy.turns import Turns
 
 
 class Features(NamedTuple):
@@ -30,7 +31,7 @@ class VisionCache:
     """Features of recent media by their keys, at most `max_bytes` of them (but always the last).
 
     A medium is encoded alone: its features must not depend, not even in the last bit, on what else is in the batch or
-    in the cache, or a resumed run would differ from an uninterrupted one.
+    in the cache, or a resumed run would differ from an uninterrupted one. Threads take turns.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -38,6 +39,7 @@ class VisionCache:
         self._features: OrderedDict[str, Features] = OrderedDict()
         self._bytes = 0
         self._output: type[ModelOutput] | None = None
+        self._turns = Turns()
 
     @contextmanager
     def serving(self, tower: nn.Module, media: Media) -> Iterator[None]:
@@ -51,10 +53,11 @@ class VisionCache:
             pieces = torch.split(patches_ND, grid_thw.prod(dim=-1).tolist())
             found = []
             for key, piece, grid in zip(next(waiting), pieces, grid_thw, strict=True):
-                if key not in self._features:
-                    self._keep(key, encode(piece, grid_thw=grid[None], **options))
-                self._features.move_to_end(key)
-                found.append(self._features[key])
+                with self._turns:
+                    if key not in self._features:
+                        self._keep(key, encode(piece, grid_thw=grid[None], **options))
+                    self._features.move_to_end(key)
+                    found.append(self._features[key])
             return self._joined(found)
 
         tower.forward = forward

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
+from mmrl.answer.calls import CALL_END
 from mmrl.config.schema import ContinueWith, Probe, Steps, UseTools
 from mmrl.config.schema import Generate as GenerateOptions
-from mmrl.config.schema import Tool as ToolOptions
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Judge, Sampler
+from mmrl.ranks import Alone, Ranks
 from mmrl.rollout.partial import InChunks
 from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.program import Generate, Program, Step
 from mmrl.rollout.rethink import Rethink, Verdict, trigger_ids
-from mmrl.rollout.tool_calls import Tool
-from mmrl.rollout.use_tools import CLOSING, Toolbox
+from mmrl.rollout.tool_replies import FindTool, Workshop
+from mmrl.rollout.use_tools import Toolbox
 from mmrl.types import SamplingLaw, UserError
-
-FindTool = Callable[[ToolOptions], Tool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants.
-
-    `find_tool` makes a tool of its line in YAML, in whichever process it is called.
-    """
+    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants."""
 
     sampler: Sampler
     judge: Judge
@@ -36,7 +31,8 @@ class Kit:
     group_size: int
     groups: int
     seed: int
-    find_tool: FindTool
+    workshop: Workshop
+    ranks: Ranks = field(default_factory=Alone)
 
 
 def compose(steps: Steps, kit: Kit) -> Program:
@@ -46,7 +42,7 @@ def compose(steps: Steps, kit: Kit) -> Program:
         UserError: a trigger cannot be said.
     """
     if any(isinstance(step, UseTools) for step in steps):
-        kit = replace(kit, law=replace(kit.law, stop=(*kit.law.stop, CLOSING)))
+        kit = replace(kit, law=replace(kit.law, stop=(*kit.law.stop, CALL_END)))
     return Program(
         generate=_first(steps, kit),
         steps=tuple(_step(step, kit) for step in steps if not isinstance(step, GenerateOptions)),
@@ -82,6 +78,7 @@ def _first(steps: Steps, kit: Kit) -> Generate | InChunks:
         law=kit.law,
         chunk=options.chunk,
         wanted=kit.groups,
+        ranks=kit.ranks,
         token_budget=options.token_budget,
     )
 
@@ -91,13 +88,8 @@ def _step(options: ContinueWith | UseTools | Probe, kit: Kit) -> Step:
         case Probe():
             return Blindfold(options=options, asker=kit.processor, sampler=kit.sampler, law=kit.law)
         case UseTools():
-            return Toolbox(
-                options=options,
-                loads={tool.called: partial(kit.find_tool, tool) for tool in options.tools},
-                sampler=kit.sampler,
-                processor=kit.processor,
-                law=kit.law,
-            )
+            replies = kit.workshop.replies(options, kit.processor)
+            return Toolbox(replies=replies, sampler=kit.sampler, law=kit.law)
         case ContinueWith():
             return _rethink(options, kit)
 

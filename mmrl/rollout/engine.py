@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mmrl.algo.seeds import derive
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Learner
+from mmrl.rollout.response import Drawn, begun, longer
 from mmrl.rollout.weights import Weights
-from mmrl.types import Answer, Author, Experience, Finish, Prompt, Rollout, SamplingLaw, Segment, UserError
+from mmrl.types import Experience, Finish, Prompt, Rollout, SamplingLaw, UserError
 
 _SEEDS = 2**62  # siblings count on from it, and it must stay a signed number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Go on `times` times behind a prompt and its `tail`; the i-th sibling draws with the seed `seed + i`."""
+    """Go on `times` times behind what there is of a response; the i-th sibling draws with the seed `seed + i`."""
 
-    prompt: Prompt
-    tail: tuple[int, ...] = ()
+    begun: Rollout
     times: int
     seed: int
     law: SamplingLaw
@@ -43,14 +43,6 @@ class Request:
             "ignore_eos": True,  # a model's own config may name more tokens than the one that ends a response here
             "detokenize": bool(self.law.stop),
         }
-
-
-class Drawn(NamedTuple):
-    """What an engine drew for a request, once."""
-
-    ids: tuple[int, ...]
-    logps: tuple[float, ...]
-    finish: Finish
 
 
 def drawn(ids: Sequence[int], logps: Sequence[float], finish: str | None, stopped_by: object) -> Drawn:
@@ -120,9 +112,16 @@ class EngineSampler:
     """Samples by an engine that several samplers share; whoever made the engine closes it."""
 
     def __init__(
-        self, publisher: Publisher, processor: QwenProcessor, *, salt: Sequence[str | int], version: int = 0
+        self,
+        publisher: Publisher,
+        processor: QwenProcessor,
+        *,
+        longest: int,
+        salt: Sequence[str | int],
+        version: int = 0,
     ) -> None:
-        self._publisher, self._processor = publisher, processor
+        """`longest` is how many tokens of a sequence the engine takes."""
+        self._publisher, self._processor, self._longest = publisher, processor, longest
         self._salt, self._version = tuple(salt), version
 
     def sync(self, version: int) -> None:
@@ -136,51 +135,44 @@ class EngineSampler:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
     ) -> list[list[Rollout]]:
-        """`group_size` rollouts per prompt, in order."""
+        """`group_size` rollouts per prompt, in order. Raises UserError where one has no room."""
         requests = [
-            Request(prompt=prompt, times=group_size, seed=self._seed(step, prompt.sample.id), law=law)
+            Request(begun=begun(prompt, 0, law), times=group_size, seed=self._seed(step, prompt.sample.id), law=law)
             for prompt in prompts
         ]
-        groups = zip(prompts, self._publisher.engine.draw(requests), strict=True)
-        return [[self._longer(_begun(prompt, i, law), one, law) for i, one in enumerate(of)] for prompt, of in groups]
+        groups = zip(prompts, self._drawn(requests), strict=True)
+        return [[self._longer(begun(prompt, i, law), one, law) for i, one in enumerate(of)] for prompt, of in groups]
 
     def extend(self, rollouts: Sequence[Rollout], law: SamplingLaw, *, step: int) -> list[Rollout]:
         """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY.
 
         Raises:
-            UserError: a tool showed a picture or video in one of them.
+            UserError: one has no room for as many tokens as the law allows.
         """
-        if any(rollout.views for rollout in rollouts):
-            raise UserError("a tool showed a picture or video, behind which only rollout.engine=hf can go on")
         requests = [
             Request(
-                prompt=rollout.prompt,
-                tail=tuple(token for segment in rollout.segments for token in segment.ids),
+                begun=rollout,
                 times=1,
                 seed=self._seed(step, rollout.prompt.sample.id, rollout.index, len(rollout.segments)),
                 law=law,
             )
             for rollout in rollouts
         ]
-        answers = self._publisher.engine.draw(requests)
+        answers = self._drawn(requests)
         return [self._longer(rollout, one, law) for rollout, (one,) in zip(rollouts, answers, strict=True)]
+
+    def _drawn(self, requests: Sequence[Request]) -> list[list[Drawn]]:
+        for request in requests:
+            length = len(request.begun.prompt.ids) + request.begun.num_tokens
+            if length + request.law.max_new_tokens > self._longest:
+                raise UserError(
+                    f"sample {request.begun.prompt.sample.id}: {length} tokens, and {request.law.max_new_tokens} more, "
+                    f"are beyond the {self._longest} that the rollout engine takes"
+                )
+        return self._publisher.engine.draw(requests)
 
     def _seed(self, *of: str | int) -> int:
         return derive(*self._salt, *of) % _SEEDS
 
     def _longer(self, rollout: Rollout, one: Drawn, law: SamplingLaw) -> Rollout:
-        """A rollout with one more segment."""
-        segment = Segment(
-            ids=one.ids,
-            logps=one.logps,
-            author=Author.POLICY,
-            version=self._version,
-            law=None if law == rollout.law else law,
-        )
-        return self._processor.read(replace(rollout, segments=(*rollout.segments, segment), finish=one.finish))
-
-
-def _begun(prompt: Prompt, index: int, law: SamplingLaw) -> Rollout:
-    """A response that has no token yet."""
-    nothing = Answer(text=None, thought=None, value=None)
-    return Rollout(prompt=prompt, index=index, segments=(), text="", answer=nothing, finish=Finish.LENGTH, law=law)
+        return longer(rollout, one, law, version=self._version, processor=self._processor)

@@ -18,13 +18,13 @@ from mmrl.batch import collate_prompts, collate_responses
 from mmrl.policy.law import draw, law_logps
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
-from mmrl.types import Answer, Author, Finish, Prompt, Rollout, SamplingLaw, Segment
+from mmrl.rollout.response import Drawn, begun, longer
+from mmrl.types import Finish, Prompt, Rollout, SamplingLaw
 
 if TYPE_CHECKING:
     from transformers import Cache
 
 _TOKENS_AT_ONCE = 2**18
-_NOTHING = Answer(text=None, thought=None, value=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,8 @@ class HfSampler:
         self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
     ) -> list[list[Rollout]]:
         """`group_size` rollouts per prompt, in order."""
-        begun = [_begun(prompt, index, law) for prompt in prompts for index in range(group_size)]
-        drawn = self.extend(begun, law, step=step)
+        empty = [begun(prompt, index, law) for prompt in prompts for index in range(group_size)]
+        drawn = self.extend(empty, law, step=step)
         return [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
 
     def extend(self, rollouts: Sequence[Rollout], law: SamplingLaw, *, step: int) -> list[Rollout]:
@@ -164,16 +164,9 @@ class HfSampler:
     ) -> Rollout:
         """A rollout with one more segment."""
         ids, logps = drawn
-        segment = Segment(
-            ids=tuple(ids),
-            logps=tuple(logps),
-            author=Author.POLICY,
-            version=self._version,
-            law=None if law == rollout.law else law,
-        )
         finish = Finish.STOP if stops.complete(ids) else Finish.LENGTH
         finish = Finish.EOS if ids[-1] == self._eos else finish
-        return self._processor.read(replace(rollout, segments=(*rollout.segments, segment), finish=finish))
+        return longer(rollout, Drawn(ids, logps, finish), law, version=self._version, processor=self._processor)
 
 
 class _Stops:
@@ -194,8 +187,3 @@ class _Stops:
             text = self._decode([last])
             self._may[last] = any(char in text or not char.isascii() for char in self._lasts)
         return self._may[last] and any(string in self._decode(ids[-self._window :]) for string in self._strings)
-
-
-def _begun(prompt: Prompt, index: int, law: SamplingLaw) -> Rollout:
-    """A response that has no token yet."""
-    return Rollout(prompt=prompt, index=index, segments=(), text="", answer=_NOTHING, finish=Finish.LENGTH, law=law)

@@ -6,9 +6,10 @@ Source: APRIL, arXiv:2509.18521. Departure: whole groups wait, so that every gro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mmrl.ports import Sampler
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import Answers, Finish, Prompt, Rollout, SamplingLaw
 
 Group = tuple[Rollout, ...]
@@ -16,7 +17,10 @@ Group = tuple[Rollout, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InChunks:
-    """Draws `chunk` tokens of every open response, then looks: is `wanted` groups complete, or `token_budget` spent?"""
+    """Draws `chunk` tokens of every open response, then looks: is `wanted` groups complete, or `token_budget` spent?
+
+    Counted over all `ranks`, which look together.
+    """
 
     sampler: Sampler
     group_size: int
@@ -24,9 +28,10 @@ class InChunks:
     chunk: int
     wanted: int
     token_budget: int | None = None
+    ranks: Ranks = field(default_factory=Alone)
 
     def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[Group] = ()) -> Answers:
-        """The complete groups, at least one; the others are pending."""
+        """The complete groups, at least one on all ranks together; the others are pending."""
         first = replace(self.law, max_new_tokens=min(self.chunk, self.law.max_new_tokens))
         begun = self.sampler.generate(prompts, self.group_size, first, step=step)
         groups: list[Group] = [*pending, *(tuple(replace(r, law=self.law) for r in group) for group in begun)]
@@ -47,10 +52,11 @@ class InChunks:
             },
         )
 
-    def _enough(self, groups: Sequence[Group], spent: int) -> bool:
-        complete = sum(map(self._complete, groups))
+    def _enough(self, groups: Sequence[Group], drawn: int) -> bool:
+        mine = (sum(map(self._complete, groups)), len(groups), drawn)
+        complete, begun, spent = map(sum, zip(*self.ranks.gather(mine), strict=True))
         over = self.token_budget is not None and spent >= self.token_budget
-        return complete >= min(self.wanted, len(groups)) or (over and complete > 0)
+        return complete >= min(self.wanted, begun) or (over and complete > 0)
 
     def _complete(self, group: Group) -> bool:
         return not any(map(self._open, group))

@@ -1,14 +1,17 @@
-"""An engine that several ranks ask, and one feeds."""
+"""Engines whose weights come by a way of their own: where several ranks ask, or where drawing and learning overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from mmrl.ranks import Ranks
-from mmrl.rollout.engine import Drawn, Engine, Request
+from mmrl.rollout.engine import Engine, Request
 from mmrl.rollout.relay import Relay
-from mmrl.rollout.weights import Weights
+from mmrl.rollout.response import Drawn
+from mmrl.rollout.weights import Shape, Weights
 
 
 class FedByFirst:
@@ -39,3 +42,45 @@ class FedByFirst:
     def close(self) -> None:
         """Part from the servers."""
         self._engine.close()
+
+
+class Remembering:
+    """Servers that draw while the learner learns: one that dies then is given the weights that it had."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def draw(self, requests: Sequence[Request]) -> list[list[Drawn]]:
+        """As the engine."""
+        return self._engine.draw(requests)
+
+    def load(self, weights: Weights) -> None:
+        """Keep a copy in host memory, and load that. Raises as the engine does."""
+        self._engine.load(_Held(weights))
+
+    def load_adapter(self, folder: Path) -> None:
+        """As the engine: nobody writes to the folder before the next sync."""
+        self._engine.load_adapter(folder)
+
+    def rest(self) -> None:
+        """As the engine."""
+        self._engine.rest()
+
+    def close(self) -> None:
+        """As the engine."""
+        self._engine.close()
+
+
+class _Held:
+    """Weights as they were, in host memory; each comes back on the device that it was on."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._held = {name: (tensor.detach().to("cpu", copy=True), tensor.device) for name, tensor in weights}
+
+    def shapes(self) -> list[Shape]:
+        """What a pass will bring."""
+        return [Shape(name, tensor.dtype, tuple(tensor.shape)) for name, (tensor, _) in self._held.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass over them."""
+        return ((name, tensor.to(device)) for name, (tensor, device) in self._held.items())

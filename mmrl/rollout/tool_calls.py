@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.pool
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from multiprocessing.pool import AsyncResult
 from typing import Any, NamedTuple
@@ -35,20 +35,18 @@ class Job(NamedTuple):
 
 
 class Workers:
-    """Processes that call tools, `count` at once; one that exceeds the deadline is killed and replaced."""
+    """Processes that call tools, `count` at once, from the first call until they are closed; one that exceeds the
+    deadline is killed and replaced.
+    """
 
     def __init__(self, loads: Sequence[Callable[[], Tool]], count: int, deadline_s: float) -> None:
         self._loads, self._deadline_s = tuple(loads), deadline_s
         self._pools: list[multiprocessing.pool.Pool | None] = [None] * count
 
-    @contextmanager
-    def open(self) -> Iterator[Workers]:
-        """Within this block they run, from the first call on."""
-        try:
-            yield self
-        finally:
-            for place in range(len(self._pools)):
-                self._end(place)
+    def close(self) -> None:
+        """End them."""
+        for place in range(len(self._pools)):
+            self._end(place)
 
     def run(self, jobs: Sequence[Job]) -> list[Said]:
         """What came of each, in order."""
@@ -75,7 +73,9 @@ class Workers:
         """A pool of one process, so that killing it ends one call alone."""
         pool = self._pools[place]
         if pool is None:
-            pool = self._pools[place] = multiprocessing.get_context("spawn").Pool(1)
+            ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which lets the step end
+            pool = multiprocessing.get_context("spawn").Pool(1, initializer=signal.signal, initargs=ignore)
+            self._pools[place] = pool
             pool.apply(_warm_up, (self._loads,))  # no deadline pays for the start of a process and for imports
         return pool
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,15 @@ import numpy as np
 import torch
 
 from mmrl.policy.processor import QwenProcessor
-from mmrl.rollout.engine import Drawn, Request, drawn
+from mmrl.rollout.engine import Request, drawn
+from mmrl.rollout.response import Drawn
 from mmrl.rollout.weights import Print, Weights, check_arrival, check_model, recorded
 from mmrl.types import UserError
 
 if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput
+    from vllm import LLM
+    from vllm.inputs import EngineInput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 _ADAPTER = "policy"
 # vLLM reads these as it is imported. One process, so that weights are handed over rather than sent; threads stay with
@@ -31,20 +35,35 @@ _ENVIRONMENT = {
 }
 
 
+def environment(*, cuda: bool) -> dict[str, str]:
+    """Variables that have to be set before vLLM is imported."""
+    return _ENVIRONMENT | ({} if cuda else {"TORCHDYNAMO_DISABLE": "1"})
+
+
 class VllmEngine:
     """An engine of this process, which can have one only: a second would end the first one's groups."""
 
-    def __init__(self, model: str, processor: QwenProcessor, arguments: Mapping[str, Any], *, cuda: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        processor: QwenProcessor,
+        arguments: Mapping[str, Any],
+        *,
+        cuda: bool,
+        restarts: int,
+        warn: Callable[[str], None],
+    ) -> None:
         """Start it on the folder or hub id `model`; random numbers and threads of this process stay as they are.
+
+        One that fails is started anew `restarts` times, and `warn` is told.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.
             RuntimeError: this process has an engine.
         """
-        for name, value in (_ENVIRONMENT | ({} if cuda else {"TORCHDYNAMO_DISABLE": "1"})).items():
+        for name, value in environment(cuda=cuda).items():
             os.environ.setdefault(name, value)
         try:
-            from vllm import LLM
             from vllm.distributed.parallel_state import model_parallel_is_initialized
         except ModuleNotFoundError as error:
             raise UserError(
@@ -53,37 +72,34 @@ class VllmEngine:
             ) from error
         if model_parallel_is_initialized():
             raise RuntimeError("this process has a vLLM engine; one more would end its groups: start another process")
-        self._processor = processor
+        self._model, self._processor, self._arguments = model, processor, arguments
         self._eos: int = processor.tokenizer.eos_token_id
-        self._naps = cuda
+        self._naps, self._restarts, self._warn = cuda, restarts, warn
+        self._is_guest = torch.distributed.is_initialized()  # the groups of torch are the learner's
         self._asleep = False
         self._adapter: Any = None
-        with _undisturbed():
-            try:
-                self._llm = LLM(model, **arguments, enable_sleep_mode=cuda)
-            except (ValueError, NotImplementedError) as error:
-                raise UserError(f"rollout.engine: vLLM cannot run this model: {error}") from error
+        self._restore: Callable[[], None] = lambda: None
+        self._llm = self._started()
 
     def draw(self, requests: Sequence[Request]) -> list[list[Drawn]]:
-        """The siblings of each request, in order."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        """The siblings of each request, in order.
 
+        Raises:
+            UserError: placeholders, grids and patches disagree.
+            RuntimeError: the engine failed, once more than it may.
+        """
         from mmrl.rollout.vllm_inputs import engine_input
 
         self._wake()
-        engine = self._llm.llm_engine
-        for number, request in enumerate(requests):
-            engine.add_request(
-                str(number),
-                engine_input(request.prompt, self._processor, request.tail),
-                SamplingParams(**request.parameters(self._eos), output_kind=RequestOutputKind.FINAL_ONLY),
-                lora_request=self._adapter,
-            )
-        finished: dict[int, Sequence[CompletionOutput]] = {}
-        while engine.has_unfinished_requests():
-            finished |= {int(output.request_id): output.outputs for output in engine.step() if output.finished}
-        return [[_drawn(completion) for completion in finished[number]] for number in range(len(requests))]
+        inputs = [engine_input(request.begun, self._processor) for request in requests]
+        while True:
+            try:
+                return self._draw(requests, inputs)
+            except RuntimeError as failure:
+                if not self._restarts:
+                    raise
+                why = str(failure)
+            self._revive(why)  # out here, as an exception that is being handled keeps what it came from in memory
 
     def load(self, weights: Weights) -> None:
         """Hand over the very tensors, by vLLM's own reloading.
@@ -98,6 +114,7 @@ class VllmEngine:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorded(weights, sent)})
         self._forget()
         check_arrival(sent, self._prints())
+        self._restore = lambda: self.load(weights)
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, in place of the one before."""
@@ -108,6 +125,7 @@ class VllmEngine:
         self._llm.llm_engine.add_lora(self._adapter)
         self._adapter = LoRARequest(_ADAPTER, 1, str(folder))  # or every request would read the files again
         self._forget()
+        self._restore = lambda: self.load_adapter(folder)
 
     def rest(self) -> None:
         """On a GPU: move the weights to the host, give up the caches."""
@@ -116,11 +134,48 @@ class VllmEngine:
             self._asleep = True
 
     def close(self) -> None:
-        """Shut the engine down, and leave its process groups."""
-        from vllm.distributed import cleanup_dist_env_and_memory
+        """Shut the engine down, and end its process groups; those that it found stay."""
+        client = self._llm.llm_engine.engine_core
+        del self._llm
+        with _groups_kept() if self._is_guest else nullcontext():
+            client.shutdown()
+        del client
+        gc.collect()  # its memory, which a successor must find free
 
-        self._llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
+    def _started(self) -> LLM:
+        from vllm import LLM
+
+        with _undisturbed():
+            try:
+                return LLM(self._model, **self._arguments, enable_sleep_mode=self._naps)
+            except (ValueError, NotImplementedError) as error:
+                raise UserError(f"rollout.engine: vLLM cannot run this model: {error}") from error
+
+    def _revive(self, why: str) -> None:
+        """Start the engine anew, with the weights that it had last."""
+        self._restarts -= 1
+        self._warn(f"the rollout engine failed ({why}); it is started anew, and asked again")
+        self.close()
+        self._asleep, self._adapter = False, None
+        self._llm = self._started()
+        self._restore()
+
+    def _draw(self, requests: Sequence[Request], inputs: Sequence[EngineInput]) -> list[list[Drawn]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self._llm.llm_engine
+        for number, (request, ready) in enumerate(zip(requests, inputs, strict=True)):
+            parameters = SamplingParams(**request.parameters(self._eos), output_kind=RequestOutputKind.FINAL_ONLY)
+            engine.add_request(str(number), ready, parameters, lora_request=self._adapter)
+        finished: dict[int, RequestOutput] = {}
+        while engine.has_unfinished_requests():
+            finished |= {int(output.request_id): output for output in engine.step() if output.finished}
+        for number, ready in enumerate(inputs):
+            if finished[number].prompt_token_ids != ready["prompt_token_ids"]:
+                name = requests[number].begun.prompt.sample.id
+                raise RuntimeError(f"sample {name}: the rollout engine read other tokens than it was given")
+        return [[_drawn(one) for one in finished[number].outputs] for number in range(len(requests))]
 
     def _wake(self) -> None:
         if self._asleep:
@@ -143,6 +198,20 @@ class VllmEngine:
 def _drawn(completion: CompletionOutput) -> Drawn:
     logps = [found[token].logprob for token, found in zip(completion.token_ids, completion.logprobs, strict=True)]
     return drawn(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
+
+
+@contextmanager
+def _groups_kept() -> Iterator[None]:
+    """An engine that shuts down ends every process group of torch: let it end those of its models alone."""
+    from vllm.distributed.parallel_state import destroy_model_parallel
+    from vllm.v1.engine import core
+
+    kept = core.cleanup_dist_env_and_memory
+    core.cleanup_dist_env_and_memory = destroy_model_parallel
+    try:
+        yield
+    finally:
+        core.cleanup_dist_env_and_memory = kept
 
 
 @contextmanager

@@ -8,68 +8,68 @@ Letters: N patches, D values a patch, M media of one modality.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
 from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-from mmrl.batch import PromptTensors, check_media
+from mmrl.batch import Media, Stretch, media_of
 from mmrl.policy.families import Clock
 from mmrl.policy.processor import QwenProcessor
-from mmrl.types import ImageRef, Prompt, VideoRef
+from mmrl.types import Rollout
 
 
-def engine_input(prompt: Prompt, processor: QwenProcessor, tail: Sequence[int] = ()) -> EngineInput:
-    """What `LLMEngine.add_request` takes for a prompt and the text tokens behind it.
+def engine_input(begun: Rollout, processor: QwenProcessor) -> EngineInput:
+    """What `LLMEngine.add_request` takes for a prompt and what there is of the response: all tokens, all media.
 
-    What the engine encodes, it keeps under the prompt's digest.
+    What the engine encodes, it keeps under the digest of the prompt, or of what a tool showed.
 
     Raises:
-        UserError: as `QwenProcessor.tensors`; or placeholders, grids and patches disagree.
+        UserError: as `QwenProcessor.tensors` and `seen`; or placeholders, grids and patches disagree.
     """
-    tensors = processor.tensors(prompt)
-    check_media(prompt, tensors, processor.placeholders)
-    ids = [*prompt.ids, *tail]
-    if not prompt.grids:
+    stretches = Stretch.of_prompt(begun.prompt, processor), Stretch.of_response(begun, processor)
+    ids = [token for stretch in stretches for token in stretch.ids]
+    media = media_of(stretches)
+    keys = {name: list(found) for name, found in (("image", media.image_keys), ("video", media.video_keys)) if found}
+    if not keys:
         return tokens_input(ids)
-    ranges = {name: found for name, found in _ranges(prompt, processor).items() if found}
-    hashes = {name: [f"{prompt.digest}-{name}-{m}" for m in range(len(found))] for name, found in ranges.items()}
-    return mm_input(ids, _arguments(prompt, tensors, processor), hashes, ranges)
+    ranges = {name: found for name, found in _ranges(ids, media, processor).items() if found}
+    seconds = [part.seconds_V for stretch in stretches for part in stretch.tensors]
+    timed = {"second_per_grid_ts": torch.cat(seconds)} if processor.encoder.family.clock is Clock.SECONDS else {}
+    return mm_input(ids, _arguments(media, timed), keys, ranges)
 
 
-def _arguments(prompt: Prompt, tensors: PromptTensors, processor: QwenProcessor) -> MultiModalKwargsItems:
+def _arguments(media: Media, timed: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
     """What the engine's model is called with, cut into one part per medium."""
-    images, videos = _grids(prompt, ImageRef), _grids(prompt, VideoRef)
     arguments = {
-        "pixel_values": tensors.images_ND,
-        "image_grid_thw": images,
-        "pixel_values_videos": tensors.videos_ND,
-        "video_grid_thw": videos,
+        "pixel_values": media.images_ND,
+        "image_grid_thw": media.image_grids_I3,
+        "pixel_values_videos": media.videos_ND,
+        "video_grid_thw": media.video_grids_V3,
+        **timed,
     }
-    if processor.encoder.family.clock is Clock.SECONDS:
-        arguments["second_per_grid_ts"] = tensors.seconds_V
     cuts = {
-        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", images.prod(dim=1)),
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        "pixel_values_videos": MultiModalFieldConfig.flat_from_sizes("video", videos.prod(dim=1)),
+        "pixel_values_videos": MultiModalFieldConfig.flat_from_sizes("video", media.video_grids_V3.prod(dim=1)),
         "video_grid_thw": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
         "second_per_grid_ts": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
     }
     return MultiModalKwargsItems.from_hf_inputs(arguments, cuts)
 
 
-def _ranges(prompt: Prompt, processor: QwenProcessor) -> dict[str, list[PlaceholderRange]]:
+def _ranges(ids: Sequence[int], media: Media, processor: QwenProcessor) -> dict[str, list[PlaceholderRange]]:
     """Where the media stand in the ids."""
     known = processor.placeholders
-    images, videos = (_grids(prompt, kind).prod(dim=1) // known.merge**2 for kind in (ImageRef, VideoRef))
+    images, videos = (grids.prod(dim=1) // known.merge**2 for grids in (media.image_grids_I3, media.video_grids_V3))
     stamped = processor.encoder.family.clock is Clock.STAMPS
     return {
-        "image": [PlaceholderRange(places[0], len(places)) for places in _places(prompt.ids, known.image, images)],
+        "image": [PlaceholderRange(places[0], len(places)) for places in _places(ids, known.image, images)],
         "video": [
-            _stamped_range(prompt.ids, places) if stamped else PlaceholderRange(places[0], len(places))
-            for places in _places(prompt.ids, known.video, videos)
+            _stamped_range(ids, places) if stamped else PlaceholderRange(places[0], len(places))
+            for places in _places(ids, known.video, videos)
         ],
     }
 
@@ -84,9 +84,3 @@ def _stamped_range(ids: Sequence[int], places: Sequence[int]) -> PlaceholderRang
     """A video with words between its frames; it begins with the <|vision_start|> by which the engine finds frames."""
     start, end = places[0] - 1, places[-1] + 1
     return PlaceholderRange(start, end - start, is_embed=torch.tensor(ids[start:end]) == ids[places[0]])
-
-
-def _grids(prompt: Prompt, kind: type[ImageRef] | type[VideoRef]) -> torch.Tensor:
-    """Grids of the media of one kind, int64 [M, 3]."""
-    pairs = zip(prompt.sample.media, prompt.grids, strict=True)
-    return torch.tensor([grid for ref, grid in pairs if isinstance(ref, kind)], dtype=torch.int64).reshape(-1, 3)

@@ -2,216 +2,50 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib import request as http
-from urllib.error import HTTPError
 
-from vllm.distributed.weight_transfer.base import TrainerInitInfo
-from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.entrypoints.scale_out.token_in_token_out.mm_features import extract_mm_features
 
 from mmrl.config.schema import Server
 from mmrl.policy.processor import QwenProcessor
-from mmrl.rollout.engine import Drawn, Request, drawn
+from mmrl.rollout.engine import Request, drawn
+from mmrl.rollout.response import Drawn
 from mmrl.rollout.vllm_inputs import engine_input
-from mmrl.rollout.vllm_transfer import BACKEND, FileSend, Recorded, read_prints, register
-from mmrl.rollout.weights import Weights, check_arrival, check_model
+from mmrl.rollout.vllm_replica import ADAPTER, Failed, Replica, free_port
+from mmrl.rollout.vllm_transfer import BACKEND, register
+from mmrl.rollout.weights import Weights
 from mmrl.types import Prompt, UserError
 
-_ADAPTER = "policy"
 _AT_ONCE = 64  # requests under way to a replica; it has its own queue, and this only keeps it filled
-_ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # weights, caches and workers can be reached
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-class Failed(Exception):
-    """A replica did not answer, or answered that it is broken."""
-
-
-class Replica:
-    """One server, at a URL; ours to start again where `command` says how."""
-
-    def __init__(
-        self, url: str, options: Server, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
-    ) -> None:
-        self.url = url
-        self._options, self._command, self._device, self._log = options, command, device, log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
-        self._sender: Any = None
-        self._source: Recorded | None = None
-        self.adapted = False
-
-    def start(self) -> None:
-        """Start it, if it is ours; `wait` until it answers."""
-        if not self._command:
-            return
-        chosen = {"CUDA_VISIBLE_DEVICES": self._device} if self._device else {}
-        self._starts += 1
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env={**os.environ, **_ENVIRONMENT, **chosen},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the run's business, which ends its servers itself
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one call into the kernel, which takes no lock
-            )
-
-    def wait(self) -> None:
-        """Return once it is up.
-
-        Raises:
-            UserError: it is not, within the deadline.
-        """
-        deadline = time.monotonic() + (self._options.start_s if self._command else self._options.deadline_s)
-        while time.monotonic() < deadline:
-            with suppress(Failed):
-                self.ask("health", timeout=5.0)
-                return
-            if self._process is not None and self._process.poll() is not None:
-                raise UserError(f"the rollout server {self.url} ended as it started; its last words:\n{self._words()}")
-            time.sleep(0.2)
-        raise UserError(f"no rollout server answers at {self.url}; start it, or correct rollout.server.urls")
-
-    def revive(self, failure: Failed) -> None:
-        """Start it again.
-
-        Raises:
-            UserError: it is not ours, or has been started often enough.
-        """
-        if self._starts == 0 or self._starts > self._options.restarts:
-            words = f"; its last words:\n{self._words()}" if self._command else ""
-            raise UserError(f"the rollout server {self.url} failed: {failure}{words}") from failure
-        self.end()
-        self._sender = None
-        self.adapted = False
-        self.start()
-        self.wait()
-
-    def end(self) -> None:
-        """End it, and the workers it has started."""
-        if self._process is None:
-            return
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10.0)
-        self._process = None
-
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> dict[str, Any]:
-        """POST `body` as JSON, or GET where there is none; the reply, from JSON.
-
-        Raises:
-            Failed: no reply within the deadline, or an error of the server's.
-            UserError: the server refuses the request.
-        """
-        timeout = timeout or self._options.deadline_s
-        data = None if body is None else json.dumps(body).encode()
-        asked = http.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
-        try:
-            with http.build_opener(http.ProxyHandler({})).open(asked, timeout=timeout) as reply:
-                text = reply.read()
-        except HTTPError as error:
-            said = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
-            if error.code < 500:
-                raise UserError(f"the rollout server {self.url} refuses {path}: {said}") from error
-            raise Failed(said) from error
-        except TimeoutError as error:
-            raise Failed(f"no answer to {path} within {timeout:g} s (rollout.server.deadline_s)") from error
-        except (OSError, HTTPException) as error:
-            raise Failed(f"unreachable ({error})") from error
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
-
-    def load(self, weights: Weights, spread: int) -> None:
-        """Send it weights by the transfer that the options name, and compare prints.
-
-        Raises:
-            UserError: they are another model's.
-            Failed: it died of it.
-            RuntimeError: they did not arrive.
-        """
-        if self._sender is None:
-            check_model(weights, self._prints())
-            self._source = Recorded(weights)
-            client = _Client(self.ask)
-            self._sender = WeightTransferTrainerFactory.trainer_init(
-                _sending(self._options, spread), client=client, source=self._source
-            )
-        self._sender.send_weights()
-        self._forget()
-        check_arrival(self._source.prints if self._source else {}, self._prints())
-
-    def load_adapter(self, folder: Path) -> None:
-        """Use the adapter in `folder`, which it must be able to read."""
-        self.ask(
-            "v1/load_lora_adapter", {"lora_name": _ADAPTER, "lora_path": str(folder), "load_inplace": self.adapted}
-        )
-        self.adapted = True
-        self._forget()
-
-    def _forget(self) -> None:
-        for cache in ("prefix", "mm", "encoder"):
-            self.ask(f"reset_{cache}_cache", {})
-
-    def _prints(self) -> dict[str, Any]:
-        (plain, *_) = self.ask("collective_rpc", {"method": "prints"})["results"]
-        return read_prints(plain)
-
-    def _words(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
-
-
-class _Client(HTTPVLLMWeightSyncClient):
-    """vLLM's own, with our deadlines and words for failures."""
-
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
-
-    def _post(self, path: str, json: dict[str, Any] | None = None) -> None:
-        self._ask(path, json or {})
 
 
 class ServerEngine:
     """Requests are shared out among the replicas; what one leaves unanswered is asked again, with the same seeds."""
 
-    def __init__(self, replicas: Sequence[Replica], processor: QwenProcessor, *, spread: int) -> None:
-        """Start those that are ours, and wait for all; `spread` is the number of workers of each.
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        processor: QwenProcessor,
+        *,
+        spread: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Start those that are ours, and wait for all; `spread` is the number of workers of each. `warn` is told of one
+        that had to be started again.
 
         Raises:
             UserError: one is not up in time.
         """
         register()
-        self._replicas, self._processor, self._spread = replicas, processor, spread
+        self._replicas, self._processor, self._spread, self._warn = replicas, processor, spread, warn
         self._eos: int = processor.tokenizer.eos_token_id
         self._restore: Callable[[Replica], None] = lambda replica: None
+        self._closed = False
         try:
             for replica in replicas:
                 replica.start()
@@ -236,8 +70,9 @@ class ServerEngine:
                 except Failed as failure:
                     failures[replica] = failure
             for replica, why in failures.items():
-                replica.revive(why)
-                self._restore(replica)
+                if self._closed:
+                    raise why
+                self._revive(replica, why)
         return [answers[number] for number in range(len(requests))]
 
     def load(self, weights: Weights) -> None:
@@ -254,7 +89,8 @@ class ServerEngine:
         """It has devices of its own."""
 
     def close(self) -> None:
-        """End the replicas that are ours."""
+        """End the replicas that are ours; what another thread is drawing fails."""
+        self._closed = True
         for replica in self._replicas:
             replica.end()
 
@@ -263,8 +99,13 @@ class ServerEngine:
             try:
                 self._restore(replica)
             except Failed as failure:
-                replica.revive(failure)
-                self._restore(replica)
+                self._revive(replica, failure)
+
+    def _revive(self, replica: Replica, failure: Failed) -> None:
+        """Start it again, with the weights that it had last. Raises as `Replica.revive`."""
+        replica.revive(failure)
+        self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
+        self._restore(replica)
 
     def _asked(
         self, requests: Sequence[Request], numbers: Sequence[int]
@@ -278,20 +119,20 @@ class ServerEngine:
         return asked
 
     def _body(self, request: Request, replica: Replica) -> dict[str, Any]:
-        ready = engine_input(request.prompt, self._processor, request.tail)
-        check_placeholders(request.prompt, ready)
+        ready = engine_input(request.begun, self._processor)
+        check_placeholders(request.begun.prompt, ready)
         features = extract_mm_features(ready)
         return {
             "token_ids": ready["prompt_token_ids"],
             "sampling_params": request.parameters(self._eos),
             **({"features": features.model_dump()} if features else {}),
-            **({"model": _ADAPTER} if replica.adapted else {}),
+            **({"model": ADAPTER} if replica.adapted else {}),
         }
 
     @staticmethod
     def _draw(replica: Replica, body: Mapping[str, Any]) -> list[Drawn]:
-        choices = replica.ask("inference/v1/generate", body)["choices"]
         try:
+            choices = replica.ask("inference/v1/generate", body)["choices"]
             return [_drawn(choice) for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
         except RuntimeError as error:
             raise Failed(str(error)) from error
@@ -317,7 +158,7 @@ def replicas(model: str, arguments: Mapping[str, Any], options: Server, logs: Pa
     logs.mkdir(parents=True, exist_ok=True)
     made = []
     for number in range(options.replicas):
-        port = _free_port()
+        port = free_port()
         device = options.devices[number] if options.devices else ""
         command = serve_command(model, arguments, options, port)
         log = logs / f"server-{number}.log"
@@ -364,31 +205,6 @@ def longest_of(urls: Sequence[str], options: Server) -> int:
     return min(found)
 
 
-def _sending(options: Server, spread: int) -> TrainerInitInfo:
-    match options.transfer:
-        case "file":
-            return FileSend(rank=0)
-        case "ipc":
-            return IPCTrainerInitInfo(rank=0)
-        case "nccl":
-            return NCCLTrainerInitInfo(
-                rank=0, master_address=socket.gethostname(), master_port=_free_port(), world_size=1 + spread
-            )
-
-
 def _drawn(choice: Mapping[str, Any]) -> Drawn:
     logps = [token["logprob"] for token in choice["logprobs"]["content"]]
     return drawn(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, however that may be: a server would keep its GPU."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

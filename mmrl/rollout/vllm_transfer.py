@@ -62,20 +62,23 @@ def read_prints(plain: dict[str, Any]) -> dict[str, Print]:
 
 
 class Recorded(WeightSource):
-    """Our weights as vLLM's senders take them; each pass leaves prints of what it brought."""
+    """Our weights as vLLM's senders take them; each pass leaves prints of what it brought.
+
+    A sender keeps the source it was made with, so it is here that `weights` change.
+    """
 
     def __init__(self, weights: Weights) -> None:
-        self._weights = weights
+        self.weights = weights
         self.prints: dict[str, Print] = {}
 
     def metadata(self) -> list[ParamMeta]:
         """Names, types and shapes."""
-        return [ParamMeta(*shape) for shape in self._weights.shapes()]
+        return [ParamMeta(*shape) for shape in self.weights.shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass over them."""
         self.prints.clear()
-        return recorded(self._weights, self.prints)
+        return recorded(self.weights, self.prints)
 
 
 @dataclass

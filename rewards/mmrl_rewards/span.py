@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -29,6 +30,30 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
         return Term(0.0, response.answer.problems[0])
     value = _overlap(answer, target)
     return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {_shown(answer)} vs {_shown(target)}")
+
+
+@reward(name="span_aligned", kinds=(Kind.SPAN,))
+def aligned(response: Response, sample: Sample, *, column: str = "duration") -> Term:
+    """TIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), T the video's seconds in `sample.meta[column]`.
+
+    Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377). Departures: no factor falls below 0, where an
+    answer far beyond the video would make two of them negative and their product a reward.
+
+    Raises:
+        Unscorable: the target is not two finite numbers, 0 <= start < end, or the column holds no time that covers it.
+    """
+    target, seconds = gold(sample, Kind.SPAN), sample.meta.get(column)
+    if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
+        raise Unscorable(
+            f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_shown(target)} lies"
+        )
+    answer = response.answer.value
+    if answer is None:
+        return Term(0.0, response.answer.problems[0])
+    start, end = (max(0.0, 1.0 - abs(a - b) / seconds) for a, b in zip(answer, target, strict=True))
+    overlap = _overlap(answer, target)
+    reason = f"tIoU {overlap:.2f}, start {start:.2f}, end {end:.2f}: {_shown(answer)} vs {_shown(target)}"
+    return Term(overlap * start * end, reason)
 
 
 @reward(name="spans_iou", kinds=(Kind.SPANS,))

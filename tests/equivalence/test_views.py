@@ -212,6 +212,20 @@ def test_a_file_that_changed_is_refused(tiny, tmp_path):
         world.fresh().seen(replace(view, digest="0" * 32))
 
 
+@pytest.mark.parametrize(("room", "opened"), [(10**8, 3), (1, 5)])
+def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened):
+    """Room for all three, or for the last alone: then the first two are opened again when they are asked for."""
+    monkeypatch.setattr("mmrl.policy.processor._SHOWN_BYTES", room)
+    processor = tiny().processor
+    honest, calls = processor.encoder.show, []
+    monkeypatch.setattr(processor.encoder, "show", lambda ref: calls.append(ref) or honest(ref))
+    refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
+    views = [processor.show(ref).view for ref in refs_shown]
+    for ref, view in zip(refs_shown[:2], views, strict=False):
+        assert torch.equal(processor.seen(view).images_ND, honest(ref).tensors.images_ND)
+    assert len(calls) == opened
+
+
 @pytest.mark.parametrize("source", [Frame.PX_RESIZED, Frame.NORM_1, Frame.NORM_1000])
 def test_a_part_maps_to_the_whole_picture(source):
     """By hand: a part of 30 x 20 pixels that begins at (10, 40) and is shown at 60 x 60."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from PIL import Image
 
 TINY = {
     "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
@@ -101,6 +102,19 @@ def contents(run_dir: Path) -> dict[str, bytes]:
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def questions(folder: Path) -> Path:
+    """Ten questions on ten pictures, as canonical JSONL."""
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for number in range(10):
+        Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
+        row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
+        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
+    path = folder / "ten.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
-from harness import Command, mmrl
-from PIL import Image
+from harness import Command, metrics, mmrl
+from serving import judging, served
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
 
@@ -18,14 +20,7 @@ FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md")
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten questions on ten pictures, as canonical JSONL."""
-    folder = tmp_path_factory.mktemp("questions")
-    rows = []
-    for number in range(10):
-        Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
-        row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
-    (folder / "ten.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "ten.jsonl"
+    return harness.questions(tmp_path_factory.mktemp("questions"))
 
 
 def report(out: Path) -> dict[str, Any]:
@@ -36,14 +31,61 @@ def report(out: Path) -> dict[str, Any]:
 def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
     whole: Path, tmp_path: Path, here: Command
 ) -> None:
+    """The run, its last checkpoint, its model, and an export that has left its run behind."""
     told = {task["task"]: task["after"] for task in json.loads((whole / "summary.json").read_text())["tasks"]}
-    done = here("eval", whole, "--bench", "run:test", "--out", tmp_path / "run")
+    assert [told["count"]] == [record["test/count"] for record in metrics(whole) if "test/count" in record][1:]
+    saved = max((whole / "checkpoints").iterdir())
+    assert here("export", whole, "--to", tmp_path / "away" / "mine").code == 0
+    for number, model in enumerate((whole, saved, whole / "model", tmp_path / "away" / "mine")):
+        out = tmp_path / str(number)
+        done = here("eval", model, "--bench", "run:test", "--out", out)
+        assert done.code == 0, done.errors
+        assert report(out)["rewards"] == told
+        assert (out / "verdicts.jsonl").read_bytes() == (tmp_path / "0" / "verdicts.jsonl").read_bytes()
+
+
+def test_a_model_of_unknown_origin_is_asked_with_the_defaults_and_that_is_said(
+    whole: Path, questions: Path, tmp_path: Path, here: Command
+) -> None:
+    mine = shutil.copytree(whole / "model", tmp_path / "mine")
+    asked = ("--bench", "counting", "--data", questions, "model.device=cpu", "evaluation.max_new_tokens=6")
+    known = here("eval", mine, *asked, "--out", tmp_path / "known")
+    assert known.code == 0, known.errors
+    assert "defaults" not in known.output
+    assert report(tmp_path / "known")["made_with"]["pixels"] == [1024, 1024]
+    (mine / "mmrl.yaml").unlink()
+    foreign = here("eval", mine, *asked, "--out", tmp_path / "foreign")
+    assert foreign.code == 0, foreign.errors
+    assert "mine has no mmrl.yaml: prompt, pixels and limits are the defaults, unless set here" in foreign.output
+    prompts = [report(tmp_path / name)["made_with"]["prompts"] for name in ("known", "foreign")]
+    assert prompts[0] != prompts[1]  # by default the form of the answer is stated
+    gone = here("eval", mine, "--bench", "run:test", "--out", tmp_path / "test")
+    assert gone.code == 2
+    assert "mine has no mmrl.yaml, so it has no data of its own" in gone.errors
+
+
+def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, tmp_path: Path, here: Command) -> None:
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    for row in rows:
+        row |= {"answer_type": "choice", "options": ["apple", "pear"], "answer": "pear"}
+    asked = questions.parent / "fruit.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("eval", whole, "--bench", "canonical", "--data", asked, "--out", tmp_path / "out")
+    assert here(*command).code == 0
+    before = (tmp_path / "out" / "predictions.jsonl").read_bytes()
+    unread = report(tmp_path / "out")["outcomes"]["no_answer"]
+    assert unread
+    with served(judging(lambda _: {"score": 1})) as (url, requests):
+        done = here(*command, f"judge.url={url}", "judge.model=m")
     assert done.code == 0, done.errors
-    exported = here("eval", whole / "model", "--bench", "run:test", "--out", tmp_path / "export")
-    assert exported.code == 0, exported.errors
-    assert report(tmp_path / "run")["rewards"] == told
-    assert report(tmp_path / "export")["rewards"] == told
-    assert (tmp_path / "run" / "verdicts.jsonl").read_bytes() == (tmp_path / "export" / "verdicts.jsonl").read_bytes()
+    assert "Loading" not in done.output  # what was answered stays
+    assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == before
+    found = report(tmp_path / "out")
+    assert found["judge"]["asked"] == found["judge"]["right"] == unread >= len(requests)
+    assert found["strict"]["value"] + unread / 10 == pytest.approx(found["judge"]["accuracy"]["value"])
+    refused = here("eval", whole, "--bench", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b")
+    assert refused.code == 2
+    assert "the run's rewards judge its data; leave out judge" in refused.errors
 
 
 def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(

@@ -72,6 +72,33 @@ def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) ->
     assert [record["data/phase"] for record in metrics(tmp_path / "run") if "data/phase" in record] == [0, 1, 1, 2, 2]
 
 
+def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command) -> None:
+    """Imitation of the samples that have labels, then reinforcement on the others, which could not be imitated."""
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps({"q": f"{n} + 1?", "a": n + 1, "part": n % 2}) + "\n" for n in range(12)))
+    args = {
+        "path": str(table),
+        "columns": {"question": "q", "answer": "a", "response": "{{ '<answer>1</answer>' if part else '' }}"},
+    }
+    stages = [
+        imitation(imitate="response", when={"part": ["1"]}, steps=2),
+        {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
+        reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, epochs=1, loss={}),
+    ]
+    data = {"train": [{"fn": "mmrl_datasets.table:rows", "args": {**args, "kind": "number", "task": "add"}}]}
+    rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
+    config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
+    done = here("train", write(config, tmp_path / "parts.yaml"))
+    assert done.code == 0, done.errors
+    odd, even = ({f"add/train/line-{n + 1}" for n in range(first, 12, 2)} for first in (1, 0))
+    assert set(drawn(tmp_path / "run", "rl", 2)) < even
+    rows = [json.loads(line) for line in (tmp_path / "run/outputs/draw.jsonl").read_text().splitlines()]
+    assert {row["id"].partition("#")[0] for row in rows} == odd
+    config["stages"][2]["when"] = {"part": ["2"]}
+    done = here("train", write(config, tmp_path / "none.yaml"), "--run-dir", tmp_path / "none")
+    assert "stage 'rl' has nothing to train on: there are 0 (see its `when`) samples" in done.errors
+
+
 def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command) -> None:
     order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "samples": 8}, {}]}
     done = here("train", write(experiment(tmp_path / "run", stages=[reinforcement(order=order)]), tmp_path / "c.yaml"))

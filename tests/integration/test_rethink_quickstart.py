@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -35,6 +36,8 @@ def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, 
     assert len(tested) == 2
     assert [tool.held(record, 8).second for record in tested] == [record["test/add"] for record in tested]
     assert tool.trained("rethink.yaml", rl) == tool.held(tested[-1], 8)
+    assert fmean(tool.seconds(rl).values()) == tested[-1]["test/add"]
+    assert tool.rise(tool.seconds(cold), tool.seconds(rl)).n == 8
 
 
 def test_the_table_reads_drafts_and_second_looks(tool: ModuleType) -> None:

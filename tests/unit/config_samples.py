@@ -54,6 +54,8 @@ stages:
     steps: 10
     validation: {until: 0.4, until_each: 0.1, every: 5}
     optimizer: {lr_by_role: {language: 1e-5}}
+    imitate: response
+    program: [{kind: tools, tools: [{fn: "t:zoom"}]}]
   - kind: rl
     name: rl
     steps: 20
@@ -71,7 +73,9 @@ stages:
       - {kind: tools, tools: [{fn: "t:zoom", name: zoom, args: {most: 2}}]}
       - {kind: probe, what: grey, name: blind}
 deepspeed: {zero: 1}
-evaluation: {program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]}
+evaluation:
+  program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]
+  benchmarks: [{name: testA, bench: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task]}]
 """
 
 

@@ -235,6 +235,15 @@ def test_diff(score, tmp_path, capsys):
     assert "right in A alone: 1\n" in said
     assert "right in B alone: 2\n" in said
     assert "no significant difference" in said
+    _, _, tables = said.partition("strict by skills")
+    skills, _, tasks = tables.partition("strict by task")
+    cells = {
+        line.split("\u2502")[1].strip(): line.split("\u2502")[2:] for line in tasks.splitlines() if "\u2502" in line
+    }
+    assert [cell.strip() for cell in cells["one"][:4]] == ["1", "100.0", "0.0", "+100.0"]
+    assert [cell.strip() for cell in cells["other"][:4]] == ["2", "50.0", "100.0", "-50.0"]
+    assert [cell.strip() for cell in cells["other"][5:8]] == ["0", "1", "1"]
+    assert "+0.0" in skills
 
 
 def test_diff_needs_the_same_questions(score, capsys):

@@ -236,6 +236,13 @@ def test_explain_follows_the_options(tmp_path):
     assert "nothing is frozen" in words
 
 
+def test_explain_says_what_mini_batches_are(tmp_path):
+    words = explain(load(write(tmp_path, SMALL), ["stages.rl.mini_batches=4", "stages.rl.epochs=2"]))
+    assert "= 128 rollouts, then 8 optimizer steps, each with 1/4 of the prompts, on them" in words
+    assert "N counts every sampled token of a mini-batch" in words
+    assert "π_old as recorded while sampling; clipped per token" in words
+
+
 def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     overrides = [
         "model.lora={rank: 8, targets: [language.mlp, vision.mlp]}",

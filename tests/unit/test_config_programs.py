@@ -48,6 +48,11 @@ def look(**options):
             "has `keep`, by which evaluation would",
         ),
         (program(FIRST, look(place="add"), place="evaluation.program"), "evaluation is of one response"),
+        (
+            "stages.rl={kind: rl, name: rl, steps: 1, overlap: true, program: [{kind: generate, chunk: 8}]}",
+            "one step old at most; take out one of",
+        ),
+        ("stages.rl.overlap=1", "stages.1.overlap: must be true or false, got 1"),
         ("answer={style: boxed, stop_at_answer: true}", "answer: stop_at_answer needs `style: tags`"),
         ("answer={more_stops: ['']}", "answer: more_stops has an empty string"),
     ],
@@ -87,3 +92,31 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     paper = explain(load(plain, [program(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"]))
     assert "WARNING: some words are for right or for wrong drafts alone" in paper
     assert "WARNING: attempts are dropped by what came of them" in paper
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.engine=vllm"], "stage 'rl' has `overlap`, and rollout.engine vllm takes turns with the learner"),
+        (["deepspeed={zero: 2}"], "a stage has `overlap`, for which the engine hf keeps a whole second model"),
+    ],
+)
+def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
+    path = write(tmp_path, SMALL)
+    assert said in refused(path, "stages.rl.overlap=true", *overrides)
+    servers = load(path, ["stages.rl.overlap=true", "rollout.engine=vllm_server", "deepspeed={zero: 2}"])
+    assert servers.config.overlaps and not load(path, overrides).config.overlaps
+
+
+def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
+    path = write(tmp_path, SMALL)
+    corrected = "stages.rl.loss={old: learner, correction: {kind: truncate}}"
+    assert "version older" not in explain(load(path))
+    words = explain(load(path, ["stages.rl.overlap=true"]))
+    assert "overlap    from the second step on, rollouts are drawn while the step before is learned" in words
+    assert "π_old as recorded while sampling; clipped per token" in words
+    words = explain(load(path, ["stages.rl.overlap=true", "stages.rl.loss.old=learner"]))
+    assert "of rollouts that are a version old as recorded while sampling; clipped per token" in words
+    words = explain(load(path, ["stages.rl.overlap=true", corrected]))
+    assert "computed by the learner as the step begins; 1 up to rounding" in words
+    assert "w_t = π_old(y_t) / π_sampler(y_t), at most 2" in words

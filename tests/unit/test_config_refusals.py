@@ -27,6 +27,7 @@ NULLABLE |= {"stages.1.program.2.tools.0.name", "stages.1.program.3.name"}
 NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
 NULLABLE |= {f"data.train.0.keep.{key}" for key in ("low", "high")}
+NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split")}
 NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_age")}
 NULLABLE |= {f"stages.1.health.{key}" for key in Health.model_fields if key != "window"}
 NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
@@ -77,6 +78,20 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.steps=", "stages.1.steps: must be a whole number, got nothing (null); leave the key out"),
         ("stages.rl.group_size=1", "stages.1: group_size 1 leaves a group nothing to compare"),
         ("stages.rl={kind: rl, name: rl, steps: 1, group_size: 1, advantage: {baseline: none}}", "nothing to compare"),
+        ("stages.rl.mini_batches=0", "stages.1.mini_batches: must be greater than or equal to 1, got 0"),
+        ("stages.rl.mini_batches=17", "stages.1: mini_batches 17 leaves some without a group of prompts_per_step 16"),
+        (
+            "stages.rl={kind: rl, name: rl, steps: 1, mini_batches: 2, loss: {old: learner}}",
+            "stages.1: mini_batches with `loss.old: learner`",
+        ),
+        (
+            "stages.rl={kind: rl, name: rl, steps: 1, mini_batches: 2, loss: {kl: {coef: 0.1, place: reward}}}",
+            "stages.1: mini_batches with `loss.kl.place: reward`",
+        ),
+        (
+            "stages.rl={kind: rl, name: rl, steps: 1, mini_batches: 2, replay: {ratio: recomputed}}",
+            "stages.1: mini_batches with `replay.ratio: recomputed`",
+        ),
         ("stages.rl.algorithm=grop", "stages.1.algorithm: must be 'grpo', "),
         ("stages.rl.algorithm=gsop", "got the text 'gsop'; did you mean 'gspo'?"),
         ("stages.rl.algorithm=[gspo]", "stages.1.algorithm: must be 'grpo', "),

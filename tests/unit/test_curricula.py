@@ -122,10 +122,10 @@ def test_priority_follows_the_last_visit():
     pool = [sample(name) for name in ("sure", "half", "never", "new")]
     history = {"sure": [Visit(0.5, 0.5), Visit(1.0, 0.0)], "half": [Visit(0.5, 0.5)], "never": [Visit(0.25, 0.4)]}
     for by, weights in (("uncertainty", (0.1, 1.0, 0.75, 1.0)), ("failure", (0.1, 0.5, 0.75, 1.0))):
-        state = State(history=history, step_start=40)
+        state = State(history=history)
         order = Prioritised(pool, Priority(kind="priority", by=by, floor=0.1), state, seed=1)
         firsts = Counter()
-        for state.step in range(4000):
+        for state.step_start in range(4000):
             firsts.update(drawn(order, state, 1))
         shares = np.array(weights) / sum(weights)
         found = np.array([firsts[s.id] for s in pool]) / 4000
@@ -133,15 +133,15 @@ def test_priority_follows_the_last_visit():
 
 
 def test_priority_never_draws_twice_in_a_step_and_starts_anew_in_each():
-    pool, state = samples("p", 20), State(step=3, step_start=100, history={"p-3": [Visit(0.5, 0.1)]})
+    pool, state = samples("p", 20), State(step_start=100, history={"p-3": [Visit(0.5, 0.1)]})
     order = Prioritised(pool, Priority(kind="priority"), state, seed=1)
     whole = drawn(order, state, 20)
     assert len(set(whole)) == 20
     rounds = [[row.id for row in order.take(start, 5)] for start in (100, 105, 110)]
     assert [name for each in rounds for name in each] == whole[:15]
-    state.step = 4
+    state.step_start = 120
     assert drawn(order, state, 20) != whole
-    state.step = 3
+    state.step_start = 100
     again = Prioritised(pool, Priority(kind="priority"), state, seed=1)
     assert drawn(again, state, 20) == whole  # as after a restart
     assert drawn(Prioritised(pool, Priority(kind="priority"), state, seed=2), state, 20) != whole

@@ -18,7 +18,7 @@ from mmrl.cli import launch
 from mmrl.learner.agree import Diary
 from mmrl.learner.deal import deal, rounds
 from mmrl.learner.dummies import attending, nothing
-from mmrl.ranks import Alone, Homes, Portion, SharedLessons, share, shared_measure
+from mmrl.ranks import Alone, Homes, Portion, SharedLessons, SharedTools, share, shared_measure
 from mmrl.types import Experience, HeldOut, ImageRef, UserError, VideoRef
 
 
@@ -57,15 +57,41 @@ def test_a_portion_keeps_the_cursor_of_the_whole():
         def take(self, cursor, count):
             return list(range(cursor, cursor + count))
 
-    taken = [Portion(Count(), Rank(rank, 3)).take(10, 7) for rank in range(3)]
+    taken = [Portion(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
-    assert Portion(Count(), Alone()).take(10, 7) == list(range(10, 17))
+    assert Portion(Count(), Alone(), 7).take(10, 7) == list(range(10, 17))
+
+
+def test_groups_that_wait_have_the_first_places_of_a_round():
+    """Rank by rank, what waits and what is asked come in the order of a single process, shared out evenly."""
+
+    class Count:
+        def take(self, cursor, count):
+            return [f"asked-{place}" for place in range(cursor, cursor + count)]
+
+    for waiting in range(8):
+        waits = [f"waits-{place}" for place in range(waiting)]
+        rounds = [
+            [*waits[share(7, Rank(rank, 3))], *Portion(Count(), Rank(rank, 3), 7).take(20, 7 - waiting)]
+            for rank in range(3)
+        ]
+        assert [each for own in rounds for each in own] == [*waits, *Count().take(20, 7 - waiting)]
+        assert [len(own) for own in rounds] == [2, 2, 3]
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():
     lessons = SharedLessons(learner=None, ranks=Nobody(0, 2), homes=Homes(), asked=4)
     with pytest.raises(UserError, match="not one of the 4 samples of this round can be used, on any rank"):
         lessons.learn([], step=0)
+
+
+def test_calls_of_demonstrations_are_counted_over_all_ranks():
+    class Tools:
+        def complete(self, demonstrations):
+            return demonstrations, {"tools/calls": 2.0, "tools/refused": 1.0}
+
+    shared = SharedTools(tools=Tools(), ranks=Rank(0, 2, ({"tools/calls": 3.0},)))
+    assert shared.complete(["mine"]) == (["mine"], {"tools/calls": 5.0, "tools/refused": 1.0})
 
 
 @pytest.fixture(scope="module")

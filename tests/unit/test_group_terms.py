@@ -12,12 +12,15 @@ import pytest
 from mmrl.algo.group_terms import (
     BoundGroupTerm,
     contrast,
+    curiosity,
     dast,
     diversity,
     kimi_length,
+    looked,
     self_vote,
     shaped,
     shortest_correct,
+    spare_calls,
 )
 from mmrl.config.explain import explain
 from mmrl.config.load import load
@@ -29,16 +32,20 @@ from mmrl.types import (
     Finish,
     Frame,
     Group,
+    ImageRef,
     Kind,
     Prompt,
+    ResizeMap,
     Rollout,
     Sample,
     SamplingLaw,
     Score,
     Segment,
+    Size,
     Target,
     Term,
     UserError,
+    View,
 )
 
 CORRECT = ("acc",)
@@ -48,6 +55,9 @@ ALL = (
     partial(kimi_length, correct=CORRECT),
     partial(diversity, correct=CORRECT),
     self_vote,
+    partial(looked, correct=CORRECT),
+    curiosity,
+    spare_calls,
 )
 
 
@@ -73,6 +83,20 @@ def group(lengths, right, *, answers=None, texts=None, kind=Kind.NUMBER, probes=
     ]
     scores = tuple(score(ok, **more) for ok in right)
     return Group(prompt=prompt, rollouts=tuple(rollouts), scores=scores, probes=probes or {})
+
+
+def calling(right, calls, views=None):
+    """A group whose responses called a tool so often, answered in words, or by as many views."""
+    plain = group([1] * len(right), right)
+    size = Size(8, 8)
+    view = View(ref=ImageRef(path="a.png", sha256=""), grid=(1, 2, 2), resize=ResizeMap(size, size), digest="")
+    said = Segment(ids=(7,), logps=(0.0,), author=Author.ENV)
+    rollouts = []
+    for rollout, n, shown in zip(plain.rollouts, calls, views or [0] * len(calls), strict=True):
+        (own,) = rollout.segments
+        reply = (said, *(replace(said, view=view) for _ in range(shown)), said)
+        rollouts.append(replace(rollout, segments=(own, *(part for _ in range(n) for part in (*reply, own)))))
+    return replace(plain, rollouts=tuple(rollouts))
 
 
 def values(terms):
@@ -116,6 +140,19 @@ def test_contrast_pays_right_responses_that_look(blind, expected):
 def test_contrast_without_the_probe_is_refused():
     with pytest.raises(UserError, match="no probe 'blank'; there is none"):
         contrast(group([1], [1]), correct=CORRECT, probe="blank")
+
+
+def test_curiosity_and_calls_cost_what_the_published_code_says():
+    """max(0.3 - s, 0) / 2 / s x 0.25 - 0.05 (n - 1) for a picture, of eight responses of which one called thrice."""
+    rare = calling([1] * 8, [3] + [0] * 7)
+    bonus, cost = values(curiosity(rare)), values(spare_calls(rare))
+    assert 0.125 * bonus[0] + 0.05 * cost[0] == pytest.approx((0.3 - 1 / 8) / 2 / (1 / 8) * 0.25 - 0.05 * 2)
+    assert bonus[1:] == cost[1:] == [0.0] * 7
+    assert values(curiosity(calling([1] * 4, [1, 2, 0, 0]))) == [0.0] * 4  # half of them look: no need of more
+
+
+def test_a_look_pays_where_it_was_shown_something_and_ended_right():
+    assert values(looked(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [1, 0, 0, 0]
 
 
 def slow_diversity(texts, right, n):

@@ -14,7 +14,7 @@ from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.types import Author, Experience, Finish, Segment
 
 
-def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, **loss):
+def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, steps=4, **loss):
     optimizer = Optimizer(lr=lr)
     plan = LearnPlan(
         loss=Loss(**loss),
@@ -25,6 +25,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, steps=4, *
         epochs=epochs,
         shared_prefix=True,
         pad_id=world.eos_id,
+        mini_batches=mini_batches,
     )
     engine = engine or TorchEngine(world.policy.trainable, optimizer)
     return GrpoLearner(world.policy, world.processor, engine, plan, reference)
@@ -143,6 +144,31 @@ def test_several_epochs_step_again_and_really_clip(tiny):
     assert third["learner/clipped_frac"] > 0.2
     assert third["rollout/logp_gap_nats"] == first["rollout/logp_gap_nats"] < 1e-5  # of the first epoch
     assert not same(weights(once), weights(thrice))
+
+
+def test_mini_batches_are_steps_of_their_own(tiny):
+    """Three groups in two mini-batches: what two learners do that share an optimizer, the second given one group."""
+    split, slow = tiny(), tiny()
+    experiences = taught(slow)
+    first, second, third = by_prompt(experiences)
+    engine = TorchEngine(slow.policy.trainable, Optimizer(lr=0.02))
+    steps = [
+        learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).learn(part, step=0)
+        for part in ([*first, *third], second)
+    ]
+    metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).learn(taught(split), step=0)
+    assert same(weights(slow), weights(split))
+    assert metrics["learner/loss"] == pytest.approx(sum(step["learner/loss"] for step in steps) / 2)
+    assert metrics["learner/ratio_max"] == max(step["learner/ratio_max"] for step in steps) > 1.01
+    assert metrics["rollout/logp_gap_nats"] == steps[0]["rollout/logp_gap_nats"] < 1e-5
+
+
+def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
+    world = tiny()
+    experiences = [replace(each, advantage=0.0) for each in taught(world)[:3]] + taught(world)[3:]
+    metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).learn(experiences, step=0)
+    assert metrics["learner/skipped_updates"] == 1.0  # two steps, of which the first is not finite
+    assert metrics["learner/skipped_frac"] == pytest.approx(1 / 3)
 
 
 def test_what_is_clipped_has_no_gradient(tiny):

@@ -6,6 +6,7 @@ import pytest
 
 from mmrl import loop, sft
 from mmrl.algo.choose import Everything
+from mmrl.algo.describe import describe
 from mmrl.types import (
     Answer,
     Answers,
@@ -189,7 +190,7 @@ def test_metrics_of_a_step_by_hand():
             scores=(score(iou=0.25), score(iou=0.25)),
         ),
     ]
-    assert loop.describe(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
+    assert describe(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
         "reward/total": 0.625,
         "reward/task/count": 1.0,
         "reward/task/find": 0.25,

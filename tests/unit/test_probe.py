@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scoring import judge_of, term
 from videos import SMALL
 
@@ -18,6 +19,7 @@ from mmrl.config.schema import Generate, Limits, Probe
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.rollout.compose import Kit, compose
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.types import Access, Frame, Group, ImageRef, Score, Term, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 
@@ -47,7 +49,7 @@ def program(world, *steps, group_size=2):
         group_size=group_size,
         groups=1,
         seed=0,
-        find_tool=partial(find_tool, Path.cwd()),
+        workshop=Workshop(partial(find_tool, Path.cwd())),
     )
     return compose((Generate(kind="generate"), *steps), kit)
 
@@ -83,6 +85,45 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
             )
 
 
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
+    prompts = counted(world)
+    step = hide("cropped", share=share)
+    answers, again = (program(world, step).answer(prompts, step=turn) for turn in (0, 1))
+    places = set()
+    for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
+        if not prompt.sample.images:
+            assert probes == {}  # text alone, and a video alone
+            continue
+        hidden = probes["cropped"][0].prompt.sample
+        assert hidden == later["cropped"][0].prompt.sample
+        for before, after in zip(prompt.sample.media, hidden.media, strict=True):
+            if isinstance(before, VideoRef):
+                assert after == before
+                continue
+            assert replace(after, crop=None) == before
+            left, top, right, bottom = after.crop
+            side = 48 * (share or 0.5)
+            assert (right - left, bottom - top) == (side, side)
+            assert left >= 0 and right <= 48 and top >= 0 and bottom <= 48
+            places.add((left, top))
+    assert len(places) > 2
+
+
+def test_a_part_of_a_part_lies_within_it(world):
+    sample = world.samples[0]
+    part = replace(sample, id="part", parts=(replace(sample.images[0], crop=(20, 8, 44, 40)), "How many?"))
+    answers = program(world, hide("cropped")).answer([world.processor.ask(part)], step=0)
+    left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
+    assert (right - left, bottom - top) == (12, 16)
+    assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
+
+
+def test_only_crops_have_a_share():
+    with pytest.raises(ValidationError, match="share is what `cropped` leaves of a picture, and what is 'grey'"):
+        hide("grey", share=0.3)
+
+
 def test_swapped_media_are_those_of_another_sample(world):
     prompts = [world.processor.ask(sample) for sample in (world.samples[0], *world.samples[5:8])]
     answers = program(world, hide("swapped")).answer(prompts, step=0)
@@ -114,8 +155,9 @@ def test_a_probe_draws_numbers_of_its_own(world):
 def test_what_cannot_be_scored_without_a_picture_is_refused(world):
     boxed = next(sample for sample in world.samples if sample.target.frame is Frame.PX_ORIGINAL)
     prompts = [world.processor.ask(boxed)]
-    with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
-        program(world, hide("left_out")).answer(prompts, step=0)
+    for what in ("left_out", "cropped"):
+        with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
+            program(world, hide(what)).answer(prompts, step=0)
     judge = judge_of(term(length))
     answers = program(world, hide("grey")).answer(prompts, step=0)
     (group,) = judge.judge(answers.groups, step=0, probes=answers.probes)

@@ -15,6 +15,7 @@ from mmrl.catalogue import find_tool
 from mmrl.config.schema import ContinueWith, Generate, Trigger
 from mmrl.rollout.compose import Kit, compose
 from mmrl.rollout.rethink import Rethink, Verdict, tokens_before, trigger_ids
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.types import Answers, Author, Finish, Kind, UserError
 from mmrl_rewards.contract import reward
 
@@ -61,7 +62,7 @@ def rethink(world, *, stop=(), **options) -> Rethink:
         group_size=GROUP,
         groups=1,
         seed=0,
-        find_tool=partial(find_tool, Path.cwd()),
+        workshop=Workshop(partial(find_tool, Path.cwd())),
     )
     (step,) = compose((Generate(kind="generate"), settings), kit).steps
     return step

@@ -12,13 +12,14 @@ from mmrl.config import load
 from mmrl.config.schema import Lora, Parity, Vllm
 from mmrl.policy.adapters import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.rollout.engine import Publisher, Request, drawn
+from mmrl.rollout.engine import EngineSampler, Publisher, Request, drawn
 from mmrl.rollout.parity import Parity as Prober
 from mmrl.rollout.parity import Probed, some_of_each, sort_of
+from mmrl.rollout.response import begun
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import PolicyWeights, check_arrival, check_model, engine_name, fingerprint, recorded
 from mmrl.samplers import prompt_limit
-from mmrl.types import Finish, SamplingLaw, UserError
+from mmrl.types import Author, Finish, SamplingLaw, Segment, UserError
 
 
 def held(weights) -> dict:
@@ -30,7 +31,7 @@ def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
     law = SamplingLaw(temperature=0.7, banned=(3, 5), stop=("</a>",), max_new_tokens=9)
-    asked = Request(prompt=prompt, times=4, seed=17, law=law).parameters(eos_id=2)
+    asked = Request(begun=begun(prompt, 0, law), times=4, seed=17, law=law).parameters(eos_id=2)
     assert asked == {
         "n": 4,
         "seed": 17,
@@ -97,6 +98,21 @@ def test_of_an_adapter_the_merged_matrices_are_sent_and_the_model_is_left_alone(
     assert sent.keys() <= plain.keys()
     for name, tensor in sent.items():
         assert torch.equal(tensor, merged[name]) and not torch.equal(tensor, plain[name])
+
+
+def test_what_has_no_room_in_the_engine_is_refused_by_name(tiny):
+    world = tiny()
+    prompt = world.processor.ask(world.samples[2])
+    law = replace(world.law, max_new_tokens=10)
+    room = len(prompt.ids) + law.max_new_tokens
+    sampler = EngineSampler(Publisher(None, lambda engine: None), world.processor, longest=room - 1, salt=())
+    refusal = f"sample text-only: {len(prompt.ids)} tokens, and 10 more, are beyond the {room - 1}"
+    with pytest.raises(UserError, match=refusal):
+        sampler.generate([prompt], 1, law, step=0)
+    drawn = begun(prompt, 0, law)
+    said = Segment(ids=(5, 6), logps=(0.0, 0.0), author=Author.ENV)
+    with pytest.raises(UserError, match=f"{len(prompt.ids) + 2} tokens, and 8 more"):
+        sampler.extend([replace(drawn, segments=(said,))], replace(law, max_new_tokens=8), step=0)
 
 
 def test_another_model_is_told_by_its_norms(tiny):
@@ -186,6 +202,10 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
     thinking = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
+    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.toolbox:zoom'}], max_views: 2, max_tokens: 1000, max_chars: 100}"
+    shown = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
+    marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
+    assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)
     short = load(path, ["rollout.engine=vllm", "model.max_prompt_tokens=100"]).config
     assert prompt_limit(short, policy)[0] == 100
 

@@ -1,15 +1,13 @@
 """Services over real sockets: what hangs, drips, breaks, lies or is attacked."""
 
 import json
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from serving import judging, reply, served
 
 from mmrl.answer import read
 from mmrl.types import Kind, Unscorable, UserError
@@ -18,43 +16,6 @@ from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
 from mmrl_rewards.services.endpoint import Endpoint, Rejected
 from mmrl_rewards.services.judge import JudgeService
-
-
-@contextmanager
-def served(answer):
-    """A server on this machine; `answer(handler, body)` writes the reply. Yields its address and what it was asked."""
-    requests = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append((body, dict(self.headers)))
-            answer(self, body)
-            self.close_connection = True
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/chat/completions", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def reply(handler, body, status=200):
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
 
 
 def hang(handler, body):
@@ -108,11 +69,7 @@ def mark_of(body):
 
 def said(**verdict):
     """A judge of this one opinion."""
-
-    def answer(handler, body):
-        reply(handler, {"choices": [{"message": {"content": json.dumps({"id": mark_of(body), **verdict})}}]})
-
-    return answer
+    return judging(lambda _: verdict)
 
 
 def content(text):

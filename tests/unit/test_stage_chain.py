@@ -131,6 +131,20 @@ def test_weights_of_sources_do_not_count_what_is_repeated(tmp_path):
     assert "stage 'rl': repeat_to does not go with the weights of data.train" in said
 
 
+def test_a_stage_may_not_take_a_part_of_sources_that_have_shares(tmp_path):
+    path, when = write(tmp_path, SMALL), "stages.rl.when={task: [count]}"
+    mixed = "stages.rl.order={kind: mixture, points: [[0, [1]]]}"
+    assert "stage 'rl' has `when`, and sources have weights" in refused(path, when, mixed)
+    assert "stage 'rl' has `when`, and sources have weights" in refused(path, when, "data.train.0.weight=1")
+    assert "stage 'rl' has `when`, and data.stream is set" in refused(path, when, "data.stream={}")
+
+
+def test_a_part_of_the_samples_is_explained(path):
+    words = explain(load(path, ["stages.rl.when={task: [count], level: [a, b]}", "stages.draw.when={task: [read]}"]))
+    assert "samples    those of data.train of which task is count and level is a or b\n" in words
+    assert "samples    those of data.train of which task is read\n" in words
+
+
 def test_the_stages_are_explained(path):
     again = f"stages.draw.program={look('fraction: 0.5')}"
     words = explain(load(path, ["stages.rl.source=hard", "stages.rl.repeat_to=64", again]))

@@ -47,11 +47,22 @@ def test_a_second_look_spells_the_digits_and_is_right_whatever_came_first(place)
     assert abs(seen["right first"] - seen["wrong first"]) < 40
 
 
+def test_a_lazy_annotator_says_the_same_again(place):
+    seen = Counter()
+    for sample in adding(place, split="train", size=200, second_look=1.0, lazy=0.6):
+        first, _, second = sample.response.partition(WORDS)
+        looks = "<think>" in second
+        assert looks or second == first
+        assert sample.meta["looks"] == looks
+        seen[looks] += 1
+    assert abs(seen[True] - 80) < 28  # four standard deviations
+
+
 def test_pictures_and_questions_do_not_depend_on_who_answers(place):
     def asked(**options):
         return [(s.id, s.parts, s.target) for s in adding(place, split="test", size=6, seed=1, **options)]
 
-    assert asked(second_look=1.0, slip=1.0, words=" No.") == asked()
+    assert asked(second_look=1.0, slip=1.0, lazy=0.5, words=" No.") == asked()
     assert asked() == [(s.id, s.parts, s.target) for s in islice(adding(place, split="test", size=None, seed=1), 6)]
 
 
@@ -60,6 +71,7 @@ def test_pictures_and_questions_do_not_depend_on_who_answers(place):
     [
         ({"second_look": 1.5}, "second_look=1.5 must lie between 0 and 1"),
         ({"slip": -0.1}, "slip=-0.1 must lie between"),
+        ({"lazy": 2.0}, "lazy=2.0 must lie between"),
         ({"length": 5}, "image_px=48 must be at least 60"),
         ({"split": "dev"}, "dev"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from mmrl.media.image import part_of
 from mmrl.media.store import MediaStore
 from mmrl.policy.patches import unpatch
 from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.engine import EngineSampler
+from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.toolbox import frames, passage, zoom
 from mmrl.types import Access, Author, Finish, Frame, ImageRef, Rollout, UserError, VideoRef
 
@@ -33,7 +34,13 @@ def world(tiny):
     return tiny()
 
 
-def toolbox(world, **options):
+@pytest.fixture(scope="module")
+def workshop():
+    with closing(Workshop(partial(find_tool, Path()))) as opened:
+        yield opened
+
+
+def toolbox(world, workshop, **options):
     settings = UseTools(kind="tools", tools=TOOLS, **{"turns": 1, "max_views": 4, "deadline_s": 60.0, **options})
     kit = Kit(
         sampler=world.sampler(),
@@ -43,7 +50,7 @@ def toolbox(world, **options):
         group_size=1,
         groups=1,
         seed=0,
-        find_tool=partial(find_tool, Path()),
+        workshop=workshop,
     )
     return compose((Generate(kind="generate"), settings), kit).steps[0]
 
@@ -57,10 +64,10 @@ def words(world, rollout):
     return [world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENV and s.view is None]
 
 
-def test_a_part_of_a_picture_is_shown_and_told(world):
+def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
     """The model's frame is that of the resized picture; all pixels that the box touches are shown."""
     answers = asked(world, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
-    found = toolbox(world)(answers, step=0)
+    found = toolbox(world, workshop)(answers, step=0)
     ((rollout,),) = found.groups
     (resize,) = rollout.prompt.resizes
     assert (resize.original, resize.resized, rollout.prompt.frame) == ((48, 48), (48, 48), Frame.PX_RESIZED)
@@ -78,9 +85,9 @@ def test_a_part_of_a_picture_is_shown_and_told(world):
     assert loads(dumps(rollout), Rollout) == rollout
 
 
-def test_a_part_of_a_part_is_cut_from_the_file(world):
+def test_a_part_of_a_part_is_cut_from_the_file(world, workshop):
     """The second box is measured on the part as it was shown: resized, from its own corner."""
-    box = toolbox(world)
+    box = toolbox(world, workshop)
     ((once,),) = box(asked(world, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
     (first,) = once.views
     assert first.resize.original == (24, 24)
@@ -93,9 +100,9 @@ def test_a_part_of_a_part_is_cut_from_the_file(world):
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
 
 
-def test_frames_and_passages_of_a_video(world, clip):
+def test_frames_and_passages_of_a_video(world, workshop, clip):
     answers = asked(world, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
-    found = toolbox(world)(answers, step=0)
+    found = toolbox(world, workshop)(answers, step=0)
     ((still, part),) = found.groups
     assert [view.ref for view in still.views] == [
         ImageRef(path=clip.path, sha256=clip.sha256, at=second) for second in (0.5, 1.5)
@@ -129,9 +136,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("number", REFUSED)
-def test_what_cannot_be_shown_is_said(world, number):
+def test_what_cannot_be_shown_is_said(world, workshop, number):
     calls, feedback = zip(*REFUSED[number], strict=True)
-    found = toolbox(world, max_views=2)(asked(world, number, *calls), step=0)
+    found = toolbox(world, workshop, max_views=2)(asked(world, number, *calls), step=0)
     for rollout, expected in zip(found.groups[0], feedback, strict=True):
         (told,) = words(world, rollout)
         assert told.startswith("\n<tool_response>\nThe tool refuses: ")
@@ -141,10 +148,10 @@ def test_what_cannot_be_shown_is_said(world, number):
     assert found.metrics["tools/refused"] == len(calls)
 
 
-def test_what_is_too_large_is_not_shown(world):
+def test_what_is_too_large_is_not_shown(world, workshop):
     answers = asked(world, 0, call("zoom", box=[0, 0, 9, 9]))
     length = answers.groups[0][0].num_tokens
-    found = toolbox(world, max_tokens=length + 5)(answers, step=0)
+    found = toolbox(world, workshop, max_tokens=length + 5)(answers, step=0)
     ((rollout,),) = found.groups
     assert "tokens to show, and 5 are left" in words(world, rollout)[0]
     assert not rollout.views
@@ -161,14 +168,14 @@ def test_arguments_are_read_strictly():
         zoom({"box": [0, 0, 1, 1], "medium": True}, None)
 
 
-def test_a_file_that_changed_ends_the_run(world, tmp_path):
+def test_a_file_that_changed_ends_the_run(world, workshop, tmp_path):
     answers = asked(world, 0, call("zoom", box=[0, 0, 24, 24]))
     (rollout,) = answers.groups[0]
     sample = rollout.prompt.sample
     lost = replace(sample, parts=(replace(sample.images[0], path=str(tmp_path / "gone.png")), "?"))
     moved = replace(rollout, prompt=replace(rollout.prompt, sample=lost))
     with pytest.raises(UserError, match=r"gone.png: no such file"):
-        toolbox(world)(replace(answers, groups=((moved,),)), step=0)
+        toolbox(world, workshop)(replace(answers, groups=((moved,),)), step=0)
 
 
 def test_a_frame_is_what_the_video_shows_at_that_second(clip):
@@ -192,10 +199,3 @@ def test_no_part_is_outside_empty_or_too_long(box):
 def test_tools_that_show_need_leave_to():
     with pytest.raises(ValidationError, match="toolbox:zoom shows pictures or videos, and `max_views` allows none"):
         UseTools(kind="tools", tools=TOOLS)
-
-
-def test_another_engine_refuses_what_was_shown(world):
-    ((rollout,),) = toolbox(world)(asked(world, 0, call("zoom", box=[0, 0, 24, 24])), step=0).groups
-    sampler = EngineSampler(None, world.processor, salt=("test",))
-    with pytest.raises(UserError, match="behind which only rollout.engine=hf can go on"):
-        sampler.extend([rollout], world.law, step=0)

@@ -32,6 +32,7 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engine import EngineSampler, Publisher, Request
+from mmrl.rollout.response import begun
 from mmrl.rollout.vllm import VllmEngine
 from mmrl.rollout.vllm_options import engine_arguments
 from mmrl.rollout.weights import PolicyWeights, check_arrival, fingerprint
@@ -42,6 +43,8 @@ SPEC = Scratch(
     vision=VisionScratch(width=128, heads=4, mlp=256),
     language=LanguageScratch(width=256, heads=4, kv_heads=2, mlp=1024, depth=6),
 )
+
+LONGEST = 2048
 
 
 def main() -> None:
@@ -70,10 +73,10 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     policy = Policy(model)
     export_hf(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
-    arguments = engine_arguments(Vllm(), dtype=asked.dtype, longest=2048, cuda=cuda, lora=None)
-    engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda)
+    arguments = engine_arguments(Vllm(), dtype=asked.dtype, longest=LONGEST, cuda=cuda, lora=None)
+    engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda, restarts=0, warn=print)
     weights = PolicyWeights(policy)
-    sampler = EngineSampler(Publisher(engine, lambda e: e.load(weights)), processor, salt=("bench",))
+    sampler = EngineSampler(Publisher(engine, lambda e: e.load(weights)), processor, longest=LONGEST, salt=("bench",))
     sampler.sync(0)
     law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=asked.tokens)
     prompts = [processor.ask(sample) for sample in samples]
@@ -118,9 +121,10 @@ def prepared(engine: VllmEngine, prompts: list, law: SamplingLaw, siblings: int)
 
     eos = engine._processor.tokenizer.eos_token_id
     asked = [
-        Request(prompt=prompt, times=siblings, seed=n, law=law).parameters(eos) for n, prompt in enumerate(prompts)
+        Request(begun=begun(prompt, 0, law), times=siblings, seed=n, law=law).parameters(eos)
+        for n, prompt in enumerate(prompts)
     ]
-    inputs = [engine_input(prompt, engine._processor) for prompt in prompts]
+    inputs = [engine_input(begun(prompt, 0, law), engine._processor) for prompt in prompts]
     params = [SamplingParams(**each, output_kind=RequestOutputKind.FINAL_ONLY) for each in asked]
 
     def act() -> int:

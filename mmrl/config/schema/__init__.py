@@ -6,11 +6,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict
+from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict, When
 from mmrl.config.schema.chain import check_chain
 from mmrl.config.schema.data import Data, Keep, Limits, Origin
 from mmrl.config.schema.engine import Parity, Rollouts, Server, Vllm
-from mmrl.config.schema.evaluation import Evaluation
+from mmrl.config.schema.evaluation import Benchmark, Evaluation, RunEvaluation
 from mmrl.config.schema.exam import Exam
 from mmrl.config.schema.harvest import Sample, Select
 from mmrl.config.schema.health import Health
@@ -42,6 +42,7 @@ __all__ = [
     "Algorithm",
     "AnswerGrammar",
     "Band",
+    "Benchmark",
     "Best",
     "Checkpoints",
     "Coefficient",
@@ -87,6 +88,7 @@ __all__ = [
     "RoleRates",
     "Rollouts",
     "Run",
+    "RunEvaluation",
     "Sample",
     "Sampling",
     "Schedule",
@@ -111,6 +113,7 @@ __all__ = [
     "Video",
     "VisionScratch",
     "Vllm",
+    "When",
 ]
 
 
@@ -118,8 +121,8 @@ class Best(Strict):
     """Which checkpoint is the best."""
 
     metric: str
-    """A name in metrics.jsonl, such as `validation/mean`. A checkpoint is judged by the last value before it: let
-    `checkpoints.every` be a multiple of `validation.every`."""
+    """A name in metrics.jsonl, such as `validation/mean` or `bench/mathvista/accuracy`. A checkpoint is judged by the
+    last value before it: let `checkpoints.every` be a multiple of that metric's `every`."""
     mode: Literal["max", "min"] = "max"
     """Whether more is better, or less."""
 
@@ -176,8 +179,8 @@ class Config(Strict):
         tuple[Annotated[Sft | Rl | Sample | Select, Field(discriminator="kind")], ...], Field(min_length=1)
     ]
     """What is done, in order, each from the previous one's weights."""
-    evaluation: Evaluation = Evaluation()
-    """How held-out reward is measured."""
+    evaluation: RunEvaluation = RunEvaluation()
+    """How held-out reward is measured, and which benchmarks are taken meanwhile."""
     checkpoints: Checkpoints = Checkpoints()
     """When the run is saved."""
     processes: Processes = Processes()
@@ -189,6 +192,11 @@ class Config(Strict):
     def trainings(self) -> tuple[Sft | Rl, ...]:
         """The stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, Sft | Rl))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage draws rollouts while it learns."""
+        return any(isinstance(stage, Rl) and stage.overlap for stage in self.stages)
 
     @field_validator("stages")
     @classmethod
@@ -231,6 +239,17 @@ class Config(Strict):
 
     @field_validator("stages")
     @classmethod
+    def _engine_can_overlap(cls, stages: Stages, info: ValidationInfo) -> Stages:
+        overlapping = [stage.name for stage in stages if isinstance(stage, Rl) and stage.overlap]
+        if overlapping and "rollout" in info.data and info.data["rollout"].engine == "vllm":
+            raise ValueError(
+                f"stage {overlapping[0]!r} has `overlap`, and rollout.engine vllm takes turns with the learner; use "
+                "vllm_server, or leave out `overlap`"
+            )
+        return stages
+
+    @field_validator("stages")
+    @classmethod
     def _rates_are_of_trained_parts(cls, stages: Stages, info: ValidationInfo) -> Stages:
         trained = info.data["model"].trained if "model" in info.data else ROLES
         for stage in (stage for stage in stages if isinstance(stage, Sft | Rl)):
@@ -240,12 +259,29 @@ class Config(Strict):
                 )
         return stages
 
+    @field_validator("checkpoints")
+    @classmethod
+    def _best_is_taken(cls, checkpoints: Checkpoints, info: ValidationInfo) -> Checkpoints:
+        kind, _, rest = (checkpoints.best.metric if checkpoints.best else "").partition("/")
+        if kind == "bench" and "evaluation" in info.data:
+            names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
+            if rest.partition("/")[0] not in names:
+                listed = ", ".join(names) or "none"
+                raise ValueError(f"best.metric 'bench/{rest}' is of no benchmark in evaluation.benchmarks ({listed})")
+        return checkpoints
+
     @field_validator("deepspeed")
     @classmethod
     def _updates_are_right(cls, deepspeed: Deepspeed | None, info: ValidationInfo) -> Deepspeed | None:
         if deepspeed and not deepspeed.zero and "model" in info.data and info.data["model"].dtype != "float32":
             raise ValueError(
                 "zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or model.dtype=float32"
+            )
+        copying = "rollout" in info.data and info.data["rollout"].engine == "hf"
+        if deepspeed and copying and any(isinstance(s, Rl) and s.overlap for s in info.data.get("stages", ())):
+            raise ValueError(
+                "a stage has `overlap`, for which the engine hf keeps a whole second model on every rank; use "
+                "rollout.engine vllm_server, or leave out `overlap`"
             )
         return deepspeed
 

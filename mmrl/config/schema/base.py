@@ -6,6 +6,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mmrl.types import Sample
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -13,6 +15,7 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Word = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+When = dict[str, tuple[str, ...]]
 Role = Literal["vision", "projector", "language"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -21,3 +24,9 @@ class Strict(BaseModel):
     """A mapping that refuses unknown keys and wrong types, and never changes once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def holds(when: When, sample: Sample) -> bool:
+    """Whether a sample meets every condition: allowed values of `task` or of a column of its `meta`."""
+    columns = {**sample.meta, "task": sample.task}
+    return all(name in columns and str(columns[name]) in allowed for name, allowed in when.items())

@@ -60,6 +60,16 @@ def _check_source(stage: AnyStage, before: Sequence[AnyStage], after: Sequence[A
         raise ValueError(f"{who} and goes by {stage.by}, which an `rl` stage finds out that has `history`")
 
 
+def _check_when(stage: Sft | Rl, data: Any) -> None:  # noqa: ANN401
+    """Shares of sources, and streams of them, are of all that they hold."""
+    shares = isinstance(stage.order, Mixture) or any(origin.weight is not None for origin in data.train)
+    if shares or data.stream:
+        raise ValueError(
+            f"stage {stage.name!r} has `when`, and {'sources have weights' if shares else 'data.stream is set'}: "
+            "choose its sources by `order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
+        )
+
+
 def _check_order(stage: Sft | Rl, data: Any) -> None:  # noqa: ANN401
     order = stage.order
     if isinstance(order, Mixture) and stage.source is not None:
@@ -68,6 +78,8 @@ def _check_order(stage: Sft | Rl, data: Any) -> None:  # noqa: ANN401
         )
     if data is None:
         return
+    if stage.when and stage.source is None:
+        _check_when(stage, data)
     if isinstance(order, Mixture):
         for step, weights in order.points:
             if len(weights) != len(data.train):

@@ -23,6 +23,8 @@ class Vllm(Strict):
     """Sequences it decodes at a time."""
     tensor_parallel: Positive = 1
     """GPUs that a server's replica is spread over."""
+    restarts: Count = 1
+    """An engine in a run's only process that fails is started anew so often, and asked once more."""
 
 
 class Server(Strict):

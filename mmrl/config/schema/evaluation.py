@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
 
-from mmrl.config.schema.base import Positive, Strict
+from mmrl.config.schema.base import FileName, Positive, Strict
 from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Probe, Steps, check_order
 
 
@@ -35,3 +35,46 @@ class Evaluation(Strict):
             if isinstance(step, ContinueWith) and step.place == "add":
                 raise ValueError(f"step {step.name!r} has `place: add`, but evaluation is of one response")
         return program
+
+
+class Benchmark(Strict):
+    """A benchmark that the run takes by itself, with the code of `mmrl eval`: before the first step of training, every
+    so many steps, and as each stage that trains ends.
+    """
+
+    name: FileName
+    """Its name in metrics, `bench/<name>/accuracy` (strict) and others, and below RUN/bench."""
+    bench: str | None = None
+    """Which one it is, as `mmrl eval --bench` takes it, such as `mathvista` or `canonical`; as `name` when left out."""
+    data: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files or folders of its questions, from the config's folder."""
+    every: Positive | None = None
+    """Steps from one time to the next within a stage; without it there are those before and after alone."""
+    split: str | None = None
+    """Of a folder: the split to take; the benchmark's usual one when left out."""
+    media: str | None = None
+    """Where relative paths of pictures and videos start; where the questions lie when left out."""
+    allow_missing: bool = False
+    """Count questions that cannot be asked as wrong; otherwise they end the run before it begins."""
+    subsets: tuple[str, ...] = ()
+    """Columns whose values get metrics of their own, `bench/<name>/<column>/<value>`; reports have all."""
+
+    @property
+    def rules(self) -> str:
+        """Whose rules score it."""
+        return self.bench or self.name
+
+
+class RunEvaluation(Evaluation):
+    """How held-out reward is measured, and which benchmarks are taken."""
+
+    benchmarks: tuple[Benchmark, ...] = ()
+    """Benchmarks to take in training, with this section's law and program."""
+
+    @field_validator("benchmarks")
+    @classmethod
+    def _names_differ(cls, benchmarks: tuple[Benchmark, ...]) -> tuple[Benchmark, ...]:
+        names = [benchmark.name for benchmark in benchmarks]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two benchmarks are named {twice[0]!r}; give one another `name`, and `bench` says which")
+        return benchmarks

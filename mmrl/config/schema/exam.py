@@ -23,6 +23,25 @@ class ExamRun(Strict):
     """CPU threads; 0 takes one per core."""
 
 
+class ExamJudge(Strict):
+    """A language model, asked about responses in which no rule finds an answer; it never overrules one."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
+    """Of an OpenAI-compatible server's /chat/completions, such as http://127.0.0.1:8000/v1/chat/completions."""
+    model: str
+    """Its name there."""
+    key_file: str | None = None
+    """File that holds the bearer token."""
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """Seconds for one answer."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    """Further tries, with growing pauses; a response of which it then still says nothing is counted."""
+    max_tokens: Positive = 512
+    """Longest answer of the judge."""
+    at_once: Positive = 8
+    """Requests under way at a time."""
+
+
 class Exam(Strict):
     """The settings of `mmrl eval MODEL`. Those of a run are the run's own, unless they are set."""
 
@@ -47,6 +66,9 @@ class Exam(Strict):
     """Sample among so many tokens; 0 is all."""
     blind: Literal["grey", "noise", "left_out"] | None = None
     """Hide the pictures and videos: what is then still right, was guessed."""
+
+    judge: ExamJudge | None = None
+    """Who is asked where rules abstain. Nobody, when left out."""
 
     @property
     def stages(self) -> tuple[()]:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mmrl.config.schema.base import Positive, Strict, Word
+from mmrl import types
+from mmrl.config.schema.base import Positive, Strict, When, Word, holds
 from mmrl.config.schema.program import (
     ONCE,
     ContinueWith,
@@ -31,6 +32,8 @@ class Sample(Strict):
     """Selects this kind of stage."""
     source: Word | None = None
     """An earlier `select` stage whose samples are asked; those of `data.train` when left out."""
+    when: When = Field(default_factory=dict)
+    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     group_size: Positive = 8
     """Rollouts per prompt."""
     prompts_per_step: Positive = 16
@@ -65,6 +68,10 @@ class Sample(Strict):
     def _drafts_leave_room(self) -> Sample:
         check_room(self.program, self.sampling.max_new_tokens)
         return self
+
+    def takes(self, sample: types.Sample) -> bool:
+        """Whether the stage asks a sample of its source."""
+        return holds(self.when, sample)
 
     @model_validator(mode="after")
     def _rollouts_differ(self) -> Sample:

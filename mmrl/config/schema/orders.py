@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Positive, Strict
+from mmrl.config.schema.base import Count, Positive, Strict, When, holds
 from mmrl.types import Sample
 
 Above0UpTo1 = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -65,7 +65,7 @@ class Plateau(Strict):
 class Phase(Strict):
     """A part of a curriculum; the last one lasts until the stage ends."""
 
-    when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    when: When = Field(default_factory=dict)
     """Samples of the phase, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     samples: Positive | None = None
     """The phase ends once so many samples were drawn in it."""
@@ -74,8 +74,7 @@ class Phase(Strict):
 
     def holds(self, sample: Sample) -> bool:
         """Whether the sample meets every condition of `when`."""
-        columns = {**sample.meta, "task": sample.task}
-        return all(name in columns and str(columns[name]) in allowed for name, allowed in self.when.items())
+        return holds(self.when, sample)
 
 
 class Curriculum(Strict):

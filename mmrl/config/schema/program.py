@@ -165,7 +165,7 @@ class UseTools(Strict):
     max_chars: Positive = 2000
     """Characters of a tool's text that are shown."""
     max_views: Count = 0
-    """Pictures and videos that tools, such as `mmrl.rollout.toolbox:zoom`, may show in a response (engine `hf`)."""
+    """Pictures and videos that tools, such as `mmrl.rollout.toolbox:zoom`, may show in a response."""
     deadline_s: Above0 = 10.0
     """Seconds a call may take; then its process is killed."""
     workers: Positive = 1
@@ -199,15 +199,24 @@ class Probe(Strict):
 
     kind: Literal["probe"]
     """Selects this kind of step."""
-    what: Literal["left_out", "grey", "noise", "swapped", "shuffled"]
+    what: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
     """What is done to pictures and videos: left out, with everything that says where they were; painted grey; replaced
-    by noise; exchanged for another sample's; the frames of videos put in another order."""
+    by noise; exchanged for another sample's; the frames of videos put in another order; pictures cut down to a part of
+    them that chance places."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """What is left of a picture's width and height where `what` is `cropped`; half of them when left out."""
     name: Word | None = None
     """Its name in metrics and for the group term `contrast`; that of `what` when left out."""
     rollouts: Positive = 1
     """How many for each prompt."""
     every: Positive = 1
     """Steps from one probe to the next."""
+
+    @model_validator(mode="after")
+    def _only_crops_have_a_share(self) -> Probe:
+        if self.share is not None and self.what != "cropped":
+            raise ValueError(f"share is what `cropped` leaves of a picture, and what is {self.what!r}; leave it out")
+        return self
 
 
 Step = Annotated[Generate | ContinueWith | UseTools | Probe, Field(discriminator="kind")]

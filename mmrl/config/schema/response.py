@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Strict, Tag
+from mmrl.config.schema.base import Count, Strict, Tag, When, holds
 from mmrl.types import Sample
 
 
@@ -111,13 +111,12 @@ class Earned(Strict):
     """How the weight changes over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
-    when: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    when: When = Field(default_factory=dict)
     """Samples the term applies to, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
 
     def concerns(self, sample: Sample) -> bool:
         """Whether the sample meets every condition of `when`."""
-        columns = {**sample.meta, "task": sample.task}
-        return all(name in columns and str(columns[name]) in allowed for name, allowed in self.when.items())
+        return holds(self.when, sample)
 
     def weight_at(self, step: int | None) -> float:
         """The weight at a step of the stage, or the one without a schedule."""

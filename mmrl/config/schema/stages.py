@@ -7,14 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, Word
+from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, When, Word, holds
 from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
 from mmrl.config.schema.presets import PRESETS, Algorithm
-from mmrl.config.schema.program import ONCE, Generate, Steps, check_order, check_room
+from mmrl.config.schema.program import ONCE, Generate, Steps, UseTools, check_order, check_room
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.sift import Filter
+from mmrl.types import Sample
 
 Rate = Annotated[float, Field(gt=0.0)]
 
@@ -97,6 +98,8 @@ class Stage(Strict):
     """Optimizer steps at most."""
     source: Word | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
+    when: When = Field(default_factory=dict)
+    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
     repeat_to: Positive | None = None
     """Samples are repeated, each time under an id and with random numbers of its own, until there are so many
     (one-example RLVR)."""
@@ -117,6 +120,10 @@ class Stage(Strict):
     `model.attention` is not `eager`."""
     max_bad_steps: Positive = 5
     """A step whose gradient is not finite changes no weight; this many in a row end the run, their samples kept."""
+
+    def takes(self, sample: Sample) -> bool:
+        """Whether the stage trains on a sample of its source."""
+        return holds(self.when, sample)
 
     @property
     def goes_by_rewards(self) -> bool:
@@ -139,11 +146,28 @@ class Sft(Stage):
     """Share of demonstrations without their thinking, drawn anew each time (TON); needs `answer.think: optional`."""
     learn: Literal["response", "answer"] = "response"
     """What of a demonstration is learned: all of it, or only the answer, given what comes before it."""
+    program: Annotated[tuple[UseTools, ...], Field(max_length=1)] = ()
+    """A step of kind `tools`, as an rl stage has it: calls in the sample's response are answered by the tools
+    themselves, and only the response is learned."""
 
     @property
     def asked_per_step(self) -> int:
         """Samples that a step draws."""
         return self.batch_size
+
+    @property
+    def places(self) -> int:
+        """Samples that a round has room for."""
+        return self.batch_size
+
+    @model_validator(mode="after")
+    def _calls_stand_in_responses(self) -> Sft:
+        if self.program and self.imitate != "response":
+            raise ValueError(
+                f"only a whole response can call a tool, and imitate is {self.imitate!r}; set `imitate: response`, or "
+                "leave out `program`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _order_needs_no_rewards(self) -> Sft:
@@ -165,6 +189,9 @@ class Rl(Stage):
     """How rollouts are drawn."""
     program: Annotated[Steps, AfterValidator(check_order)] = ONCE
     """What is done with a prompt: generate, and what follows."""
+    overlap: bool = False
+    """Draw the next step's rollouts while this step is learned: one step off-policy. It saves time where the engine has
+    devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
     algorithm: Algorithm = "grpo"
     """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
     advantage: Advantage = Advantage()
@@ -178,7 +205,10 @@ class Rl(Stage):
     replay: Replay | None = None
     """What of earlier steps is learned again; nothing where there is none."""
     epochs: Positive = 1
-    """Optimizer steps over the same rollouts."""
+    """Passes over the same rollouts."""
+    mini_batches: Positive = 1
+    """Optimizer steps of a pass: the step's groups are dealt into so many batches, each with a gradient and
+    denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
     history: tuple[str, ...] = ()
     """Reward terms whose mean over a group is noted for its sample each time it is drawn, for `order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
@@ -212,15 +242,43 @@ class Rl(Stage):
             raise ValueError("temperature 0 makes all rollouts of a group equal; use a value above 0 to train")
         return self
 
+    @model_validator(mode="after")
+    def _mini_batches_need_no_start(self) -> Rl:
+        if self.mini_batches > self.prompts_per_step:
+            raise ValueError(
+                f"mini_batches {self.mini_batches} leaves some without a group of prompts_per_step "
+                f"{self.prompts_per_step}"
+            )
+        from_start = {
+            "loss.old: learner": self.loss.old == "learner",
+            "loss.kl.place: reward": self.loss.kl.coef > 0.0 and self.loss.kl.place == "reward",
+            "replay.ratio: recomputed": self.replay is not None and self.replay.ratio == "recomputed",
+        }
+        if self.mini_batches > 1 and (taken := [key for key, is_so in from_start.items() if is_so]):
+            raise ValueError(
+                f"mini_batches with `{taken[0]}`: that needs the learner's probabilities as the step began, which the "
+                "first mini-batch changes; take one of them out"
+            )
+        return self
+
     @property
-    def prompts_in_flight(self) -> int:
-        """Prompts a step works on, those that wait from the step before included."""
+    def places(self) -> int:
+        """Prompts that a round works on, those that wait from the step before included."""
         (first,) = (step for step in self.program if isinstance(step, Generate))
         return ceil(self.prompts_per_step * first.over_sample)
 
     @model_validator(mode="after")
     def _drafts_leave_room(self) -> Rl:
         check_room(self.program, self.sampling.max_new_tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _overlaps_by_one_step(self) -> Rl:
+        if self.overlap and any(isinstance(step, Generate) and step.chunk for step in self.program):
+            raise ValueError(
+                "`chunk` lets groups wait for any number of steps, and `overlap` promises rollouts that are one step "
+                "old at most; take out one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from threading import get_ident
 
 
 class Cache:
-    """Bytes by the hash of what was asked. Writers in several processes do not disturb one another."""
+    """Bytes by the hash of what was asked. Writers in several processes and threads do not disturb one another."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,7 +25,7 @@ class Cache:
         """Keep a reply: written beside its place and moved there, so that it is there whole or not at all."""
         place = self._place(asked)
         place.parent.mkdir(parents=True, exist_ok=True)
-        draft = place.with_suffix(f".{os.getpid()}")
+        draft = place.with_suffix(f".{os.getpid()}-{get_ident()}")
         draft.write_bytes(reply)
         draft.replace(place)
 

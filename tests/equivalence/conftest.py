@@ -1,0 +1,31 @@
+"""What real engines of vLLM found out: played once for all modules, in two processes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from videos import write_video
+from vllm_scenes import facts, questions, start
+
+PROCESSES = (
+    {"agreement:qwen2_vl": "qwen2_vl", "agreement:qwen3_vl": "qwen3_vl", "in_process": "qwen2_5_vl"},
+    {"adapted": "qwen2_5_vl", "served": "qwen2_5_vl"},
+)
+"""Scenes of a process, one after the other, and the family of each."""
+
+
+@pytest.fixture(scope="session")
+def vllm_facts(tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each scene found out."""
+    clip = write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", range(91), size=(64, 32))
+    running = []
+    for scenes in PROCESSES:
+        asked = {
+            scene: questions(tiny(family), family, clip, tmp_path_factory.mktemp(scene.replace(":", "-")))
+            for scene, family in scenes.items()
+        }
+        folder = tmp_path_factory.mktemp("process")
+        running.append((start(asked, folder), folder))
+    return {scene: found for process, folder in running for scene, found in facts(process, folder).items()}

@@ -1,0 +1,192 @@
+"""Scenes of an engine in this process: what it agrees on with the learner, seeds, ends, new weights, a failure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from vllm_rendering import Upstream, differences
+from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
+
+from mmrl.checkpoint import export_hf
+from mmrl.config.schema import Lora
+from mmrl.policy.families import Clock
+from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.scratch import make_model
+from mmrl.rollout.engine import Engine, EngineSampler
+from mmrl.rollout.vllm import VllmEngine
+from mmrl.rollout.weights import PolicyWeights
+from mmrl.types import Finish, Rollout
+
+
+def engine_of(scene: Scene) -> VllmEngine:
+    return VllmEngine(
+        scene.model, scene.processor, scene.arguments, cuda=scene.cuda, restarts=1, warn=scene.warnings.append
+    )
+
+
+def agreement(questions: Questions) -> dict[str, Any]:
+    """A family, with the weights it was started with."""
+    scene = Scene(questions)
+    engine = engine_of(scene)
+    facts = _agreement(scene, engine, scene.sampler(engine))
+    engine.close()
+    return facts
+
+
+def in_process(questions: Questions) -> dict[str, Any]:
+    """The same; then everything that does not depend on the family."""
+    scene = Scene(questions)
+    before = _disturbable()
+    engine = engine_of(scene)
+    facts: dict[str, Any] = {"disturbed": [name for name, was in before.items() if _disturbable()[name] != was]}
+    facts["second engine"] = refusal(lambda: engine_of(scene))
+    sampler = scene.sampler(engine)
+    sampler.sync(1)
+    facts |= _agreement(scene, engine, sampler)
+    groups = scene.draw(sampler)
+    facts |= _seeds(scene, sampler, groups) | _continuation(scene, sampler, groups) | _ends(scene, sampler, groups)
+    scene.learn()
+    facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
+    awake = _memory()
+    engine.rest()
+    facts["given back while resting"] = awake - _memory()
+    sampler.sync(2)
+    groups = scene.draw(sampler)
+    facts["gaps after sync"] = scene.gaps(groups)
+    facts["version"] = groups[0][0].segments[0].version
+    language = questions.spec.language.model_copy(update={"width": 96, "heads": 3, "kv_heads": 3})
+    other = make_model(questions.spec.model_copy(update={"language": language}), scene.processor.tokenizer, seed=1)
+    facts["another model"] = refusal(lambda: engine.load(PolicyWeights(Policy(other))))
+    facts["gaps after refusal"] = scene.gaps(scene.draw(sampler))
+    facts |= _failures(scene, engine, sampler, groups)
+    engine.close()
+    return facts
+
+
+def adapted(questions: Questions) -> dict[str, Any]:
+    """An adapter alone goes to the engine, twice."""
+    scene = Scene(questions, lora=Lora(rank=4, alpha=8, rslora=True))
+    assert scene.adapter is not None
+    engine, adapter, folder = engine_of(scene), scene.adapter, questions.folder / "adapter"
+
+    def push(engine: Engine) -> None:
+        export_hf(folder, adapter)
+        engine.load_adapter(folder)
+
+    sampler = scene.sampler(engine, push)
+    facts: dict[str, Any] = {}
+    for version in (1, 2):
+        scene.learn()
+        facts[f"gaps before {version}"] = scene.gaps(scene.draw(sampler))
+        sampler.sync(version)
+        facts[f"gaps after {version}"] = scene.gaps(scene.draw(sampler))
+    with _failing(engine):
+        facts["gaps after death"] = scene.gaps(scene.draw(sampler))
+    engine.close()
+    return facts
+
+
+def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict[str, Any]:
+    """What is sampled, behind prompts and behind what tools show; and what the engine is told of the prompts."""
+    groups = scene.draw(sampler)
+    facts: dict[str, Any] = {
+        "read ids": ids(groups),
+        "gaps": scene.gaps(groups),
+        "differences": {name: differences(engine._llm, scene, name) for name in scene.prompts},
+        **scene.shown(sampler, groups),
+    }
+    if scene.processor.encoder.family.clock is not Clock.STAMPS:
+        video = groups[list(scene.prompts).index("video")]
+        facts["gap with positions of transformers"] = scene.gap(video, Upstream(scene))
+    return facts
+
+
+def _disturbable() -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "set_num_threads": torch.set_num_threads.__module__ + torch.set_num_threads.__name__,
+        "torch": hash(torch.get_rng_state().numpy().tobytes()),
+        "random": hash(random.getstate()),
+        "numpy": hash(np.random.get_state()[1].tobytes()),
+    }
+
+
+def _memory() -> int:
+    return (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
+
+
+def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
+    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in scene.prompts.values()]
+    return {
+        "alone": ids(alone) == ids(groups),
+        "again": ids(scene.draw(sampler)) == ids(groups),
+        "another step": ids(scene.draw(sampler, step=STEP + 1)) == ids(groups),
+        "distinct siblings": min(len({tuple(row) for row in group}) for group in ids(groups)),
+        "banned": sorted(set(scene.law.banned) & {token for group in ids(groups) for row in group for token in row}),
+    }
+
+
+def _continuation(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
+    """Greedily, 4 tokens and 8 more are the same as 12."""
+    greedy = [replace(scene.law, temperature=0.0, max_new_tokens=count) for count in (12, 4, 8)]
+    prompts = list(scene.prompts.values())
+    whole, start = (sampler.generate(prompts, 1, law, step=STEP) for law in greedy[:2])
+    longer = sampler.extend([rollout for (rollout,) in start], greedy[2], step=STEP)
+    drawn = sampler.extend([group[0] for group in groups], scene.law, step=STEP)
+    return {
+        "greedy": ids([[rollout] for rollout in longer]) == ids(whole),
+        "segments": [len(rollout.segments) for rollout in longer],
+        "gaps of continuation": scene.gaps([[rollout] for rollout in drawn]),
+        "extended again": ids([sampler.extend([group[0]], scene.law, step=STEP) for group in groups])
+        == ids([[rollout] for rollout in drawn]),
+    }
+
+
+def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
+    eos = scene.processor.tokenizer.eos_token_id
+    long = [r for group in scene.draw(sampler, replace(scene.law, max_new_tokens=200)) for r in group]
+    ended = [r for r in long if r.finish is Finish.EOS]
+    draft = next(r for group in groups for r in group if r.text.strip())
+    mark = draft.text.strip()[-1]
+    (stopped,) = sampler.generate([draft.prompt], SIBLINGS, replace(scene.law, stop=(mark,)), step=STEP)
+    again = stopped[draft.index]
+    return {
+        "ended": len(ended),
+        "eos is last": all(ids([[r]])[0][0].index(eos) == r.num_tokens - 1 for r in ended),
+        "eos elsewhere": any(eos in ids([[r]])[0][0] for r in long if r not in ended),
+        "stopped by": again.finish,
+        "stop string at the end": mark in scene.processor.decode([again.segments[0].ids[-1]]),
+        "stop string before": mark in scene.processor.decode(again.segments[0].ids[:-1]),
+        "as without": again.segments[0].ids == draft.segments[0].ids[: again.num_tokens],
+    }
+
+
+def _failures(scene: Scene, engine: VllmEngine, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
+    """The engine fails at work; then its successor does."""
+    with _failing(engine):
+        again = scene.draw(sampler)
+    facts = {"same after death": ids(again) == ids(groups), "gaps after death": scene.gaps(again)}
+    with _failing(engine):
+        facts["dead twice"] = refusal(lambda: scene.draw(sampler))
+    return {**facts, "warnings": scene.warnings}
+
+
+@contextmanager
+def _failing(engine: VllmEngine) -> Iterator[None]:
+    """The device breaks in an engine's third step."""
+    step, calls = engine._llm.llm_engine.step, iter(range(3))
+
+    def broken() -> Any:
+        if next(calls, None) is None:
+            raise RuntimeError("the device broke")
+        return step()
+
+    with patch.object(engine._llm.llm_engine, "step", broken):
+        yield

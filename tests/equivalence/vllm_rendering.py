@@ -1,0 +1,115 @@
+"""What vLLM's own processor would have told the model, given media that are resized already; and what transformers
+would have said of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm_scenes import VIDEO, Scene, media_store
+
+from mmrl.batch import PromptTensors
+from mmrl.media.resize import fit
+from mmrl.media.video import ClipRule
+from mmrl.policy.families import Clock
+from mmrl.policy.processor import QwenProcessor
+from mmrl.rollout.response import begun
+from mmrl.rollout.vllm_inputs import engine_input
+from mmrl.types import Prompt, Sample, VideoRef, View
+
+
+def differences(llm: Any, scene: Scene, name: str) -> list[str]:
+    """Names of what differs between our input for a prompt and vLLM's own; `timestamps` are for pruning, which is
+    off.
+    """
+    ready = engine_input(begun(scene.prompts[name], 0, scene.law), scene.processor)
+    ours, theirs = _described(ready), _described(_rendered(llm, scene.processor, scene.samples[name]))
+    names = (ours.keys() | theirs.keys()) - {"video 0 timestamps"}
+    return sorted(name for name in names if not _equal(ours.get(name), theirs.get(name)))
+
+
+def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
+    """What vLLM's own processor makes of a sample with one placeholder per medium, pictures and frames resized."""
+    images, store = processor.hf.image_processor, media_store()
+    area = {"factor": 16, "min_pixels": images.size["shortest_edge"], "max_pixels": images.size["longest_edge"]}
+    clips = [store.clip(ref, ClipRule(video=VIDEO, patch=8)) for ref in sample.media if isinstance(ref, VideoRef)]
+    media = {
+        "image": [fit(store.open(ref), **area) for ref in sample.images],
+        "video": [(clip.frames_TCHW, _metadata(clip.plan)) for clip in clips],
+    }
+    prompt: dict[str, Any] = {"prompt_token_ids": processor.tokenizer(_collapsed(processor, sample)).input_ids}
+    if sample.media:
+        done = {"do_resize": False, "do_sample_frames": False}
+        prompt |= {"multi_modal_data": {name: items for name, items in media.items() if items}}
+        prompt |= {"mm_processor_kwargs": done}
+    (rendered,) = llm.renderer.render_cmpl([prompt])
+    return rendered
+
+
+def _collapsed(processor: QwenProcessor, sample: Sample) -> str:
+    """The question with one placeholder per medium.
+
+    Each frame of a Qwen3-VL video has its own vision tokens; transformers 5, and vLLM with it, would leave those of the
+    video around them.
+    """
+    question = processor.encoder.question(sample)
+    if processor.encoder.family.clock is Clock.STAMPS:
+        return question.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
+    return question
+
+
+def _metadata(plan: Any) -> dict[str, Any]:
+    return {
+        "fps": plan.fps,
+        "frames_indices": list(plan.indices),
+        "total_num_frames": plan.total,
+        "duration": plan.total / plan.fps,
+        "width": plan.resized.width,
+        "height": plan.resized.height,
+        "video_backend": "decord",
+        "do_sample_frames": False,
+    }
+
+
+def _described(ready: Any) -> dict[str, Any]:
+    """Everything of an input that the model comes to see, by name."""
+    found = {"type": ready["type"], "ids": list(ready["prompt_token_ids"])}
+    for modality, items in ready.get("mm_kwargs", {}).items():
+        for number, item in enumerate(items):
+            found |= {f"{modality} {number} {key}": element.data for key, element in item.items()}
+    for modality, ranges in ready.get("mm_placeholders", {}).items():
+        for number, where in enumerate(ranges):
+            mask = torch.ones(where.length, dtype=torch.bool) if where.is_embed is None else where.is_embed
+            found[f"{modality} {number} places"] = where.offset + mask.nonzero().squeeze(1)
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool((one == other).all())
+    return type(one) is type(other) and one == other
+
+
+class Upstream:
+    """Feeds the learner with the positions that transformers works out itself."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.placeholders = scene.processor.placeholders
+        self._processor, self._model = scene.processor, scene.policy.model
+
+    def tensors(self, prompt: Prompt) -> PromptTensors:
+        ours = self._processor.tensors(prompt)
+        ids = torch.tensor([prompt.ids])
+        positions, _ = self._model.model.get_rope_index(
+            input_ids=ids,
+            mm_token_type_ids=self.placeholders.types(ids),
+            video_grid_thw=torch.tensor(prompt.grids),
+            second_per_grid_ts=ours.seconds_V,
+            attention_mask=torch.ones_like(ids),
+        )
+        return replace(ours, positions_3P=positions[:, 0])
+
+    def seen(self, view: View) -> PromptTensors:
+        return self._processor.seen(view)

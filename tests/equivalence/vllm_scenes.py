@@ -1,0 +1,219 @@
+"""What the scenes share in which real engines of vLLM are put through their paces, and how they are set up.
+
+A scene is a function of `Questions` that returns what it found out, for tests to judge. Engines want processes of their
+own, which load torch and vLLM for ten seconds: `start` has one process play several scenes, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from recorded import recorded
+
+from mmrl.answer import Grammar
+from mmrl.batch import Feeder, by_prompt, collate
+from mmrl.checkpoint import export_hf
+from mmrl.config.schema import LanguageScratch, Limits, Lora, Scratch, Video, VisionScratch, Vllm
+from mmrl.media.store import MediaStore
+from mmrl.policy.adapters import Adapter
+from mmrl.policy.encoder import Encoder
+from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.scratch import make_model
+from mmrl.rollout.engine import Engine, EngineSampler, Publisher
+from mmrl.rollout.vllm_options import engine_arguments
+from mmrl.rollout.weights import PolicyWeights
+from mmrl.types import (
+    Access,
+    Author,
+    Experience,
+    ImageRef,
+    MediaRef,
+    Rollout,
+    Sample,
+    SamplingLaw,
+    Segment,
+    UserError,
+    VideoRef,
+)
+
+STEP, SIBLINGS, LONGEST = 3, 3, 1024
+SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
+VIDEO = Video(min_pixels=1024, max_pixels=2304)
+WORKER = Path(__file__).with_name("engine_worker.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """A tiny world, its samples by name, a video, and a folder to work in."""
+
+    spec: Scratch
+    processor: QwenProcessor
+    samples: dict[str, Sample]
+    clip: VideoRef
+    law: SamplingLaw
+    folder: Path
+
+
+def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Questions:
+    """Heads of 32, as vLLM's attention wants on a CPU; `clip` in place of the world's video, which is shorter."""
+    one, two, text, video, both, *_ = world.samples
+    video, both = (
+        replace(sample, parts=tuple(clip if isinstance(part, VideoRef) else part for part in sample.parts))
+        for sample in (video, both)
+    )
+    known = world.processor.encoder
+    encoder = Encoder(
+        known.hf, known.family, Grammar(), media_store(), video=VIDEO, instruct=False, max_prompt_tokens=500
+    )
+    return Questions(
+        spec=Scratch(
+            family=family,
+            vision=VisionScratch(width=32, heads=2, mlp=32),
+            language=LanguageScratch(width=64, heads=2, kv_heads=1, mlp=64, vocab=330),
+        ),
+        processor=QwenProcessor(encoder),
+        samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
+        clip=clip,
+        law=replace(world.law, temperature=0.7, max_new_tokens=12),
+        folder=folder,
+    )
+
+
+def media_store() -> MediaStore:
+    return MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8)
+
+
+def start(scenes: Mapping[str, Questions], folder: Path) -> subprocess.Popen[str]:
+    """A process that plays scenes, by name, in their order; `facts` tells when it has ended."""
+    (folder / "questions.pkl").write_bytes(pickle.dumps(scenes))
+    tests = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, WORKER, folder],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def facts(process: subprocess.Popen[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """What each scene found out."""
+    output, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, output[-5000:]
+    found: dict[str, dict[str, Any]] = json.loads((folder / "facts.json").read_text())
+    return found
+
+
+class Scene:
+    """A policy and what an engine draws beside it."""
+
+    def __init__(self, questions: Questions, *, lora: Lora | None = None) -> None:
+        self.spec, self.clip = questions.spec, questions.clip
+        model = make_model(questions.spec, questions.processor.tokenizer, seed=1)
+        export_hf(questions.folder / "model", model, questions.processor.hf)
+        self.adapter = Adapter(model, lora, seed=2) if lora else None
+        self.cuda = torch.cuda.is_available()
+        self.policy = Policy(model.to("cuda") if self.cuda else model)
+        self.processor, self.law, self.folder = questions.processor, questions.law, questions.folder
+        self.samples = questions.samples
+        self.prompts = {name: self.processor.ask(sample) for name, sample in questions.samples.items()}
+        self.arguments = engine_arguments(
+            Vllm(gpu_memory=0.2, cache_mib=64, max_sequences=64),
+            dtype="float32",
+            longest=LONGEST,
+            cuda=self.cuda,
+            lora=lora,
+        )
+        self.warnings: list[str] = []
+
+    @property
+    def model(self) -> str:
+        return str(self.folder / "model")
+
+    def sampler(self, engine: Engine, push: Callable[[Engine], None] | None = None) -> EngineSampler:
+        weights = PolicyWeights(self.policy)
+        publisher = Publisher(engine, push or (lambda e: e.load(weights)))
+        return EngineSampler(publisher, self.processor, longest=LONGEST, salt=("test",))
+
+    def draw(self, sampler: EngineSampler, law: SamplingLaw | None = None, step: int = STEP) -> list[list[Rollout]]:
+        return sampler.generate(list(self.prompts.values()), SIBLINGS, law or self.law, step=step)
+
+    def gaps(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
+        """Largest |engine - learner|, nats, by prompt."""
+        return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
+
+    @torch.no_grad()
+    def gap(self, rollouts: Sequence[Rollout], feeder: Feeder | None = None) -> float:
+        made = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
+        batch = collate(by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
+        return float((self.policy.score(batch.to(self.policy.device)).logps_N.cpu() - recorded(made)).abs().max())
+
+    @torch.no_grad()
+    def learn(self) -> None:
+        """Another policy: every weight that is trained moves by about 0.05."""
+        generator = torch.Generator().manual_seed(5)
+        for parameter in self.policy.learned.values():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
+
+    def views(self) -> dict[str, list[MediaRef]]:
+        """What tools show behind some of the prompts: parts of a picture, what a video shows at a moment, a passage."""
+        (picture,) = self.samples["one image"].images
+        zoom, frame = (
+            replace(picture, crop=(4, 8, 40, 32)),
+            ImageRef(path=self.clip.path, sha256=self.clip.sha256, at=1),
+        )
+        passage = replace(self.clip, start=1.0, end=4.0)
+        return {
+            "text-only": [frame],
+            "one image": [zoom],
+            "video": [passage],
+            "image-and-video": [zoom, passage, replace(frame, crop=(0, 0, 32, 32))],
+        }
+
+    def shown(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+        """Siblings are shown media, and go on; then they are shown the last of them again, and go on."""
+        views = self.views()
+        seen = {name: list(group) for name, group in zip(self.prompts, groups, strict=True) if name in views}
+        for turn in (slice(None), slice(-1, None)):
+            asked = [self._behind(rollout, views[name][turn]) for name, group in seen.items() for rollout in group]
+            drawn = iter(sampler.extend(asked, self.law, step=STEP))
+            seen = {name: [next(drawn) for _ in group] for name, group in seen.items()}
+        return {
+            "ids behind views": ids(seen.values()),
+            "gaps behind views": {name: self.gap(group) for name, group in seen.items()},
+            "views": {name: len(group[0].views) for name, group in seen.items()},
+        }
+
+    def _behind(self, rollout: Rollout, media: Sequence[MediaRef]) -> Rollout:
+        words = tuple(self.processor.tokenizer("and").input_ids)
+        said = Segment(ids=words, logps=(0.0,) * len(words), author=Author.ENV)
+        views = [segment for ref in media for segment in (said, self.processor.show(ref), said)]
+        return replace(rollout, segments=(*rollout.segments, *views))
+
+
+def ids(groups: Any) -> list[list[list[int]]]:
+    return [[[token for segment in r.segments for token in segment.ids] for r in group] for group in groups]
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    """What an error says, or that there was none."""
+    try:
+        act()
+    except (UserError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"

@@ -1,0 +1,81 @@
+"""A scene of a server of vLLM's: the same tokens as in process, weights through files, deaths, deadlines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
+
+from mmrl.config.schema import Server
+from mmrl.rollout.engine import Request
+from mmrl.rollout.shared import Remembering
+from mmrl.rollout.vllm_replica import Replica, _Client
+from mmrl.rollout.vllm_server import ServerEngine, replicas
+from mmrl.rollout.vllm_transfer import FileSend, Recorded
+from mmrl.rollout.weights import PolicyWeights
+from mmrl.types import Author, Segment
+
+
+def served(questions: Questions) -> dict[str, Any]:
+    """Start, draw, sync, die."""
+    scene = Scene(questions)
+    servers = replicas(scene.model, scene.arguments, Server(restarts=1), questions.folder / "logs")
+    engine = ServerEngine(servers, scene.processor, spread=1, warn=scene.warnings.append)
+    try:
+        sampler = scene.sampler(Remembering(engine))  # as where steps overlap
+        sampler.sync(1)
+        groups = scene.draw(sampler)
+        facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
+        (running,) = servers
+        slow = _engine(scene, Replica(running.url, Server(deadline_s=0.005)))
+        facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
+        nobody = Replica("http://127.0.0.1:9", Server(deadline_s=0.5))
+        facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
+        words = Segment(ids=(groups[0][0].prompt.ids[0],) * LONGEST, logps=(0.0,) * LONGEST, author=Author.ENV)
+        overlong = Request(begun=replace(groups[0][0], segments=(words,)), times=1, seed=0, law=scene.law)
+        facts["refused"] = refusal(lambda: engine.draw([overlong]))
+        scene.learn()
+        facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
+        sender = WeightTransferTrainerFactory.trainer_init(
+            FileSend(rank=0, piece_bytes=1), client=_Client(running.ask), source=Recorded(PolicyWeights(scene.policy))
+        )
+        sender.send_weights()  # every tensor in a piece of its own: query apart from key
+        running._forget()
+        facts["gaps after pieces"] = scene.gaps(scene.draw(sampler))
+        scene.learn()
+        sampler.sync(2)
+        groups = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+        facts["gaps after sync"] = scene.gaps(groups)
+        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+        scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
+        with _killing(running):
+            again = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
+        for name, parameter in scene.policy.learned.items():
+            parameter.data.copy_(drawn_by[name])
+        facts["same after death"] = ids(again) == ids(groups)
+        facts["gaps after death"] = scene.gaps(again)
+        os.killpg(running._process.pid, signal.SIGKILL)
+        facts["dead twice"] = refusal(lambda: scene.draw(sampler))
+    finally:
+        engine.close()
+    return {**facts, "warnings": scene.warnings}
+
+
+def _engine(scene: Scene, replica: Replica) -> ServerEngine:
+    return ServerEngine([replica], scene.processor, spread=1, warn=scene.warnings.append)
+
+
+@contextmanager
+def _killing(server: Any) -> Iterator[None]:
+    """Kill a server while it is at work."""
+    timer = threading.Timer(0.1, lambda: os.killpg(server._process.pid, signal.SIGKILL))
+    timer.start()
+    yield
+    timer.join()

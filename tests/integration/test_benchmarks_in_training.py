@@ -1,0 +1,169 @@
+"""Benchmarks that a run takes: the verdicts of `mmrl eval`, killed and resumed, by two processes, refused at start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Command, experiment, imitation, metrics, mmrl, questions, reinforcement, write
+
+from mmrl.bench.predictions import Prediction, append
+
+FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
+TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
+RETHINK = [{"kind": "generate"}, {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 4}]
+
+
+def config(folder: Path, *, best: str = "bench/ten/accuracy", **benchmark: object) -> dict[str, Any]:
+    """Imitation and reinforcement with a benchmark every seventh step, and forced rethinking in it."""
+    ten = {"name": "ten", "bench": "counting", "data": ["asked/ten.jsonl"], "every": 7, "subsets": ["parity"]}
+    evaluation = {"max_new_tokens": 6, "batch_size": 4, "program": RETHINK, "benchmarks": [{**ten, **benchmark}]}
+    return experiment(
+        folder / "run",
+        evaluation=evaluation,
+        checkpoints={"every": 7, "keep": 9, "best": {"metric": best}},
+        stages=[imitation(steps=14), reinforcement()],
+    )
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its benchmarks, in the folder of its config and its questions."""
+    folder = tmp_path_factory.mktemp("taken")
+    questions(folder / "asked")
+    done = mmrl("train", write(config(folder), folder / "c.yaml"))
+    assert done.code == 0, done.errors
+    assert "ten after 7 steps of cold: strict" in done.output
+    return folder
+
+
+@pytest.fixture
+def again(taken: Path, tmp_path: Path) -> Path:
+    """The config of the same run, to be run elsewhere."""
+    shutil.copytree(taken / "asked", tmp_path / "asked")
+    return write(config(tmp_path), tmp_path / "c.yaml")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that tell of a benchmark."""
+    return [record for record in metrics(folder / "run") if "bench/ten/accuracy" in record]
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs took their benchmarks to the same byte."""
+    for place in TAKEN:
+        for name in FILES:
+            left, right = (folder / "run" / "bench" / "ten" / place / name for folder in (one, other))
+            assert left.read_bytes() == right.read_bytes(), (place, name)
+    assert records(one) == records(other)
+
+
+def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: Path) -> None:
+    assert sorted(path.name for path in (taken / "run" / "bench" / "ten").iterdir()) == TAKEN
+    stages = {"cold": 0, "rl": 1}
+    told = {f"{stages[record['stage']]:02d}-{record['step']:06d}": record for record in records(taken)}
+    assert list(told) == TAKEN
+    for place, record in told.items():
+        report = json.loads((taken / "run" / "bench" / "ten" / place / "report.json").read_text())
+        assert record["bench/ten/accuracy"] == report["strict"]["value"]
+        assert record["bench/ten/truncated_frac"] == report["truncated_rate"]
+        assert record["bench/ten/parity/1"] == report["subsets"]["parity"]["1"]["strict"]
+    accuracies = {record["bench/ten/accuracy"] for record in told.values()}
+    assert len(accuracies) > 1  # something is measured
+
+
+def test_the_best_checkpoint_goes_by_them(taken: Path) -> None:
+    for name, scored in (("00-000007", "00-000007"), ("01-000000", "00-000014"), ("02-000000", "01-000008")):
+        report = json.loads((taken / "run" / "bench" / "ten" / scored / "report.json").read_text())
+        score = json.loads((taken / "run" / "checkpoints" / name / "score.json").read_text())
+        assert score == report["strict"]["value"], name
+
+
+def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsewhere(
+    taken: Path, tmp_path: Path, here: Command
+) -> None:
+    model = shutil.copytree(taken / "run" / "model", tmp_path / "elsewhere")
+    saved = taken / "run" / "checkpoints" / "00-000007"
+    for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
+        out = tmp_path / f"{given.name}-out"
+        done = here("eval", given, "--bench", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
+        assert done.code == 0, done.errors
+        for name in ("predictions.jsonl", "verdicts.jsonl"):
+            assert (out / name).read_bytes() == (taken / "run" / "bench" / "ten" / place / name).read_bytes(), given
+
+
+def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
+    done = mmrl("train", again, strike=("mmrl.exam.sitting:append", 3 * 3 + 2, "SIGKILL"))
+    assert done.code == -signal.SIGKILL
+    folder = again.parent / "run" / "bench" / "ten" / "01-000007"
+    assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4
+    assert not (folder / "report.json").exists()
+    done = here("train", again)
+    assert done.code == 0, done.errors
+    same(taken, again.parent)
+
+
+def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
+    taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = mmrl("train", again, strike=("mmrl.run:_Run._save", 4, "SIGKILL"))  # just after it was taken
+    assert done.code == -signal.SIGKILL
+    settings = again.parent / "run" / "bench" / "ten" / "01-000008" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"settings": {"model": "another path"}, "missing": {}}')
+    batches = []
+
+    def counted(path: Path, predictions: Sequence[Prediction]) -> None:
+        batches.append(path.parent.name)
+        append(path, predictions)
+
+    monkeypatch.setattr("mmrl.exam.sitting.append", counted)
+    done = here("train", again)
+    assert done.code == 0, done.errors
+    assert batches == ["01-000008"] * 3
+    same(taken, again.parent)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
+    done = mmrl("train", again, "--nproc", 2)
+    assert done.code == 0, done.errors
+    here, there = (
+        [json.loads(line) for line in (folder / "run" / "bench/ten/00-000000/predictions.jsonl").open()]
+        for folder in (taken, again.parent)
+    )
+    assert here == there  # untrained, so no rounding tells them apart
+    assert [record["step"] for record in records(again.parent)] == [0, 7, 14, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"bench": "countin"}, "evaluation.benchmarks.ten: there is no benchmark 'countin'; there are"),
+        (
+            {"data": ["asked/odd.jsonl"]},
+            "asked/odd.jsonl:1: the columns are id, q; the nearest known layout is",
+        ),
+        ({"data": ["asked/no.jsonl"]}, "no such file"),
+        ({"data": ["asked/gaps.jsonl"]}, "evaluation.benchmarks.ten: 1 of 10 questions cannot be asked"),
+        ({"data": ["asked/gaps.jsonl"]}, "count them as wrong with evaluation.benchmarks.ten.allow_missing=true"),
+        ({"subsets": ["color"]}, "evaluation.benchmarks.ten.subsets: no question has 'color'; they have parity"),
+        ({"every": 0}, "evaluation.benchmarks.0.every: must be"),
+        ({"best": "bench/eleven/accuracy"}, "best.metric 'bench/eleven/accuracy' is of no benchmark"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_before_anything_is_trained(
+    changed: dict[str, Any], said: str, tmp_path: Path, here: Command
+) -> None:
+    path = questions(tmp_path / "asked")
+    (path.parent / "gaps.jsonl").write_text(path.read_text().replace('"3.png"', '"gone.png"'))
+    (path.parent / "odd.jsonl").write_text('{"id": "1", "q": "How many?"}\n')
+    done = here("train", write(config(tmp_path, **changed), tmp_path / "c.yaml"))
+    assert done.code == 2
+    assert said in done.errors
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,149 @@
+"""Runs that draw the next step's rollouts while they learn this one: from YAML to the same bytes after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Command, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from test_launch import alike
+
+from mmrl.cli import main
+from mmrl.overlap import Overlap
+from mmrl.rollout.hf import HfSampler
+
+LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+COLD = imitation(validation={"every": 4, "until": 0.8})
+STEPS = 6
+
+
+def overlapping(run_dir: Path, **options: Any) -> dict[str, Any]:
+    """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
+    loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}}
+    stages = [COLD, reinforcement(steps=STEPS, overlap=True, loss=loss, **options)]
+    return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep": 20})
+
+
+def with_everything(run_dir: Path) -> dict[str, Any]:
+    """All that reads or changes what a step is made of."""
+    return overlapping(
+        run_dir,
+        program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}, {"kind": "probe", "what": "grey", "every": 2}],
+        filter={"bands": [{"term": "format", "low": 0.0, "high": 1.0}], "rounds": 2},
+        optimizer={"lr": 1e-3},
+        replay={"capacity": 32},
+        history=["count"],
+        order={"kind": "priority"},
+        validation={"every": 3},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("overlap")
+    assert main(["train", str(write(with_everything(folder / "run"), folder / "tiny.yaml"))]) == 0
+    return folder / "run"
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
+
+
+def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path) -> None:
+    steps = steps_of(whole)
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    gaps = [record["rollout/version_gap_max"] for record in steps if "rollout/version_gap_max" in record]
+    assert gaps[0] == 0.0 and 1.0 in gaps and max(gaps) <= 2.0  # 2: carried by the filter for a step
+    assert any("validation/mean" in record for record in metrics(whole))
+    assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
+    assert sum(record["rethink/attempted"] for record in steps) > 0
+
+
+def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
+    """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
+    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$State"]
+    assert state["ahead"] is None
+    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$State"]
+    assert len(state["ahead"]["$Answers"]["groups"]["$tuple"]) == 4
+
+
+def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
+    """Send this process signals at the Nth call of a method."""
+    method, calls = getattr(owner, name), count(1)
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == nth:
+            for which in signals:
+                os.kill(os.getpid(), which)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, struck)
+
+
+MOMENTS = {
+    "the fifth step is about to be drawn": ("begin", 4, (signal.SIGTERM,), 128 + signal.SIGTERM, "01-000004"),
+    "the sixth is drawn, and it is urgent": ("_finished", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
+}
+
+
+@pytest.mark.parametrize(("name", "nth", "signals", "code", "saved"), MOMENTS.values(), ids=MOMENTS)
+def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
+    tmp_path: Path,
+    whole: Path,
+    here: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    nth: int,
+    signals: tuple[signal.Signals, ...],
+    code: int,
+    saved: str,
+) -> None:
+    config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
+    strike(monkeypatch, Overlap, name, nth, *signals)
+    assert here("train", config).code == code
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
+    done = here("train", config)
+    assert done.code == 0, done.errors
+    assert f"{saved}: stage rl, step 4" in done.output
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what one has drawn ahead is dealt out when two go on."""
+    once, twice = (overlapping(tmp_path / name) for name in ("once", "twice"))
+    assert here("train", write(once, tmp_path / "once.yaml")).code == 0
+    steps = steps_of(tmp_path / "once")
+    assert [record["rollout/version_gap_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
+    assert [record["rollout/version_gap_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
+    assert ["rollout/logp_gap_nats" in record for record in steps] == [True] + [False] * (STEPS - 1)
+    config = write(twice, tmp_path / "twice.yaml")
+    with monkeypatch.context() as patched:
+        strike(patched, Overlap, "begin", 3, signal.SIGINT)
+        assert here("train", config).code == 128 + signal.SIGINT
+    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+
+
+def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes go on with what one left waiting, and then step by step as one does."""
+    chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5, "token_budget": 60}]
+    means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
+    stages = [COLD, reinforcement(steps=STEPS, program=chunked, group_size=2, **means)]
+    once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
+    assert here("train", write(once, tmp_path / "once.yaml")).code == 0
+    told = steps_of(tmp_path / "once")
+    assert told[0]["rollout/pending_groups"] > 0
+    config = write(twice, tmp_path / "twice.yaml")
+    with monkeypatch.context() as patched:
+        strike(patched, HfSampler, "sync", 1, signal.SIGINT)
+        assert here("train", config).code == 128 + signal.SIGINT
+    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))

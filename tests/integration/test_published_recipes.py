@@ -1,0 +1,147 @@
+"""The recipes of published systems: each loads, explains itself, is in the table of docs/recipes.md, and does a step of
+every stage with a tiny model, on rows with the columns that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TINY, Command
+from PIL import Image
+from published_rows import MADE, ROWS, SAME
+from videos import SMALL, write_video
+
+from mmrl.checkpoint import export_hf
+from mmrl.config import Config, explain, load
+from mmrl.config.schema import Rl, Sample, Scratch, Sft
+from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "configs" / "recipes"
+HARDWARE = ("grounding_3b", "qwen2_5_vl_")
+PUBLISHED = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(HARDWARE))
+MOST_LINES = 65
+SHORT = 8  # tokens
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2.5-VL in a folder, as a recipe's own model would be."""
+    folder, spec = tmp_path_factory.mktemp("model"), Scratch.model_validate(TINY)
+    tokenizer = train_tokenizer(["<think>One and one.</think><answer>2</answer>"], spec.language.vocab)
+    export_hf(folder, make_model(spec, tokenizer, seed=0), make_processor(spec, tokenizer, (1024, 1024)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture and a video, wherever a row may look for them."""
+    folder = tmp_path_factory.mktemp("media")
+    for place in (folder, folder / "images/Ego", folder / "videos/Ego"):
+        place.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((32, 32), 60).convert("RGB").save(place / "1.png")
+        write_video(place / "1.mp4", range(24), size=(32, 32))
+    return folder
+
+
+def test_rows_are_there_for_every_recipe():
+    assert sorted([*ROWS, *SAME, *MADE]) == PUBLISHED
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_is_short_and_says_where_its_numbers_are_from(name: str) -> None:
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ") and "Departures" in text and "Numbers" in text
+    assert len(text.splitlines()) <= MOST_LINES
+    assert load(str(RECIPES / f"{name}.yaml")).config.run.name == name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_explains_itself(name: str) -> None:
+    loaded = load(str(RECIPES / f"{name}.yaml"))
+    words = explain(loaded)
+    assert words.count("\n  advantage  ") == sum(isinstance(stage, Rl) for stage in loaded.config.stages)
+
+
+def test_the_table_of_recipes_is_whole():
+    table = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\.\./configs/recipes/(\w+)\.yaml", table)
+    assert sorted(set(linked)) == PUBLISHED
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_runs_with_a_tiny_model(
+    name: str, tmp_path: Path, model: Path, folder: Path, here: Command
+) -> None:
+    recipe = RECIPES / f"{name}.yaml"
+    config = load(str(recipe)).config
+    overrides = {**sources(name, config, folder), **small(config, model, folder)}
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    done = here("train", recipe, *words, "--steps", 1, "--run-dir", tmp_path / "run")
+    assert done.code == 0, done.errors
+    told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    trained = [stage.name for stage in config.trainings]
+    assert [record["stage"] for record in told if "learner/lr" in record] == trained
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def sources(name: str, config: Config, folder: Path) -> dict[str, Any]:
+    """Where the recipe's tables are; those that it makes are made small."""
+    if name in MADE:
+        return {f"data.train.{index}.args.size": 8 for index in range(len(config.data.train))}
+    where: dict[str, Any] = {}
+    for index, (origin, table) in enumerate(zip(config.data.train, ROWS[SAME.get(name, name)], strict=True)):
+        path = folder / f"{name}{index}.{'json' if isinstance(table, dict) else 'jsonl'}"
+        text = json.dumps(table) if isinstance(table, dict) else "".join(lines(origin.args, table))
+        path.write_text(text.replace("{folder}", str(folder)))
+        where |= {f"data.train.{index}.args.path": str(path), f"data.train.{index}.args.media_root": str(folder)}
+    return where
+
+
+def lines(args: dict[str, Any], rows: Any) -> list[str]:
+    """Eight rows of JSON Lines, each with an id where the recipe names a column for one."""
+    column = args["columns"].get("id")
+    numbered = ({**rows[number % len(rows)], **({column: number} if column else {})} for number in range(8))
+    return [json.dumps(row) + "\n" for row in numbered]
+
+
+def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
+    """What is made small, and nothing else: model, media, and how much a step does."""
+    values: dict[str, Any] = {
+        "model.path": str(model),
+        "model.dtype": "float32",
+        "model.device": "cpu",
+        "model.min_pixels": 1024,
+        "model.max_pixels": 1024,
+        "model.video": {**SMALL.model_dump(), "max_frames": 4},
+        "data.roots": [str(folder)],
+        "run.threads": 1,
+    }
+    for stage in config.stages:
+        at = f"stages.{stage.name}"
+        if isinstance(stage, Rl | Sample):
+            values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
+        if isinstance(stage, Rl):
+            values |= {f"{at}.group_size": min(2, stage.group_size), f"{at}.mini_batches": min(2, stage.mini_batches)}
+            values |= {f"{at}.filter.rounds": 2} if stage.filter else {}
+            for index, step in enumerate(stage.program):
+                values |= {f"{at}.program.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()}
+        if isinstance(stage, Sft):
+            values[f"{at}.batch_size"] = 2
+        if stage.kind == "sample":
+            values[f"{at}.group_size"] = 5
+        if stage.kind == "select" and stage.keep == "responses":
+            values[f"{at}.right_from"] = 0.0  # a tiny model is never right
+    return values
+
+
+SMALLER = {
+    "continue_with": {"room": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
+    "tools": {"max_tokens": 4 * SHORT},
+    "probe": {"rollouts": 1},
+}
+"""Of the steps of a program."""

@@ -1,0 +1,77 @@
+"""A policy that calls a tool: it imitates demonstrations that zoom, and zooms by itself in reinforcement."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import TINY, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+
+GLASS = {"kind": "tools", "max_views": 1, "turns": 1, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
+PROGRAM = [{"kind": "generate"}, GLASS]
+
+
+def corners(split, size, **options):
+    args = {"split": split, "size": size, "image_px": 128, "digit_px": 12, "seen_px": 32, **options}
+    return {"fn": "mmrl_datasets.fine_print:corners", "args": args}
+
+
+def zooming(run_dir):
+    model = {**experiment(run_dir)["model"], "scratch": {**TINY, "language": {**TINY["language"], "vocab": 400}}}
+    cold = imitation(steps=90, batch_size=12, micro_batch=12, imitate="response", program=[GLASS])
+    rl = reinforcement(steps=4, epochs=1, program=PROGRAM, sampling={"max_new_tokens": 40})
+    return experiment(
+        run_dir,
+        model=model,
+        data={"train": [corners("train", 96)], "test": [corners("test", 6)]},
+        rewards={"terms": [{"fn": "mmrl_rewards.number:exact", "name": "digit"}]},
+        evaluation={"max_new_tokens": 40, "batch_size": 8, "program": PROGRAM},
+        checkpoints={"every": 100, "keep": 2},
+        stages=[cold, rl],
+    )
+
+
+@pytest.fixture(scope="module")
+def zoomed(tmp_path_factory):
+    """The directory of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("zoom")
+    done = mmrl("train", write(zooming(folder / "run"), folder / "tiny.yaml"))
+    assert done.code == 0, done.errors
+    return folder / "run"
+
+
+def test_the_policy_calls_the_tool_by_itself(zoomed):
+    told = metrics(zoomed)
+    cold = [record for record in told if record["stage"] == "cold" and "learner/loss" in record]
+    assert len(cold) == 90
+    assert {record["tools/shown"] for record in cold} == {12.0}  # every demonstration was shown what it looks at
+    assert cold[-1]["learner/loss"] < cold[0]["learner/loss"] / 10
+    steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
+    assert len(steps) == 4
+    for record in steps:
+        assert record["tools/shown"] >= 4
+        assert record["tools/errors"] == record["tools/timeouts"] == 0
+    assert any(record["learner/grad_norm/vision"] > 0.0 for record in steps)
+    tested = [record for record in told if "test/corner" in record]
+    assert tested[0]["test/tools/shown"] > 0
+
+
+def test_what_was_shown_stands_in_its_responses(zoomed):
+    kept = [json.loads(line) for file in (zoomed / "rollouts").glob("rl-*") for line in file.read_text().splitlines()]
+    looked = [record for record in kept if any("shows" in segment for segment in record["segments"])]
+    assert looked
+    for record in looked:
+        call, lead, view, _, answer = record["segments"]
+        assert [call["author"], lead["author"], view["author"], answer["author"]] == ["policy", "env", "env", "policy"]
+        left, top, right, bottom = view["crop"]
+        assert 0 <= left < right <= 128 and 0 <= top < bottom <= 128
+        assert f"{zoomed}/{record['media'][0]}" == view["shows"]
+
+
+def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
+    """Stopped by Ctrl-C in a step of reinforcement, while the tool's processes run."""
+    config = write(zooming(tmp_path / "run"), tmp_path / "tiny.yaml")
+    stopped = mmrl("train", config, strike=("mmrl.rollout.hf:HfSampler.extend", 6, "SIGINT"))
+    assert "Saved." in stopped.output, stopped.errors
+    assert here("train", config).code == 0
+    assert contents(tmp_path / "run") == contents(zoomed)

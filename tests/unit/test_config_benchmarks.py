@@ -1,0 +1,53 @@
+"""Benchmarks in a run's config: explained, named apart, and free to change while the run goes on."""
+
+import pytest
+from config_samples import SMALL, refused, write
+
+from mmrl.config import changes, exam_of, explain, load, settings
+from mmrl.types import UserError
+
+TAKEN = (
+    SMALL
+    + """
+evaluation:
+  benchmarks:
+    - {name: mathvista, data: [MathVista], every: 5}
+    - {name: testA, bench: refcoco, data: [RefCOCO], split: testA}
+"""
+)
+
+
+def test_explain_says_when_each_is_taken(tmp_path):
+    cold, rl = explain(load(write(tmp_path, TAKEN))).partition("Stage 2 of 2")[::2]
+    assert "mathvista, before the first step, every 5 steps, and as the stage ends: bench/mathvista/accuracy" in cold
+    assert "testA by the rules of refcoco, before the first step, and as the stage ends" in cold
+    assert "mathvista, every 5 steps, and as the stage ends" in rl
+    assert "testA by the rules of refcoco, as the stage ends: bench/testA/accuracy" in rl
+    assert "bench/" not in explain(load(write(tmp_path, SMALL, "plain.yaml")))
+
+
+def test_two_of_one_name_are_refused(tmp_path):
+    said = refused(write(tmp_path, TAKEN), "evaluation.benchmarks.testA.name=mathvista")
+    assert "evaluation.benchmarks: two benchmarks are named 'mathvista'" in said
+
+
+@pytest.mark.parametrize(("metric", "fine"), [("bench/testA/accuracy", True), ("bench/testB/accuracy", False)])
+def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
+    path, best = write(tmp_path, TAKEN), f"checkpoints.best={{metric: {metric}}}"
+    if fine:
+        assert load(path, [best]).config.checkpoints.best.metric == metric
+    else:
+        assert "is of no benchmark in evaluation.benchmarks (mathvista, testA)" in refused(path, best)
+
+
+def test_a_run_goes_on_with_others(tmp_path):
+    old = settings(load(write(tmp_path, SMALL)).config.model_dump(mode="json"))
+    found = changes(old, load(write(tmp_path, TAKEN)).config)
+    assert found
+    assert {change.effect for change in found} == {"no result depends on it"}
+
+
+def test_mmrl_eval_takes_none_by_the_way():
+    given = {"model": {"path": "m"}}
+    with pytest.raises(UserError, match="evaluation.benchmarks: unknown key"):
+        exam_of(given, "m", ["evaluation.benchmarks=[{name: mathvista, data: [x]}]"])

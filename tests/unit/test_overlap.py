@@ -1,0 +1,195 @@
+"""Drawing ahead: by whose weights, in which order, whose part, and what becomes of errors."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from test_dealing import Rank
+from test_loop import World, answer, ask, sample, train
+
+from mmrl import loop
+from mmrl.algo.choose import Everything
+from mmrl.algo.lag import Lagging
+from mmrl.codec import dumps, loads
+from mmrl.overlap import Overlap
+from mmrl.ranks import Alone, SharedProgram
+from mmrl.rollout.copied import Copied
+from mmrl.rollout.hf import HfSampler
+from mmrl.rollout.program import Generate
+from mmrl.types import Answers, Group, State, UserError
+
+
+class AtOnce:
+    """An executor that works when asked."""
+
+    def submit(self, work, *args, **options):
+        done = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except UserError as error:
+            done.set_exception(error)
+        return done
+
+
+def overlap(program, *, ranks=None, places=2, thread=None):
+    shared = SharedProgram(program=program, ranks=ranks or Alone(), places=places, whole=None)
+    return Overlap(shared=shared, thread=thread or AtOnce())
+
+
+@pytest.fixture(scope="module")
+def world(tiny):
+    return tiny()
+
+
+def drawn(groups):
+    return [[segment for rollout in group for segment in rollout.segments] for group in groups]
+
+
+def test_what_is_drawn_while_weights_change_is_what_they_were(world):
+    """And after a sync, bit for bit, what the policy itself would draw."""
+    prompts = [world.processor.ask(each) for each in world.samples[:5]]
+    salted = partial(HfSampler, processor=world.processor, salt=("a",))
+    before = salted(world.policy).generate(prompts, 2, world.law, step=1)
+    copied = Copied(world.policy, salted)
+    begun, changed = threading.Event(), threading.Event()
+
+    class Slowly(Generate):
+        def answer(self, prompts, *, step, pending=()):
+            begun.set()
+            assert changed.wait(60)
+            return super().answer(prompts, step=step)
+
+    program = Slowly(sampler=copied, group_size=2, law=world.law)
+    with ThreadPoolExecutor(1) as thread:
+        finish = overlap(program, thread=thread, places=5).begin(prompts, step=1, version=0)
+        assert begun.wait(60)
+        with torch.no_grad():
+            for parameter in world.policy.learned.values():
+                parameter.add_(0.05)
+        changed.set()
+        ahead = finish()
+    assert drawn(ahead.groups) == drawn(before)
+    copied.sync(3)
+    live = salted(world.policy, version=3).generate(prompts, 2, world.law, step=2)
+    assert drawn(copied.generate(prompts, 2, world.law, step=2)) == drawn(live) != drawn(before)
+
+
+class Ahead(World):
+    """A world that draws ahead, at once, and writes it down."""
+
+    version = 0
+
+    def begin(self, prompts, *, step, version):
+        self.calls.append(("begin", step))
+        drawn_now = Answers(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
+
+        def finish():
+            self.calls.append(("finish", step))
+            return drawn_now
+
+        return finish
+
+    def due(self, answers, *, version):
+        self.calls.append(("due", version))
+        return answers
+
+
+def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkeypatch):
+    """The first step is drawn as ever, and behind the last nothing is."""
+    monkeypatch.setattr(loop, "Parts", partial(loop.Parts, foresight=(world := Ahead())))
+    state = State(version=6)
+    train(world, state, steps=2)
+    around = ["judge", "begin", "learn", "finish", "sync", "show", "tell", "keep"]
+    first, second = world.calls[: 2 + len(around) + 1], world.calls[2 + len(around) + 1 :]
+    assert [name for name, _ in first] == ["take", "answer", "judge", "take", *around[1:]]
+    assert [name for name, _ in second] == ["due", "judge", "learn", "sync", "show", "tell", "keep"]
+    assert [call for call in world.calls if call[0] in ("take", "begin", "due")] == [
+        ("take", 0),
+        ("take", 2),
+        ("begin", 1),
+        ("due", 7),
+    ]
+    assert (state.cursor, state.ahead) == (4, None)
+
+
+def test_a_round_that_lies_ahead_is_part_of_the_state(monkeypatch):
+    """A step after a restart learns from what was drawn before it, and asks nobody."""
+    groups = tuple((answer(ask(sample(i)), 0), answer(ask(sample(i)), 1)) for i in range(2))
+    ahead = Answers(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
+    state = loads(dumps(State(step=2, cursor=6, ahead=ahead)), State)
+    assert state.ahead == ahead
+    monkeypatch.setattr(loop, "Parts", partial(loop.Parts, foresight=(world := Ahead())))
+    train(world, state, steps=3)
+    assert [name for name, _ in world.calls][:2] == ["due", "judge"]
+    assert {e.rollout.prompt.sample.id for e in world.learned[0]} == {"0", "1"}
+    assert world.told[0][0]["rethink/kept"] == 2.0
+
+
+def test_an_error_in_the_thread_is_raised_where_it_is_waited_for_and_says_for_whom():
+    class Broken(World):
+        def answer(self, prompts, *, step, pending=()):
+            raise UserError("sample 7: its picture is gone")
+
+    with ThreadPoolExecutor(1) as thread:
+        finish = overlap(Broken(), thread=thread).begin([ask(sample(7)), ask(sample(8))], step=3, version=1)
+        with pytest.raises(UserError, match="sample 7: its picture is gone") as caught:
+            finish()
+    assert caught.value.__notes__ == ["while the rollouts of step 4 were drawn ahead, for samples 7, 8"]
+
+
+def versioned(rollout, version):
+    return replace(rollout, segments=tuple(replace(segment, version=version) for segment in rollout.segments))
+
+
+def test_no_rollout_is_more_than_a_version_old():
+    drawn_by_3 = Answers(groups=tuple((versioned(answer(ask(sample(i)), 0), 3),) for i in range(2)))
+    foresight = overlap(World())
+    for version in (3, 4):
+        assert foresight.due(drawn_by_3, version=version) == drawn_by_3
+    for version in (2, 5):
+        with pytest.raises(RuntimeError, match="sample 0, rollout 0: drawn by policy 3, where .* by one version"):
+            foresight.due(drawn_by_3, version=version)
+    with pytest.raises(RuntimeError, match="drawn by policy 0, where 1 to 1 are allowed"):  # not the one that was told
+        foresight.begin([ask(sample(1))], step=1, version=1)()
+
+
+def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
+    class Between(Rank):
+        """The second of three; the first gave two groups, the last none."""
+
+        def gather(self, mine):
+            first = {dict: {"n": 2.0}, int: 2, tuple: (two.groups, two.probes)}[type(mine)]
+            last = {dict: {}, int: 0, tuple: ((), ())}[type(mine)]
+            return [first, mine, last]
+
+    class Counting(World):
+        def answer(self, prompts, *, step, pending=()):
+            answers = super().answer(prompts, step=step)
+            return replace(answers, probes=({},) * len(prompts), metrics={"n": float(len(prompts))})
+
+    two = Counting().answer([ask(sample(0)), ask(sample(1))], step=0)
+    foresight = overlap(Counting(), ranks=Between(1, 3), places=4)
+    whole = foresight.begin([ask(sample(2))], step=0, version=0)()
+    assert [group[0].prompt.sample.id for group in whole.groups] == ["0", "1", "2"]
+    assert len(whole.probes) == 3
+    assert whole.metrics == {"n": 3.0, "data/skipped": 1.0}
+    mine = foresight.due(whole, version=1)
+    assert [group[0].prompt.sample.id for group in mine.groups] == ["1"]
+    assert len(mine.probes) == 1
+
+
+@pytest.mark.parametrize(("corrected", "old"), [(False, "sampler"), (True, None)])
+def test_what_is_old_is_known_to_be(corrected, old):
+    """Below its ratio stands what it was drawn with, unless importance weights correct for the step between."""
+    rollouts = [versioned(answer(ask(sample(0)), i), version) for i, version in enumerate((5, 4))]
+    group = Group(prompt=ask(sample(0)), rollouts=tuple(rollouts), scores=World().scores())
+    chooser = Lagging(Everything(lambda groups: [(0.5, -0.5)] * len(groups)), corrected=corrected)
+    choice = chooser.choose([group], State(version=5))
+    assert [(e.age, e.old) for e in choice.experiences] == [(0, None), (1, old)]
+    assert choice.metrics == {"rollout/version_gap_mean": 0.5, "rollout/version_gap_max": 1.0}
+    assert chooser.choose([], State(version=5)).metrics == {}

@@ -1,0 +1,171 @@
+"""Demonstrations that call tools: replies stand where they will stand in rollouts, and only the response is learned."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from config_samples import SMALL, refused, write
+from test_tool_views import TOOLS, asked, toolbox, words
+from test_tools import call
+
+from mmrl.answer.calls import last_call, turns
+from mmrl.batch import collate
+from mmrl.catalogue import find_tool
+from mmrl.config import explain, load
+from mmrl.config.schema import Tool, UseTools
+from mmrl.rollout.tool_replies import Workshop
+from mmrl.rollout.traces import Traces
+from mmrl.types import Author, Experience, UserError
+
+ZOOM = call("zoom", box=[8, 8, 32, 32])
+AGAIN = call("zoom", box=[0, 24, 24, 48], medium=2)
+ANSWER = "<answer>3</answer>"
+OWN = '''
+import os
+
+def say(call, sample):
+    """Some words."""
+    return f"{call['x']} seen by {os.getpid()}"
+
+def crash(call, sample):
+    raise RuntimeError("out of order")
+'''
+
+
+@pytest.fixture(scope="module")
+def world(tiny):
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workshop(base):
+    with closing(Workshop(partial(find_tool, base))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def traces(world, workshop):
+    own = tuple(Tool(fn=f"./own.py:{name}") for name in ("say", "crash"))
+    settings = UseTools(kind="tools", tools=TOOLS + own, turns=2, max_views=2, deadline_s=60.0)
+    return Traces(replies=workshop.replies(settings, world.processor))
+
+
+def demonstrated(world, *texts, **options):
+    prompt = world.processor.ask(world.samples[0])
+    return [world.processor.demonstrate(prompt, text, **options) for text in texts]
+
+
+def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
+    """The same words, picture and places as the step gives a response that makes the same call."""
+    (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
+    ((sampled,),) = toolbox(world, workshop, max_views=2)(asked(world, 0, ZOOM), step=0).groups
+    assert rollout.segments[1:4] == sampled.segments[1:4]
+    assert rollout.segments[0].ids == sampled.segments[0].ids
+    assert [s.author for s in rollout.segments] == [Author.TEACHER, *[Author.ENV] * 3, Author.TEACHER]
+    (view,) = rollout.views
+    assert view.ref.crop == (8, 8, 32, 32)
+    assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
+    assert rollout.segments[-1].ids[-1] == world.eos_id
+    assert rollout.answer.value == 3
+    assert {name: count for name, count in counts.items() if count} == dict.fromkeys(
+        ("tools/calls", "tools/answers", "tools/shown"), 1.0
+    )
+
+
+def test_what_tools_say_is_never_learned(world, traces):
+    made, _ = traces.complete(demonstrated(world, ZOOM + ANSWER, ANSWER))
+    for shared_prefix in (True, False):
+        batch = collate(
+            [[Experience(rollout=rollout, advantage=0.0)] for rollout in made],
+            world.processor,
+            pad_id=world.eos_id,
+            shared_prefix=shared_prefix,
+        )
+        taught = [token for rollout in made for s in rollout.segments if s.author is Author.TEACHER for token in s.ids]
+        assert batch.ids_N.tolist() == taught
+
+
+def test_demonstrations_go_on_turn_by_turn(world, traces):
+    """One looks twice, into the part of a part; one once and in words; one not at all, and stays as it is."""
+    given = demonstrated(world, f"{ZOOM} Closer. {AGAIN}{ANSWER}", f"{call('say', x=7)}{ANSWER}", ANSWER)
+    (twice, told, plain), counts = traces.complete(given)
+    assert plain is given[2]
+    assert [view.ref.crop for view in twice.views] == [(8, 8, 32, 32), (8, 20, 20, 32)]
+    assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
+    assert "\n7 seen by" in words(world, told)[0]
+    assert (twice.answer.value, told.answer.value) == (3, 3)
+    assert (counts["tools/calls"], counts["tools/shown"]) == (3.0, 2.0)
+
+
+def test_the_tools_processes_stay_until_they_are_closed(world, workshop, traces):
+    once, again = (traces.complete(demonstrated(world, call("say", x=7) + ANSWER))[0][0] for _ in range(2))
+    assert words(world, once) == words(world, again)  # by the same process
+    workshop.close()
+    (later,), _ = traces.complete(demonstrated(world, call("say", x=7) + ANSWER))
+    assert words(world, later) != words(world, once)
+
+
+def test_a_refusal_is_part_of_a_demonstration(world, traces):
+    (rollout,), counts = traces.complete(demonstrated(world, call("zoom", box=[90, 90, 95, 95]) + ANSWER))
+    assert "The tool refuses: the box [90, 90, 95, 95] holds nothing of medium 1" in words(world, rollout)[0]
+    assert counts["tools/refused"] == 1.0
+
+
+def test_a_call_that_nothing_follows_is_not_answered(world, traces):
+    (rollout,), counts = traces.complete(given := demonstrated(world, ZOOM))
+    assert rollout is given[0]
+    assert not any(counts.values())
+    assert traces.complete([]) == ([], counts)  # a rank that has no usable sample
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (call("crash") + ANSWER, "call 1 of its response: The tool failed: RuntimeError: out of order"),
+        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond turns=2 of step tools"),
+    ],
+)
+def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, message):
+    with pytest.raises(UserError, match=f"sample {world.samples[0].id}: {message}"):
+        traces.complete(demonstrated(world, text))
+
+
+def test_too_long_a_demonstration_is_refused_by_name(world, traces):
+    short = replace(traces.replies, options=traces.replies.options.model_copy(update={"max_tokens": 8}))
+    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_tokens=8"):
+        replace(traces, replies=short).complete(demonstrated(world, ZOOM + ANSWER))
+
+
+def test_the_answer_alone_is_learned_behind_calls_that_are_given(world, traces):
+    (rollout,), _ = traces.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", learn="answer"))
+    authors = [segment.author for segment in rollout.segments]
+    assert authors == [Author.TRIGGER, *[Author.ENV] * 3, Author.TRIGGER, Author.TEACHER]
+    assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
+
+
+def test_only_whole_responses_call(tmp_path):
+    step = "{kind: tools, tools: [{fn: 't:say'}]}"
+    path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    program: [{step}]"))
+    assert "imitate is 'label'; set `imitate: response`" in refused(path)
+    whole = "stages.cold.imitate=response"
+    assert "calls in responses are answered by say (t:say) itself" in explain(load(path, [whole]))
+    assert "program: needs 1 values, got 2" in refused(path, whole, f"stages.cold.program=[{step}, {step}]")
+
+
+def test_turns_and_calls_of_a_text():
+    assert list(turns(f"a{ZOOM}b{ZOOM}")) == [(0, f"a{ZOOM}"), (len(ZOOM) + 1, f"b{ZOOM}")]
+    assert list(turns("a")) == [(0, "a")]
+    assert list(turns("")) == [(0, "")]
+    assert last_call("x<tool_call>a</tool_call>\n") == "<tool_call>a</tool_call>"
+    for none in ("", "x", "</tool_call>", "<tool_call>a</tool_call> b", "<tool_call>a"):
+        assert last_call(none) is None

@@ -1,0 +1,97 @@
+"""What overlapping steps save: the seconds of a step whose next rollouts are drawn meanwhile, beside one that waits.
+
+    python tools/bench/overlap.py                   # a vLLM server
+    python tools/bench/overlap.py --engine hf       # a copy of the model in a thread
+
+Runs of GRPO on counting questions, a from-scratch Qwen2.5-VL, `--rounds` of each arm in turn, a thread for the learner
+and a thread for the server. Seconds are of the clock, from `timings.jsonl`, medians over all steps but each run's first
+two. `bound` is the ratio that perfect overlap would reach: a step's seconds over those without the shorter of answering
+and learning. Where cores are shared with other work, or the server has none of its own, ratios come out lower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+SKIPPED = 2
+VERBS = ("ask", "answer", "judge", "choose", "learn")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["vllm_server", "hf"], default="vllm_server")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    asked = parser.parse_args()
+    steps: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    for _ in range(asked.rounds):
+        for overlap in steps:
+            steps[overlap] += run(asked, overlap=overlap)
+    load = os.getloadavg()[0]
+    waits, overlaps = (_medians(steps[arm]) for arm in (False, True))
+    alone, together = (median(sum(step.values()) for step in steps[arm]) for arm in (False, True))
+    bound = alone / (alone - min(waits["answer"], waits["learn"]))
+    seconds = {"waits": {"step": alone, **waits}, "overlaps": {"step": together, **overlaps}}
+    told = {"seconds": seconds, "ratio": alone / together, "bound": bound, "cores": os.cpu_count(), "load": load}
+    print(json.dumps(told, indent=1))
+
+
+def run(asked: argparse.Namespace, *, overlap: bool) -> list[dict[str, float]]:
+    """The seconds of each step's verbs."""
+    with TemporaryDirectory() as folder:
+        config = Path(folder) / "bench.json"
+        config.write_text(json.dumps(experiment(asked, Path(folder) / "run", overlap=overlap)))
+        command = [sys.executable, "-m", "mmrl", "train", str(config)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        lines = (Path(folder) / "run" / "timings.jsonl").read_text().splitlines()
+    steps = [record for record in map(json.loads, lines) if "time/learn_s" in record]
+    return [{verb: step[f"time/{verb}_s"] for verb in VERBS} for step in steps[SKIPPED:-1]]  # the last draws nothing
+
+
+def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {verb: median(step[verb] for step in steps) for verb in VERBS}
+
+
+def experiment(asked: argparse.Namespace, run_dir: Path, *, overlap: bool) -> dict[str, Any]:
+    """A config whose rollouts are long enough for answering to take about as long as learning."""
+    stage = {
+        "name": "rl",
+        "kind": "rl",
+        "steps": asked.steps,
+        "prompts_per_step": asked.prompts,
+        "overlap": overlap,
+        "max_barren_steps": asked.steps + 1,
+        "loss": {"entropy": {"coef": 0.01}},  # every rollout is learned from, whatever it earns
+        "sampling": {"max_new_tokens": asked.tokens},
+    }
+    data = {"fn": "mmrl_datasets.scenes:counting", "args": {"split": "train", "size": 64}}
+    scratch = {
+        "vision": {"width": 64, "heads": 2, "mlp": 128},
+        "language": {"width": 256, "heads": 4, "kv_heads": 2, "mlp": 1024, "depth": 4},
+    }
+    return {
+        "run": {"name": "bench", "dir": str(run_dir), "threads": 1},
+        "model": {"scratch": scratch, "dtype": "float32", "device": "cpu"},
+        "data": {"train": [data]},
+        "answer": {"instruct": False},
+        "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}]},
+        "rollout": {"engine": asked.engine, "vllm": {"cache_mib": 256}},
+        "stages": [stage],
+    }
+
+
+if __name__ == "__main__":
+    main()
