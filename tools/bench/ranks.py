@@ -1,10 +1,10 @@
 """What a second process gains and what DeepSpeed costs, in whole steps of GRPO that learn; a thread a process.
 
-    python tools/bench/ranks.py --only two              # 3 to 4 minutes
-    python tools/bench/ranks.py --only zero             # 4 to 5 minutes
+    python tools/bench/ranks.py --only two              # about 4 minutes
+    python tools/bench/ranks.py --only zero             # about 4 minutes
     python tools/bench/ranks.py --busy                  # twice that; where others need the machine too
 
-Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 3.0 million parameters. Arms take
+Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 9.8 million parameters. Arms take
 turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six verbs,
 the first steps left out. With `--busy` they are CPU seconds of a process instead, a long run's less a short one's:
 what a step would take if every process had a core. Exits 1 when two processes are less than 1.6 times as fast as one,
@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 CONFIG = Path(__file__).with_name("steps.yaml")
-MODEL = {"language": {"width": 192, "mlp": 768, "depth": 4}, "vision": {"width": 128, "mlp": 256}}
-FEW = 3
+MODEL = {"language": {"width": 384, "mlp": 1536, "depth": 4}, "vision": {"width": 128, "mlp": 256}}
+FEW = 1
 BASE = "one process, torch"
 ARMS: Mapping[str, tuple[str, ...]] = {
     BASE: (),
@@ -82,7 +82,7 @@ def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
-    parser.add_argument("--steps", type=int, default=8, help="steps measured in each")
+    parser.add_argument("--steps", type=int, default=4, help="steps measured in each")
     parser.add_argument("--only", choices=NAMES, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
     arguments = parser.parse_args()
