@@ -238,7 +238,7 @@ class World:
         weights = weights_of(self.judge, self.group_terms)
         weigh = partial(advantages, options=stage.advantage, weights=weights)
         chooser: Chooser = Everything(weigh)
-        if stage.overlap:
+        if stage.overlap or stage.waits:
             chooser = Lagging(chooser, corrected=stage.loss.correction.kind != "none")
         if stage.filter is not None:
             chooser = Sifting(chooser, stage.filter, stage.prompts_per_step, media)

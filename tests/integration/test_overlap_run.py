@@ -140,6 +140,8 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
     assert told[0]["rollout/pending_groups"] > 0
+    gaps = [record["rollout/version_gap_max"] for record in told]
+    assert gaps[0] == 0.0 and max(gaps) >= 1.0
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
         strike(patched, HfSampler, "sync", 1, signal.SIGINT)

@@ -272,9 +272,14 @@ class Rl(Stage):
         check_room(self.program, self.sampling.max_new_tokens)
         return self
 
+    @property
+    def waits(self) -> bool:
+        """Whether groups may wait for later steps, half-drawn."""
+        return any(isinstance(step, Generate) and step.chunk for step in self.program)
+
     @model_validator(mode="after")
     def _overlaps_by_one_step(self) -> Rl:
-        if self.overlap and any(isinstance(step, Generate) and step.chunk for step in self.program):
+        if self.overlap and self.waits:
             raise ValueError(
                 "`chunk` lets groups wait for any number of steps, and `overlap` promises rollouts that are one step "
                 "old at most; take out one of them"
