@@ -1,5 +1,7 @@
 """Pictures that are not there, and items without a response: named, refused, or counted as wrong in every number."""
 
+from dataclasses import replace
+
 import pytest
 from benchmarks import place, write
 from PIL import Image
@@ -38,14 +40,14 @@ def thousand(tmp_path_factory):
 def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
     assert [*thousand.problems] == [f"q{number}" for number in GONE]
     with pytest.raises(UserError, match="3 of 1000 questions cannot be asked") as refused:
-        refuse_missing(thousand.problems, 1000, allowed=False, warn=pytest.fail)
+        refuse_missing(thousand.problems, thousand, allowed=False, remedy="--allow-missing", warn=pytest.fail)
     for line in (*(f"q{number}: picture 'gone.png'" for number in GONE), "--allow-missing"):
         assert line in str(refused.value)
 
 
 def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     told = []
-    refuse_missing(thousand.problems, 1000, allowed=True, warn=told.append)
+    refuse_missing(thousand.problems, thousand, allowed=True, remedy="--allow-missing", warn=told.append)
     assert "3 of 1000 questions cannot be asked and count as wrong" in told[0]
     asked = paper_of(thousand, thousand.problems, batch=8, repeats=1).samples
     responses = [Response(id=id, text="<answer>3</answer>") for id, _ in asked]
@@ -55,9 +57,10 @@ def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     assert report["rules"]["missing"] == {"n": 3, "strict": 0.0}
 
 
-def test_all_pictures_missing_is_refused_even_where_some_may_be():
+def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
+    two = replace(thousand, asked=thousand.asked[:2])
     with pytest.raises(UserError, match="2 of 2"):
-        refuse_missing({"a": "gone", "b": "gone"}, 2, allowed=True, warn=pytest.fail)
+        refuse_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
 
 
 def test_an_item_without_a_response_lowers_pass_and_majority():
