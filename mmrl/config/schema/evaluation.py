@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from mmrl.config.schema.base import FileName, Positive, Strict
-from mmrl.config.schema.program import ONCE, ContinueWith, Generate, Probe, Steps, check_order
+from mmrl.config.schema.program import ONCE, ContinueWith, Steps, check_answers_only, check_order
 
 
 class Evaluation(Strict):
@@ -25,15 +25,10 @@ class Evaluation(Strict):
     @field_validator("program")
     @classmethod
     def _blind(cls, program: Steps) -> Steps:
+        check_answers_only(program, "evaluation", "is of one response")
         for step in program:
-            if isinstance(step, Generate) and step.chunk is not None:
-                raise ValueError("evaluation completes every response: leave out `chunk`")
-            if isinstance(step, Probe):
-                raise ValueError("a probe measures a step of training; evaluation has none")
             if isinstance(step, ContinueWith) and (key := step.looks_at_verdicts):
                 raise ValueError(f"step {step.name!r} has `{key}`, by which evaluation would know the right answer")
-            if isinstance(step, ContinueWith) and step.place == "add":
-                raise ValueError(f"step {step.name!r} has `place: add`, but evaluation is of one response")
         return program
 
 

@@ -8,16 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl import types
 from mmrl.config.schema.base import Positive, Strict, When, Word, holds
-from mmrl.config.schema.program import (
-    ONCE,
-    ContinueWith,
-    Generate,
-    Probe,
-    Steps,
-    UseTools,
-    check_order,
-    check_room,
-)
+from mmrl.config.schema.program import ONCE, Steps, UseTools, check_answers_only, check_order, check_room
 from mmrl.config.schema.stages import Sampling
 
 AtLeast0 = Annotated[float, Field(ge=0.0)]
@@ -49,18 +40,11 @@ class Sample(Strict):
     @classmethod
     def _leaves_plain_responses(cls, program: Steps) -> Steps:
         """What is written is a text for each rollout, without who wrote which part of it."""
+        check_answers_only(program, "a sample stage", "writes `group_size` rollouts")
         for step in program:
-            if isinstance(step, Generate) and step.chunk is not None:
-                raise ValueError("a sample stage completes every response: leave out `chunk`")
-            if isinstance(step, Probe):
-                raise ValueError("a probe measures a step of training; a sample stage has none")
             if isinstance(step, UseTools):
                 raise ValueError(
                     f"step {step.name!r} would write what tools say as if the policy had: a sample stage has no tools"
-                )
-            if isinstance(step, ContinueWith) and step.place == "add":
-                raise ValueError(
-                    f"step {step.name!r} has `place: add`, but a sample stage writes `group_size` rollouts"
                 )
         return program
 

@@ -240,6 +240,21 @@ def check_order(steps: Steps) -> Steps:
     return steps
 
 
+def check_answers_only(steps: Steps, who: str, writes: str) -> None:
+    """Refuse what training alone can do: `who` completes what it draws, probes nothing, and `writes` no more than that.
+
+    Raises:
+        ValueError: a step does.
+    """
+    for step in steps:
+        if isinstance(step, Generate) and step.chunk is not None:
+            raise ValueError(f"{who} completes every response: leave out `chunk`")
+        if isinstance(step, Probe):
+            raise ValueError(f"a probe measures a step of training; {who} has none")
+        if isinstance(step, ContinueWith) and step.place == "add":
+            raise ValueError(f"step {step.name!r} has `place: add`, but {who} {writes}")
+
+
 def check_room(steps: Steps, longest: int) -> None:
     """Refuse a second look that wants drafts to leave more room than the `longest` has tokens.
 
