@@ -8,6 +8,8 @@ scores what was sampled, and the mean difference of log-probs is told.
 
 from __future__ import annotations
 
+import mmrl.policy  # noqa: F401  # isort: skip - mends what transformers would trip over, so it comes first
+
 import argparse
 import hashlib
 import tempfile
