@@ -15,8 +15,6 @@ tower attends to the whole picture in every block, without the windows of the re
 
 from __future__ import annotations
 
-import mmrl.policy  # noqa: F401  # isort: skip - mends what transformers would trip over, so it comes first
-
 import argparse
 import ctypes
 import gc
