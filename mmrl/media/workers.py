@@ -14,6 +14,7 @@ from io import BufferedRWPair
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -22,6 +23,10 @@ from mmrl.types import UserError
 
 ItemT = TypeVar("ItemT")
 FeedT = TypeVar("FeedT")
+
+# An exit code comes through a pipe that every start and every look at a process reads, for all processes: of two
+# threads that read it at once, one finds it empty and writes down 255.
+_EXIT_CODES = Lock()
 
 
 class Workers(Generic[ItemT, FeedT]):
@@ -80,12 +85,14 @@ class _Worker(Generic[ItemT, FeedT]):
         with ours:
             self._line = ours.makefile("rwb")
         self._child = context.Process(target=_serve, args=(work, theirs), daemon=True)
-        self._child.start()
+        with _EXIT_CODES:
+            self._child.start()
         theirs.close()  # so that its end is felt here
 
     @property
     def alive(self) -> bool:
-        return self._child.is_alive()
+        with _EXIT_CODES:
+            return self._child.is_alive()
 
     def process(self, item: ItemT) -> FeedT:
         try:
@@ -99,18 +106,21 @@ class _Worker(Generic[ItemT, FeedT]):
         return cast("FeedT", answer)
 
     def stop(self) -> None:
-        self._child.terminate()
-        self._child.join()
+        with _EXIT_CODES:
+            self._child.terminate()
+            self._child.join()
 
     def _obituary(self, item: ItemT) -> UserError | RuntimeError:
-        self._child.join()
-        code = self._child.exitcode or 0
-        if code < 0:
-            return UserError(
-                f"{self._name(item)}: the process that opened it was killed by {signal.Signals(-code).name}; a file "
-                "crashes its decoder, or memory ran out: look at the file, or lower data.workers"
-            )
-        return RuntimeError(f"{self._name(item)}: the process that opened it failed; its traceback stands above")
+        with _EXIT_CODES:
+            self._child.join()
+            code = self._child.exitcode or 0
+        if code == 1:
+            return RuntimeError(f"{self._name(item)}: the process that opened it failed; its traceback stands above")
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return UserError(
+            f"{self._name(item)}: the process that opened it {end}; a file crashes its decoder, or memory ran out: "
+            "look at the file, or lower data.workers"
+        )
 
 
 def _serve(work: Callable[[Any], object], line: socket.socket) -> None:

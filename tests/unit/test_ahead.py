@@ -4,10 +4,12 @@ ahead, memory flat.
 
 import hashlib
 import os
+import random
 import signal
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from multiprocessing import forkserver
 from operator import attrgetter
 from pathlib import Path
 
@@ -91,6 +93,8 @@ def deadly(one):
             os.kill(os.getpid(), signal.SIGSEGV)
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "gone":
+            os._exit(3)
         case "bug":
             raise ZeroDivisionError("a bug")
         case "bad":
@@ -107,15 +111,25 @@ def workers():
 
 
 def test_a_process_that_dies_takes_no_more_with_it_than_its_sample(workers):
-    names = ["a", "crash-1", "b", "killed-1", "bad-1", "c", "d"]
+    names = ["a", "crash-1", "b", "killed-1", "gone-1", "bad-1", "c", "d"]
     futures = {name: workers.submit(sample(name)) for name in names}
     with pytest.raises(UserError, match="crash-1: the process that opened it was killed by SIGSEGV"):
         futures["crash-1"].result(60)
     with pytest.raises(UserError, match="killed-1: .* SIGKILL; a file crashes its decoder, or memory ran out"):
         futures["killed-1"].result(60)
+    with pytest.raises(UserError, match="gone-1: the process that opened it ended with exit code 3; a file crashes"):
+        futures["gone-1"].result(60)
     with pytest.raises(UserError, match="sample bad-1: bad"):
         futures["bad-1"].result(60)
     assert all(futures[name].result(60) for name in "abcd")
+
+
+def test_processes_that_die_at_once_are_told_apart(workers, monkeypatch):
+    read = forkserver.read_signed
+    monkeypatch.setattr(forkserver, "read_signed", lambda pipe: time.sleep(random.random() / 5) or read(pipe))
+    for future in [workers.submit(sample(f"killed-{i}")) for i in range(12)]:
+        with pytest.raises(UserError, match="killed-.* SIGKILL"):
+            future.result(60)
 
 
 def test_a_bug_is_no_bad_sample(workers):
