@@ -59,6 +59,7 @@ class Sharded:
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
             # One weight after the other goes to the device and is divided there: `initialize` would take all at once.
+            deepspeed.init_distributed(dist_init_required=False)
             deepspeed.zero.Init(module=self._model, config_dict_or_path=config, dtype=dtype)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self._model, optimizer=optimizer, config=config, dist_init_required=False

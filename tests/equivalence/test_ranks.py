@@ -66,12 +66,12 @@ def lessons(tiny) -> Lessons:
     adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=Lora(rank=4))
     trials = {
         "torch": plain,
+        "zero3": replace(plain, deepspeed=zero(3)),  # first: nothing else has set DeepSpeed up
         "rows": replace(plain, shared_prefix=False),
         "zero0": replace(plain, deepspeed=zero(0)),
         "zero1": replace(plain, deepspeed=zero(1)),
         "zero2": replace(plain, deepspeed=zero(2)),
         "zero2-offload": replace(plain, deepspeed=zero(2, offload_optimizer=True), resume_after=None),
-        "zero3": replace(plain, deepspeed=zero(3)),
         "zero3-fed": replace(plain, deepspeed=zero(3), resume_after=None, feeds=True, steps=steps[:1]),
         "torch-fed": replace(plain, resume_after=None, feeds=True, steps=steps[:1]),
         "zero3-adapted": replace(adapted, deepspeed=zero(3)),
