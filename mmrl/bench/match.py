@@ -11,7 +11,8 @@ from mmrl.bench.earned import earned, same_formula
 from mmrl.bench.extract import Found
 from mmrl.bench.items import Item, Response
 from mmrl.bench.numbers import numbers
-from mmrl.bench.official.megabench_metrics import fields_of
+from mmrl.bench.official.megabench import full_credit
+from mmrl.bench.official.megabench_values import fields_of
 from mmrl.types import Kind, ResizeMap, Size
 from mmrl_rewards import box, detect
 from mmrl_rewards.number import UNITS, Unit
@@ -104,9 +105,13 @@ def _list(item: Item, response: Response, found: Found) -> bool:
 def _text(item: Item, response: Response, found: Found) -> bool:
     if isinstance(item.answer, Mapping):
         said = fields_of(found.value or "", [*item.answer])
-        return all(same_text(str(said[name]), str(due)) for name, due in item.answer.items())
+        return all(
+            same_text(str(said[name]), str(due)) or full_credit(item, response, found, name)
+            for name, due in item.answer.items()
+        )
     answers = item.answer if isinstance(item.answer, list) else [item.answer]
-    return any(same_text(found.value or "", str(answer)) for answer in answers)
+    said_so = any(same_text(found.value or "", str(answer)) for answer in answers)
+    return said_so or full_credit(item, response, found, "")
 
 
 _RIGHT: Final[Mapping[str, Callable[[Item, Response, Found], bool]]] = MappingProxyType(

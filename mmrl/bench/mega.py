@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mmrl.bench.layouts import Asked
 from mmrl.bench.official.megabench_metrics import CONTEXTUAL, METRICS
+from mmrl.bench.official.planning import problem_of
 from mmrl_datasets.formats.row import BadRowError, Cells, shown
 from mmrl_datasets.mapping import literal
 from mmrl_datasets.media_files import MediaFiles
@@ -28,6 +29,7 @@ class MegaBench:
 
     name: str = "MEGA-Bench of Hugging Face"
     needs: frozenset[str] = frozenset({"id", "task_name", "task_description", "query_text", "answer", "metric_info"})
+    asks_frame: bool = False
 
     def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
         """The question of a row. Raises BadRowError, and LeftOutError for one that is not of the core."""
@@ -38,6 +40,9 @@ class MegaBench:
             raise LeftOutError(f"{cells['task_name']}: no rule scores {', '.join(unknown) or 'no field'}")
         if lacking := [*info.get("global_aux_metrics", {}), *(name for name in metrics if name not in answers)]:
             raise LeftOutError(f"{cells['task_name']}: no rule scores the field {', '.join(map(str, lacking))}")
+        context = _mapping(cells["eval_context"], "eval_context") if CONTEXTUAL & {*metrics.values()} else {}
+        if "symbolic_planning_test" in metrics.values():
+            _check_planning(str(cells["task_name"]), context)
         media = [path for name in ("global_media", "example_media", "query_media") for path in _paths(cells.get(name))]
         texts = (cells["task_description"], cells.get("example_text"), cells["query_text"])
         columns = {
@@ -50,11 +55,18 @@ class MegaBench:
                 **{name: cells.get(name) for name in ("application", "input_format", "output_format")},
                 "metric": dict(metrics),
                 "aggregation": info.get("aggregation") or {},
-                "context": _mapping(cells["eval_context"], "eval_context") if CONTEXTUAL & {*metrics.values()} else {},
+                "context": context,
             },
         }
         films = [path for path in media if path.lower().endswith(_FILMS)]
         return (Asked(columns, [path for path in media if path not in films], films),)
+
+
+def _check_planning(task: str, context: Mapping[str, Any]) -> None:
+    try:
+        problem_of(context)
+    except ValueError as error:
+        raise LeftOutError(f"{task}: no plan can be carried out: {error}") from error
 
 
 def _mapping(written: object, role: str) -> Mapping[str, Any]:

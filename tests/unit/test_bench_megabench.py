@@ -1,11 +1,14 @@
 """MEGA-Bench's metrics against values worked out by hand, fields put together, and its mean over tasks."""
 
+import math
+
 import pytest
 
 from mmrl.bench.benches import BENCHES, judge, read
 from mmrl.bench.items import Item, Response
 from mmrl.bench.official.megabench import macro
 from mmrl.bench.official.megabench_metrics import METRICS
+from mmrl.bench.official.planning import problem_of
 from mmrl.types import UserError
 
 CASES = [
@@ -60,6 +63,57 @@ CASES = [
     ("xml_norm_point_in_bbox", "<point>0.5, 0.5</point>", "(0.4, 0.4, 0.6, 0.6)", 1.0),
     ("xml_norm_point_in_bbox", "<point>0.5, 0.5</point> or <point>0.5, 0.5</point>", "(0.4, 0.4, 0.6, 0.6)", 0.0),
     ("xml_norm_point_in_bbox", "(0.5, 0.5)", "(0.4, 0.4, 0.6, 0.6)", 0.0),
+    ("xml_norm_point_distance", "<point>0.1, 0.5</point>", "<point>0.4, 0.9</point>", 0.5),  # sides 0.3 and 0.4
+    ("xml_norm_point_distance", "<point>0, 0</point>", "<point>1, 1</point>", 0.0),
+    ("xml_norm_point_distance", "<point>1.1, 0.5</point>", "<point>1, 0.5</point>", 0.0),  # outside
+    ("sequence_coords_similarity", "[(0.1, 0.5), (0, 0)]", "[(0.1, 0.5), (0, 0)]", 1.0),
+    ("sequence_coords_similarity", "[(0, 0), (0, 0)]", "[(0.1, 0.1), (0, 0)]", (1 + math.exp(-1)) / 2),
+    ("sequence_coords_similarity", "[(0, 0)]", "[(0, 0), (0, 0)]", 0.0),
+    ("sequence_coords_similarity", "(0, 0)", "[(0, 0)]", 0.0),
+    ("normalized_rmse", "0.53", "0.5", 0.7),
+    ("normalized_rmse", "0.7", "0.5", 0.0),
+    ("normalized_rmse", "about half", "0.5", 0.0),
+    ("angle_seq_float_rmse", "[90, 44]", "[92, 45.0]", 0.85),  # off by 2 and 1 of 10 degrees
+    ("angle_seq_float_rmse", "90, 45", "[92, 45]", 0.9),
+    ("angle_seq_float_rmse", "[90]", "[90, 45]", 0.0),
+    ("angle_seq_float_rmse", "[90, 'no']", "[90]", 0.0),
+    ("dict_nbbox_iou_tuple_agg_jaccard", '{"a": [[0, 0, 1, 0.5]], "c": []}', '{"a": [[0, 0, 1, 1]]}', 0.25),
+    ("chess_move_list_jaccard_index", "Qh7#, Nf3", "['Qh7', 'Rd1!']", 1 / 3),
+    ("multi_ref_phrase", "a red-hat", "blue hat, a red hat", 1.0),
+    ("multi_ref_phrase", "红帽", "蓝帽\uff0c红帽", 1.0),
+    ("multi_ref_phrase", "hat", "blue hat, a red hat", 0.0),
+    ("code_result_exact_str_match", "```\n3 4\n```", "```text\n3 4\n```", 1.0),
+    ("code_result_exact_str_match", "3 5", "```\n3 4\n```", 0.0),
+    ("text_with_latex_expr_equality", r"at rest, $\frac{1}{2}$", "At rest $0.5$", 1.0),
+    ("text_with_latex_expr_equality", "moving $0.5$", "at rest $0.5$", 0.0),
+    ("text_with_latex_expr_equality", "at rest $0.4$", "at rest $0.5$", 0.0),
+    ("text_with_latex_expr_equality", "at rest", "at rest.", 1.0),
+    ("bleu", "the cat sat on the mat", "the cat sat on the mat", 1.0),
+    # The right text is the hypothesis: 5 of 6 words, 4 of 5 pairs, 3 of 4 triples, 2 of 3 fours; as long as the other.
+    ("bleu", "the cat sat on the rug", "the cat sat on the mat", (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25),
+    # All of its 5 words are there, in a text of 6.
+    ("bleu", "the cat sat on the mat", "the cat sat on the", math.exp(1 - 6 / 5)),
+    ("bleu", "a dog", "the cat sat on the mat", 0.0),
+]
+
+DOMAIN = """(define (domain rooms) (:requirements :strips) ; doors are open
+  (:predicates (at ?who ?where) (path ?from ?to))
+  (:action move :parameters (?who - robot ?from ?to - room)
+    :precondition (and (at ?who ?from) (path ?from ?to) (not (= ?from ?to)))
+    :effect (and (at ?who ?to) (not (at ?who ?from))))
+  (:action rest :parameters (?who) :precondition (at ?who hall) :effect (rested ?who)))"""
+TASK = """(define (problem p) (:domain rooms) (:objects r - robot hall den loft - room)
+  (:init (at r den) (path den hall) (path hall loft) (path hall den))
+  (:goal (and (at r loft) (rested r))))"""
+PLANS = [
+    ("(move r den hall)\n(rest r)\n(move r hall loft)", 1.0),
+    ("First:\n(move r den hall)\n  (rest r)\n(rest r)\n(move r hall loft)", 1.0),  # other lines are not looked at
+    ("(move r den hall)\n(move r hall loft)", 0.0),  # never rested
+    ("(rest r)\n(move r den hall)\n(move r hall loft)", 0.0),  # not in the hall yet
+    ("(move r den loft)", 0.0),  # no path
+    ("(move r den hall)\n(rest r)\n(move r den loft)", 0.0),  # no longer there
+    ("(move r den)\n(fly r)", 0.0),
+    ("", 0.0),
 ]
 
 
@@ -76,11 +130,75 @@ def test_a_metric(metric, said, due, expected):
 
 
 def test_every_metric_has_a_row():
-    assert {metric for metric, *_ in CASES} == {*METRICS}
+    assert {metric for metric, *_ in CASES} | {"symbolic_planning_test"} == {*METRICS}
+
+
+@pytest.mark.parametrize(("plan", "expected"), PLANS)
+def test_a_plan_is_carried_out(plan, expected):
+    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
+    assert METRICS["symbolic_planning_test"](plan, context) == expected
+    assert METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
+    extra = {"metric": {"plan": "symbolic_planning_test"}, "context": context}
+    asked = Item(id="1", kind="text", answer={"plan": "(as the authors did)"}, extra=extra)
+    verdict = judge(BENCHES["megabench"], asked, Response(id="1", text=f"<answer>{plan}</answer>"))
+    assert (verdict.strict, verdict.compat) == (bool(expected), bool(expected))
+
+
+def test_an_announced_answer_may_have_several_lines():
+    context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
+    plan = f"I think first.\n\nAnswer:\n{PLANS[0][0]}"
+    assert credit(plan, {"plan": "(gt)"}, metric={"plan": "symbolic_planning_test"}, context=context) == 1.0
+    assert credit("Answer: x\nY", "y\nx", metric="str_set_equality_line_break") == 1.0
+    assert credit("Answer: a\nb", "a\nb", metric="simple_str_match") == 1.0
+    assert credit("Answer: a\nThat is what I see.", "a", metric="simple_str_match") == 1.0
+
+
+def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
+    task = TASK.replace("(and (at r loft) (rested r))", "(at r hall)")
+    context = {"domain_pddl": DOMAIN, "task_pddl": task}
+    assert METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
+    assert METRICS["symbolic_planning_test"]("", context) == 0.0
+    for broken in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain rooms))"):
+        with pytest.raises(ValueError, match="PDDL|domain_pddl"):
+            problem_of({"domain_pddl": broken, "task_pddl": task})
+    with pytest.raises(ValueError, match="no task_pddl with :init and :goal"):
+        problem_of({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
+
+
+def test_lists_of_texts_have_one_bleu():
+    # 6 + 4 words: 5 + 4 found; pairs 4 + 3 of 5 + 3, triples 3 + 2 of 4 + 2, fours 2 + 1 of 3 + 1
+    said = ["the cat sat on the rug", "it is a dog"]
+    due = ["the cat sat on the mat", "it is a dog"]
+    expected = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
+    assert METRICS["bleu"](said, due) == pytest.approx(expected)
+    assert METRICS["bleu"](said[:1], due) == METRICS["bleu"]("x", due) == METRICS["bleu"]([1], ["x"]) == 0.0
+
+
+def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
+    for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
+        asked = Item(id="1", kind="text", answer="a, b", extra={"metric": metric})
+        assert judge(BENCHES["megabench"], asked, Response(id="1", text=f"<answer>{said}</answer>")).strict is strict
+    asked = Item(id="1", kind="text", answer="B", extra={"metric": "exact_str_match"})
+    verdict = judge(BENCHES["megabench"], asked, Response(id="1", text="<answer>Best of all</answer>"))
+    assert (verdict.strict, verdict.compat) == (False, True)
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("said", ["", "[" * 9000, "{" * 50, "1e999", "\ud800", "<point>,</point>", "{'a': {1: 2}}"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[" * 9000,
+        "{" * 50,
+        "1e999",
+        "\ud800",
+        "<point>,</point>",
+        "{'a': {1: 2}}",
+        "[" + "9" * 4000 + "]",
+        "[(NaN, 1e999)]",
+        "[NaN]",
+    ],
+)
 def test_no_metric_breaks(metric, said):
     assert 0.0 <= METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
 

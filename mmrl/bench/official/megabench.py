@@ -7,13 +7,14 @@ answer is what the rules of this room find, instead of each task's own prefix; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from statistics import fmean
 from typing import Any
 
 from mmrl.bench.extract import Found
 from mmrl.bench.items import Item, Response
-from mmrl.bench.official.megabench_metrics import CONTEXTUAL, LONGEST, METRICS, fields_of
+from mmrl.bench.official.megabench_metrics import CONTEXTUAL, FAITHFUL, METRICS, OF_FORMULAS, OF_LINES
+from mmrl.bench.official.megabench_values import LONGEST, fields_of
 from mmrl.bench.text import answering
 from mmrl.types import UserError
 
@@ -25,21 +26,21 @@ def megabench(item: Item, response: Response, found: Found) -> float:
     Raises:
         UserError: a metric is none of those here.
     """
-    named = item.extra.get("metric")
-    metrics = {field: str(name) for field, name in (named if isinstance(named, Mapping) else {"": named}).items()}
+    metrics = _metrics(item)
     for name in metrics.values():
         if name not in METRICS:
             raise UserError(
                 f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: {', '.join(METRICS)}"
             )
-    due = item.answer if isinstance(item.answer, Mapping) else dict.fromkeys(metrics, item.answer)
-    said = fields_of(_answering(response, found) if len(metrics) > 1 else (found.value or "")[:LONGEST], [*metrics])
-    context = item.extra.get("context") or {}
-    scores = {
-        field: METRICS[name](said.get(field, ""), context if name in CONTEXTUAL and context else due[field])
-        for field, name in metrics.items()
-    }
+    said = _said(item, response, found)
+    scores = {field: METRICS[name](said[field], _due(item, field, name)) for field, name in metrics.items()}
     return _aggregated(scores, item.extra.get("aggregation") or {})
+
+
+def full_credit(item: Item, response: Response, found: Found, field: str) -> bool:
+    """Whether a field is right by its metric, of those whose full credit a careful reader would give too."""
+    name = _metrics(item).get(field, "")
+    return name in FAITHFUL and METRICS[name](_said(item, response, found)[field], _due(item, field, name)) == 1.0
 
 
 def macro(judged: Sequence[tuple[Item, Response, Found]]) -> float:
@@ -50,9 +51,40 @@ def macro(judged: Sequence[tuple[Item, Response, Found]]) -> float:
     return fmean(map(fmean, tasks.values())) if tasks else 0.0
 
 
-def _answering(response: Response, found: Found) -> str:
+def _said(item: Item, response: Response, found: Found) -> Mapping[str, Any]:
+    """What a response says for each field."""
+    metrics = _metrics(item)
+    return fields_of(_answered(item, response, found, {*metrics.values()})[-LONGEST:], [*metrics])
+
+
+def _answered(item: Item, response: Response, found: Found, metrics: Set[str]) -> str:
+    """All that answers, where there are several fields; of one field what was found, with the lines that follow where
+    several are due, and the dollar signs around it where they tell formulas from words.
+    """
     part = answering(response.text)
-    return response.text[part.start : part.end][-LONGEST:] if part and found.value else ""
+    if part is None or not found.value:
+        return ""
+    if len(_metrics(item)) > 1:
+        return response.text[part.start : part.end]
+    start, end = found.start, found.end
+    if found.rule == "announced_text" and (metrics & OF_LINES or "\n" in str(item.answer)):
+        return response.text[start : part.end].strip()
+    if metrics & OF_FORMULAS:
+        return response.text[start - (response.text[:start][-1:] == "$") : end + (response.text[end : end + 1] == "$")]
+    return found.value[:LONGEST]
+
+
+def _metrics(item: Item) -> Mapping[str, str]:
+    """The metric of each field; that of an answer without fields is called by no name."""
+    named = item.extra.get("metric")
+    return {field: str(name) for field, name in (named if isinstance(named, Mapping) else {"": named}).items()}
+
+
+def _due(item: Item, field: str, metric: str) -> Any:  # noqa: ANN401 - whatever a table holds
+    context = item.extra.get("context")
+    if metric in CONTEXTUAL and context:
+        return context
+    return item.answer[field] if isinstance(item.answer, Mapping) else item.answer
 
 
 def _aggregated(scores: Mapping[str, float], how: Mapping[str, Any]) -> float:
