@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ RETIRED: Final = ".retired"
 """Ends the name of a folder that is being replaced."""
 TEMPORARY: Final = ".tmp"
 """Ends the name of a file that is being written."""
+_PICTURES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 def inside(path: Path, roots: Sequence[Path]) -> Path:
@@ -35,6 +38,40 @@ def inside(path: Path, roots: Sequence[Path]) -> Path:
         listed = ", ".join(map(str, roots)) or "none"
         raise UserError(f"{path}: {place} lies outside data.roots ({listed}); add its folder there, or move it")
     return place
+
+
+def frames_in(folder: Path, roots: Sequence[Path]) -> list[Path]:
+    """The pictures of a folder in natural order, 9.jpg before 10.jpg; hidden files are none of them.
+
+    Raises:
+        UserError: it holds anything else, or nothing, or a link that leads out of `roots`.
+        OSError: it cannot be listed.
+    """
+    frames = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    if odd := sorted(entry.name for entry in frames if entry.suffix.lower() not in _PICTURES):
+        raise UserError(f"{folder}: holds {odd[0]}, which is no picture; a folder of frames holds nothing else")
+    if not frames:
+        raise UserError(f"{folder}: holds no frames; restore or remove it")
+    for frame in frames:
+        inside(frame, roots)
+    return sorted(frames, key=_naturally)
+
+
+def digest_of(frames: Mapping[str, str]) -> str:
+    """The sha256 of a folder of frames, from the sha256 of each by name, in order."""
+    return hashlib.sha256("".join(f"{sha256} {name}\n" for name, sha256 in frames.items()).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _naturally(path: Path) -> tuple[list[str | int], str]:
+    """Numbers in a name by what they count, the text between them by its letters."""
+    pieces = re.split(r"([0-9]+)", path.name)
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
 
 
 @contextmanager

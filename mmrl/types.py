@@ -136,7 +136,8 @@ class Veil(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
     """A picture by reference: a path and the sha256 (hex) of the file's bytes, never pixels. With `at`, the file is a
-    video and the picture what it shows at that second; `crop` (left, top, right, bottom, in its pixels) is a part.
+    video (with `fps`, a folder of frames) and the picture what it shows at that second; `crop` (left, top, right,
+    bottom, in its pixels) is a part.
     """
 
     path: str
@@ -144,17 +145,21 @@ class ImageRef:
     veil: Veil | None = None
     at: float | None = None
     crop: tuple[int, int, int, int] | None = None
+    fps: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRef:
-    """A video by reference, like `ImageRef`; `start` and `end` (seconds) choose a part of it."""
+    """A video by reference, like `ImageRef`; `start` and `end` (seconds) choose a part of it. With `fps`, the path is a
+    folder of pictures, its frames in natural order, so many a second.
+    """
 
     path: str
     sha256: str
     start: float | None = None
     end: float | None = None
     veil: Veil | None = None
+    fps: float | None = None
 
 
 MediaRef = ImageRef | VideoRef

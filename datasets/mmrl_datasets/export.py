@@ -117,6 +117,8 @@ def columns_of(sample: Sample, stored: Callable[[MediaRef], str]) -> dict[str, A
     if any((ref.at, ref.crop) != (None, None) for ref in sample.images):
         raise UserError(f"sample {sample.id} shows a part of a picture or a video's frame: write that to a file first")
     videos = [ref for ref in sample.media if isinstance(ref, VideoRef)]
+    if any(ref.fps is not None for ref in videos):
+        raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot say: make it a video file")
     if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
         raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")
     return {

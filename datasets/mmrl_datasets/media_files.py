@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from mmrl.files import inside
+from mmrl.files import digest_of, frames_in, inside, sha256_of
 from mmrl.types import Access, ImageRef, Place, UserError, VideoRef
 from mmrl_datasets.fetch import fetch
 from mmrl_datasets.formats.row import BadRowError, shown
@@ -80,9 +80,9 @@ class MediaFiles:
         """
         return [self.image(entry) for entry in _listed(entries)]
 
-    def videos(self, entries: object, clip: Clip = WHOLE) -> list[VideoRef]:
-        """The videos of a cell, likewise; `clip` is a part of the only one."""
-        videos = [self.video(entry, clip) for entry in _listed(entries)]
+    def videos(self, entries: object, clip: Clip = WHOLE, fps: float | None = None) -> list[VideoRef]:
+        """The videos of a cell, likewise; `clip` is a part of the only one, `fps` the rate of folders of frames."""
+        videos = [self.video(entry, clip, fps) for entry in _listed(entries)]
         if clip != WHOLE and len(videos) != 1:
             raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
         return videos
@@ -92,11 +92,14 @@ class MediaFiles:
         path, sha256 = self._found(entry, PICTURE)
         return ImageRef(path=str(path), sha256=sha256)
 
-    def video(self, entry: object, clip: Clip = WHOLE) -> VideoRef:
-        """A video, likewise; verl's mapping may say which part of it."""
+    def video(self, entry: object, clip: Clip = WHOLE, fps: float | None = None) -> VideoRef:
+        """A video, likewise; verl's mapping may say which part of it. With `fps` it may be a folder of frames."""
         match entry:
             case {"video": inner, **rest}:
-                return self.video(inner, _clip_of(rest, clip))
+                return self.video(inner, _clip_of(rest, clip), fps)
+            case str() if fps is not None and URL.match(entry) is None and (self.base / entry).is_dir():
+                path, sha256 = self._folder(entry)
+                return VideoRef(path=str(path), sha256=sha256, start=clip[0], end=clip[1], fps=fps)
             case list():
                 raise BadRowError(f"video {shown(entry)} is a list of frames; make it a video file")
         path, sha256 = self._found(entry, VIDEO)
@@ -125,7 +128,9 @@ class MediaFiles:
         try:
             path = inside(self.base / written, self.access.roots)
             if path.is_dir() and medium is VIDEO:
-                raise BadRowError(f"{where} is a folder; make its frames a video file")
+                raise BadRowError(
+                    f"{where} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
+                )
             if not path.is_file():
                 problem = (
                     "it is no file" if path.exists() else f"it is not there; relative paths start from {self.base}"
@@ -137,6 +142,17 @@ class MediaFiles:
             raise BadRowError(f"{where}: {error}") from error
         except (OSError, ValueError) as error:
             raise BadRowError(f"{where} cannot be read: {error}") from error
+
+    def _folder(self, written: str) -> tuple[Path, str]:
+        """A folder of frames, and a digest over all of them."""
+        try:
+            path = inside(self.base / written, self.access.roots)
+            frames = frames_in(path, self.access.roots)
+            for frame in frames:
+                self._check_size(frame.stat().st_size, PICTURE, f"frame {frame}")
+            return path, digest_of({frame.name: self.digest(frame) for frame in frames})
+        except (UserError, OSError) as error:
+            raise BadRowError(f"video {shown(written)}: {error}") from error
 
     def _url(self, url: str, scheme: str, medium: Medium) -> tuple[Path, str]:
         permit = "http" if scheme == "https" else scheme
@@ -173,7 +189,7 @@ class MediaFiles:
         try:
             if note.is_file():
                 path = self.store / note.read_text(encoding="utf-8")
-                if path.is_file() and _sha256(path) == path.stem:
+                if path.is_file() and sha256_of(path) == path.stem:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
             partial = note.with_suffix(f".{os.getpid()}.partial")
@@ -230,7 +246,7 @@ def media_files(place: Place, media_root: str | None, path: str) -> MediaFiles:
         base=beside if media_root is None else place.base / media_root,
         store=place.work / "media",
         access=place.access,
-        digest=lru_cache(DIGESTS_KEPT)(_sha256),
+        digest=lru_cache(DIGESTS_KEPT)(sha256_of),
     )
 
 
@@ -244,6 +260,17 @@ def clip(start: object, end: object) -> Clip:
     if last is not None and (first or 0.0) >= last:
         raise BadRowError(f"a part of a video must have start < end, is {first or 0.0:g} to {last:g} s")
     return first, last
+
+
+def rate(value: object) -> float | None:
+    """Frames a second of videos that are folders of frames; null for none.
+
+    Raises:
+        BadRowError: it is no positive number.
+    """
+    if value is not None and not (fps := _seconds(value, "fps")):
+        raise BadRowError(f"fps must be more than 0, is {shown(value)}")
+    return None if value is None else fps
 
 
 def _seconds(value: object, role: str) -> float | None:
@@ -273,8 +300,3 @@ def _listed(entries: object) -> list[object]:
     if entries is None:
         return []
     return entries if isinstance(entries, list) else [entries]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

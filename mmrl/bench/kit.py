@@ -8,9 +8,9 @@ from typing import Final
 
 from mmrl.bench.items import ANSWER_TYPES
 from mmrl.bench.layouts import Asked, due, listed_options
-from mmrl.types import Frame, ImageRef
+from mmrl.types import Frame, ImageRef, UserError
 from mmrl_datasets import vlmevalkit
-from mmrl_datasets.formats.row import Cells
+from mmrl_datasets.formats.row import BadRowError, Cells, shown
 from mmrl_datasets.mapping import choices, literal
 from mmrl_datasets.media_files import MediaFiles
 
@@ -20,6 +20,9 @@ _GROUPS: Final = (
 )
 _LISTS: Final = ("multi-choice", "multi_choice", "MCQ")
 """Types of questions that list their options."""
+_WHOLE: Final = {Frame.NORM_1: 1.0, Frame.NORM_1000: 1000.0}
+_ROUNDING: Final = 1.01
+_SEEN: Final = Frame.PX_RESIZED  # what a model saw is no table's business
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,25 +30,31 @@ class VlmEvalKit:
     """VLMEvalKit's TSV: pictures in base64 or as the index of an earlier row, options in columns A, B, ..; or, as for
     MathVista, in a column `choices`, or nowhere but in the question, which then lists them.
 
-    `kind` is that of answers without options, `answer` their column; boxes are written as `corners` says, in `frame`.
-    `marks` are columns that tell this table from others.
+    `kind` is that of answers without options, `answer` their column, or the columns of a box's corners; boxes are
+    written as `corners` says, in `frame`, which whoever reads a table that `asks_frame` has to name. `marks` are
+    columns that tell this table from others.
     """
 
     kind: str
     name: str = "VLMEvalKit's TSV"
-    answer: str = "answer"
+    answer: str | tuple[str, ...] = "answer"
     corners: str = "xyxy"
     frame: Frame | None = None
+    asks_frame: bool = False
     marks: tuple[str, ...] = ("index",)
     earlier: dict[str, list[ImageRef]] = field(default_factory=dict)
 
     @property
     def needs(self) -> frozenset[str]:
         """Columns that tell it from others; every row has them."""
-        return frozenset({"question", self.answer, *self.marks})
+        return frozenset({"question", *self._answer_columns, *self.marks})
+
+    @property
+    def _answer_columns(self) -> tuple[str, ...]:
+        return (self.answer,) if isinstance(self.answer, str) else self.answer
 
     def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
-        """The question of a row. Raises BadRowError."""
+        """The question of a row. Raises BadRowError, and UserError where the frame has to be named."""
         told = [vlmevalkit.written(cells, name) for name in ("hint", "context")]
         question = "\n".join([*filter(None, told), str(cells["question"])])
         images = vlmevalkit.images_of(cells, files, self.earlier)
@@ -53,13 +62,10 @@ class VlmEvalKit:
         options = below or choices(cells.get("choices") or None)
         if not options and cells.get("question_type") in _LISTS:
             options = listed_options(None, question, lists=True)
-        answer = cells[self.answer]
-        if self.frame is not None and isinstance(answer, str):
-            answer = literal(answer, self.answer)
         columns = {
             "question": question,
             "options": [*options],
-            "answer": due(answer, self.corners),
+            "answer": self._answer(cells),
             "answer_type": "choice" if options else self._kind(cells),
             "meta": _groups(cells),
         }
@@ -70,9 +76,36 @@ class VlmEvalKit:
             columns["id"] = str(index)
         return (Asked(columns, lists=bool(below), found=images),)
 
+    def _answer(self, cells: Cells) -> object:
+        written = [cells[name] for name in self._answer_columns]
+        if self.asks_frame and self.frame is None:
+            raise UserError(
+                f"{self.name}: the table does not say what boxes such as {shown(written[0])} are measured in; name it "
+                f"with --frame, or `frame` of the benchmark: {', '.join(each for each in Frame if each is not _SEEN)}"
+            )
+        if self.frame is None:
+            return due(written[0], self.corners)
+        given = [
+            literal(cell, name) if isinstance(cell, str) else cell
+            for name, cell in zip(self._answer_columns, written, strict=True)
+        ]
+        answer = due(given[0] if isinstance(self.answer, str) else given, self.corners)
+        return _within(answer, self.frame) if self.asks_frame else answer
+
     def _kind(self, cells: Cells) -> str:
         kind = cells.get("answer_type")
         return kind if kind in ANSWER_TYPES else self.kind
+
+
+def _within(answer: object, frame: Frame) -> object:
+    """The box, if it can be of this frame. Raises BadRowError."""
+    sides = [side for side in answer if isinstance(side, int | float)] if isinstance(answer, list | tuple) else []
+    most = max(sides, default=0.0)
+    if frame is not Frame.NORM_1 and most <= 1.0:
+        raise BadRowError(f"the box {shown(answer)} is smaller than one unit of {frame}; is it in norm_1?")
+    if most > _ROUNDING * _WHOLE.get(frame, most):
+        raise BadRowError(f"the box {shown(answer)} lies outside of {frame}, which ends at {_WHOLE[frame]:g}")
+    return answer
 
 
 def _groups(cells: Cells) -> dict[str, object]:

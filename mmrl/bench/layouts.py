@@ -15,7 +15,7 @@ from mmrl.types import ImageRef
 from mmrl_datasets.columns import Column, column, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, cell, has, shown
 from mmrl_datasets.mapping import choices, literal
-from mmrl_datasets.media_files import Clip, MediaFiles, clip
+from mmrl_datasets.media_files import Clip, MediaFiles, clip, rate
 
 ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
 _SEVERAL: Final = re.compile(r"\[\s*['\"]")
@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     images: object = None
     videos: object = None
     clip: Clip = (None, None)
+    fps: float | None = None
     lists: bool = True
     found: Sequence[ImageRef] = ()
 
@@ -46,6 +47,10 @@ class Layout(Protocol):
     def needs(self) -> frozenset[str]:
         """Columns that tell it from others; every row has them."""
 
+    @property
+    def asks_frame(self) -> bool:
+        """Whether someone has to say what its boxes are measured in."""
+
     def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
         """The questions of a row of `file`, a name without its ending. Raises BadRowError."""
 
@@ -57,7 +62,8 @@ class Table:
 
     `corners` says how boxes are written; options that the question lists already are read from it where it `lists`
     them, and listed below it otherwise. Where the column `each` holds a list, each of its entries is a question of its
-    own. `folders` has the folder of the videos by the name of the file that asks about them.
+    own. `folders` has the folder of the videos by the name of the file that asks about them; those that are folders of
+    frames have `fps` of them a second.
     """
 
     name: str
@@ -70,6 +76,8 @@ class Table:
     lists: bool = False
     each: str | None = None
     folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fps: float | None = None
+    asks_frame: bool = False
 
     @property
     def needs(self) -> frozenset[str]:
@@ -111,7 +119,8 @@ class Table:
         videos = given.get("videos")
         if file in self.folders:
             videos = f"{self.folders[file]}/{videos}"
-        return Asked(columns, given.get("images"), videos, seen, not lists)
+        fps = rate(given.get("fps", self.fps))
+        return Asked(columns, given.get("images"), videos, seen, fps, lists=not lists)
 
 
 def due(answer: object, corners: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,13 +34,16 @@ _CANONICAL: Final = _table(
     {
         "id": "id",
         "answer": "answer",
-        **{f"?{role}": role for role in ("images", "videos", "start", "end", "frame", "meta")},
+        **{f"?{role}": role for role in ("images", "videos", "start", "end", "fps", "frame", "meta")},
         **{
             f"?{role}": role for role in ("question", "prompt", "options", "precision", "unit", "cluster", "image_size")
         },
     },
 )
 _CLICK: Final[Mapping[str, Any]] = MappingProxyType({"kind": "point", "answer": "bbox", "frame": Frame.PX_ORIGINAL})
+_PIXELS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"kind": "box", "answer": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "frame": Frame.PX_ORIGINAL}
+)
 _KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -48,6 +52,10 @@ _KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
         ),
         **dict.fromkeys(("mmmu_pro", "canonical"), ({"kind": "choice"},)),
         "counting": ({"kind": "count"},),
+        "refcoco": (
+            {**_PIXELS, "name": "VLMEvalKit's RefCOCO with corners in pixels", "marks": ("index", "width", "height")},
+            {"kind": "box", "name": "VLMEvalKit's RefCOCO", "asks_frame": True, "marks": ("index", "category")},
+        ),
         "screenspot": (
             {**_CLICK, "name": "VLMEvalKit's ScreenSpot-Pro", "marks": ("ui_type", "application")},
             {**_CLICK, "name": "VLMEvalKit's ScreenSpot", "marks": ("data_type", "data_source"), "corners": "xywh"},
@@ -225,6 +233,7 @@ _MVBENCH: Final = MappingProxyType(  # folders of MVBench/video, by the names of
         "episodic_reasoning": "tvqa/frames_fps3_hq",
     }
 )
+_TVQA: Final = 3.0  # frames a second in the folders of `episodic_reasoning`
 _WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
     {
         "mvbench": (
@@ -233,8 +242,9 @@ _WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
                 "choice",
                 {"id": "index", **_CANDIDATES, "videos": "{{ prefix }}/{{ video }}"},
                 "task_type",
+                fps=_TVQA,
             ),
-            _vqa("MVBench of Hugging Face", "choice", {**_CANDIDATES, "videos": "video"}, folders=_MVBENCH),
+            _vqa("MVBench of Hugging Face", "choice", {**_CANDIDATES, "videos": "video"}, folders=_MVBENCH, fps=_TVQA),
         ),
         "video_mme": (
             _vqa(
@@ -274,7 +284,8 @@ LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType({**_REASONIN
 """The layouts of every benchmark but those that everything may come in; COCO's has a reader of its own."""
 
 
-def layouts_of(bench: str) -> tuple[Layout, ...]:
-    """Every layout that a benchmark may come in, the more particular first."""
-    kit = (VlmEvalKit(**options) for options in _KIT.get(bench, ()))
-    return (*kit, *LAYOUTS.get(bench, ()), _CANONICAL)
+def layouts_of(bench: str, frame: Frame | None = None) -> tuple[Layout, ...]:
+    """Every layout that a benchmark may come in, the more particular first; `frame` is for those that ask for it."""
+    kits = (VlmEvalKit(**options) for options in _KIT.get(bench, ()))
+    framed = (replace(kit, frame=frame) if kit.asks_frame else kit for kit in kits)
+    return (*framed, *LAYOUTS.get(bench, ()), _CANONICAL)

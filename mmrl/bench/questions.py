@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
 
 from mmrl.bench.items import AnswerType, Item, canonical
-from mmrl.bench.layouts import Asked, recognised
+from mmrl.bench.layouts import Asked, Layout, recognised
 from mmrl.bench.mega import LeftOutError
 from mmrl.bench.numbers import numbers
 from mmrl.bench.published import layouts_of
 from mmrl.types import Frame, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError
 from mmrl_datasets import coco
 from mmrl_datasets.formats.files import open_rows
-from mmrl_datasets.formats.row import BadRowError
+from mmrl_datasets.formats.row import BadRowError, Cells
 from mmrl_datasets.mapping import interleaved, listed, marked
 from mmrl_datasets.media_files import MediaFiles, media_files
 
@@ -76,16 +78,27 @@ class Questions:
         return digest.hexdigest()
 
 
-def read_questions(bench: str, paths: Sequence[str], place: Place, *, split: str, media: str | None) -> Questions:
-    """The questions of files; a row whose media cannot be had keeps its item.
+def read_questions(
+    bench: str,
+    paths: Sequence[str],
+    place: Place,
+    *,
+    split: str,
+    media: str | None,
+    frame: Frame | None = None,
+) -> Questions:
+    """The questions of files; a row whose media cannot be had keeps its item. `frame` is what boxes are measured in,
+    for tables that do not say.
 
     Raises:
-        UserError: a file cannot be read, is in no layout of the benchmark, or has rows that are no items, or one twice.
+        UserError: a file cannot be read, is in no layout of the benchmark, or has rows that are no items, or one twice;
+            `frame` is missing, or not for this layout.
     """
     asked: dict[str, Question] = {}
     bad: list[Reject] = []
     left_out = 0
-    for row in (row for path in paths for row in _rows(bench, path, place, split, media, alone=len(paths) == 1)):
+    rows = partial(_rows, bench, place=place, split=split, media=media, frame=frame, alone=len(paths) == 1)
+    for row in chain.from_iterable(map(rows, paths)):
         match row:
             case None:
                 left_out += 1
@@ -122,20 +135,22 @@ def _item(sample: Sample) -> Item:
 
 
 def _rows(
-    bench: str, path: str, place: Place, split: str, media: str | None, *, alone: bool
+    bench: str, path: str, *, place: Place, split: str, media: str | None, frame: Frame | None, alone: bool
 ) -> Iterator[Question | Reject | None]:
     """The questions of a file; None for a row that no rule can score. One of several files is a group of its own."""
     if bench == "coco":
+        if frame is not None:
+            raise UserError(f"COCO's annotations are in pixels; leave out --frame {frame}")
         yield from map(_detection, coco.rows(place, split=split, path=path, media_root=media))
         return
-    files, layouts, file = media_files(place, media, path), layouts_of(bench), PurePath(path).stem
+    files, layouts, file = media_files(place, media, path), layouts_of(bench, frame), PurePath(path).stem
     layout = None
     for row in open_rows(place.base, path, split):
         try:
             if isinstance(row.cells, BadRowError):
                 raise row.cells
             try:
-                layout = layout or recognised(layouts, row.cells)
+                layout = layout or _layout(layouts, row.cells, frame)
             except BadRowError as error:
                 raise UserError(f"{row.where}: {error}") from error
             for asked in layout.read(row.cells, files, file):
@@ -150,12 +165,20 @@ def _rows(
         raise UserError(f"{path}: holds no rows")
 
 
+def _layout(layouts: Sequence[Layout], cells: Cells, frame: Frame | None) -> Layout:
+    """That of a row. Raises BadRowError where there is none, or where it says itself what boxes are measured in."""
+    layout = recognised(layouts, cells)
+    if frame is not None and not layout.asks_frame:
+        raise BadRowError(f"{layout.name} says itself what boxes are measured in; leave out --frame {frame}")
+    return layout
+
+
 def _question(asked: Asked, files: MediaFiles, bench: str) -> Question:
     """A row as a question. Raises ValueError for one that is no item, BadRowError where its text is none."""
     item = canonical({name: value for name, value in asked.columns.items() if value is not None})
     try:
         images = asked.found or files.images(asked.images)
-        videos = files.videos(asked.videos, asked.clip)
+        videos = files.videos(asked.videos, asked.clip, asked.fps)
         written = item.question + (listed(item.options) if asked.lists else "")
         parts = _joined(interleaved(marked(written), images, videos))
     except BadRowError as problem:

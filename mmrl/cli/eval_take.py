@@ -15,6 +15,10 @@ examples:
   mmrl eval runs/mine --bench mathvista --data MathVista.tsv evaluation.temperature=1 samples=8   # pass@k, maj@k
   mmrl eval runs/mine --bench run:test          # the run's own held-out data, by its own rewards
 
+Benchmarks: canonical, coco, counting, docvqa, emma, geometry3k, mathverse, mathvision, mathvista, megabench, mmmu,
+mmmu_pro, mvbench, ocrbench, refcoco, screenspot, seed_bench_r1, textvqa, video_mme; run:test, run:validation.
+docs/evaluation.md says in which files each may come.
+
 MODEL is a folder of transformers, a run directory, or one of its checkpoints. A run brings its own pixels, grammar and
 limits; key=value sets others (docs/evaluation.md lists them). Nothing is fetched.
 
@@ -40,6 +44,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--checkpoint", metavar="NAME", help="of a run: a name, or `best`; the newest when left out")
     parser.add_argument("--split", metavar="NAME", help="of a folder: the split to take")
     parser.add_argument("--media", metavar="DIR", help="where relative paths of pictures and videos start")
+    parser.add_argument(
+        "--frame",
+        choices=("px_original", "norm_1", "norm_1000"),
+        help="what boxes are measured in, of a table that does not say (VLMEvalKit's RefCOCO)",
+    )
     parser.add_argument("--allow-missing", action="store_true", help="count questions without their picture as wrong")
     parser.add_argument("--rescore", action="store_true", help="mark the predictions again, and say what changes")
     parser.set_defaults(run=run)
@@ -48,8 +57,9 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask, answer, mark and tell."""
     from mmrl.bench.benches import bench_of
-    from mmrl.bench.report import as_markdown
+    from mmrl.bench.page import as_markdown
     from mmrl.log.console import Console
+    from mmrl.types import Frame
 
     if not arguments.bench.startswith("run:"):
         bench_of(arguments.bench)  # torch comes with the rest: after the name is known to be right
@@ -68,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint=arguments.checkpoint,
         split=arguments.split,
         media=arguments.media,
+        frame=Frame(arguments.frame) if arguments.frame else None,
         allow_missing=arguments.allow_missing,
         rescore=arguments.rescore,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmrl.config.schema import (
+    Benchmark,
     Config,
     Curriculum,
     Mixture,
@@ -63,8 +64,16 @@ def benchmarks(config: Config, stage: Sft | Rl) -> list[tuple[str, str]]:
         rules = f" by the rules of {benchmark.rules}" if benchmark.rules != benchmark.name else ""
         often = f"every {benchmark.every} steps, " if benchmark.every else ""
         when = f"{before}{often}and as the stage ends" if before or often else "as the stage ends"
-        lines.append(f"{benchmark.name}{rules}, {when}: bench/{benchmark.name}/accuracy")
+        lines.append(f"{benchmark.name}{rules}, {when}: {_told(benchmark, config)}")
     return [("benchmarks", "\n".join(lines))] if lines else []
+
+
+def _told(benchmark: Benchmark, config: Config) -> str:
+    accuracy = f"bench/{benchmark.name}/accuracy"
+    if benchmark.samples == 1:
+        return accuracy
+    temperature = config.evaluation.temperature_of(benchmark)
+    return f"{accuracy}, pass@k and maj@k of {benchmark.samples} responses at temperature {temperature:g}"
 
 
 def _order(order: Order) -> str:

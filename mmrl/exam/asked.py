@@ -17,7 +17,7 @@ from mmrl.intake import divided, place_of, read, sources
 from mmrl.ports import Judge
 from mmrl.score import Judge as Rewarding
 from mmrl.scoring import judge_of
-from mmrl.types import Access, Place, Sample, UserError, Veil
+from mmrl.types import Access, Frame, Place, Sample, UserError, Veil
 
 OF_RUN: Final = "run:"
 """Begins the name of a run's own data, as --bench takes it."""
@@ -46,9 +46,12 @@ class Asked:
             self.rewards.close()
 
 
-def read_files(bench: str, paths: Sequence[str], place: Place, split: str | None, media: str | None) -> Questions:
+def read_files(
+    bench: str, paths: Sequence[str], place: Place, *, split: str | None, media: str | None, frame: Frame | None
+) -> Questions:
     """The questions of the files of a benchmark, of its usual split where none is named; raises as `read_questions`."""
-    return read_questions(bench, paths, place, split=split or _SPLITS.get(bench, "test"), media=media)
+    usual = _SPLITS.get(bench, "test")
+    return read_questions(bench, paths, place, split=split or usual, media=media, frame=frame)
 
 
 def by_rule(name: str, bench: str, questions: Questions, access: Access) -> Asked:

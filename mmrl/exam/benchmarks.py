@@ -15,7 +15,7 @@ from mmrl.bench.benches import bench_of
 from mmrl.bench.questions import Questions
 from mmrl.bench.score import write
 from mmrl.build import World
-from mmrl.config import Config, exam_of
+from mmrl.config import Config, Exam, exam_of
 from mmrl.config.schema import Benchmark
 from mmrl.exam.asked import Asked, by_rule, read_files
 from mmrl.exam.candidate import brought
@@ -36,13 +36,21 @@ def read_benchmarks(config: Config, base: Path, work: Path) -> tuple[Questions, 
     Raises:
         UserError: there is no such benchmark, or its files cannot be used; the message names it.
     """
-    return tuple(_read(benchmark, _place(benchmark, config, base, work)) for benchmark in config.evaluation.benchmarks)
+    return tuple(read_benchmark(benchmark, config, base, work) for benchmark in config.evaluation.benchmarks)
 
 
-def _read(benchmark: Benchmark, place: Place) -> Questions:
+def read_benchmark(benchmark: Benchmark, config: Config, base: Path, work: Path) -> Questions:
+    """The questions of one of them; raises as `read_benchmarks`."""
     try:
         bench_of(benchmark.rules)
-        questions = read_files(benchmark.rules, benchmark.data, place, benchmark.split, benchmark.media)
+        questions = read_files(
+            benchmark.rules,
+            benchmark.data,
+            _place(benchmark, config, base, work),
+            split=benchmark.split,
+            media=benchmark.media,
+            frame=benchmark.frame,
+        )
     except UserError as error:
         raise UserError(f"evaluation.benchmarks.{benchmark.name}: {error}") from error
     columns = dict.fromkeys(column for item in questions.items.values() for column in item.groups)
@@ -52,6 +60,13 @@ def _read(benchmark: Benchmark, place: Place) -> Questions:
             f"{', '.join(columns) or 'no columns to break results down by'}"
         )
     return questions
+
+
+def _exam(benchmark: Benchmark, config: Config) -> Exam:
+    """The settings of `mmrl eval` that this run brings, for a benchmark."""
+    given = brought(config, by_rule=True)
+    given["evaluation"]["temperature"] = config.evaluation.temperature_of(benchmark)
+    return exam_of({**given, "samples": benchmark.samples}, "the config", ())
 
 
 def _place(benchmark: Benchmark, config: Config, base: Path, work: Path) -> Place:
@@ -65,6 +80,7 @@ class _Ready:
     """A benchmark that can be taken at any time; `missing` are the questions that cannot be asked."""
 
     options: Benchmark
+    exam: Exam
     asked: Asked
     program: Program
     missing: Mapping[str, str]
@@ -85,7 +101,6 @@ class Benchmarks:
             UserError: questions cannot be asked, or not with the evaluation's program.
         """
         self._world, config = world, world.config
-        self._exam = exam_of(brought(config, by_rule=True), "the config", ())
         self._first = config.stages.index(config.trainings[0])
         self._console = silent()
         every = zip(config.evaluation.benchmarks, read, strict=True)
@@ -104,19 +119,19 @@ class Benchmarks:
         return {name: value for ready in due for name, value in self._taken(ready, state, revision).items()}
 
     def _ready(self, options: Benchmark, questions: Questions, base: Path) -> _Ready:
-        world = self._world
+        world, exam = self._world, _exam(options, self._world.config)
         place = _place(options, world.config, base, world.run_dir.data)
         asked = by_rule(options.name, options.rules, questions, place.access)
         missing = world.ranks.once(partial(self._unaskable, options, questions))
         program = program_of(
-            self._exam,
+            exam,
             asked,
             samplers=world.samplers,
             processor=world.processor,
             banned=world.banned,
             workshop=world.workshop,
         )
-        return _Ready(options=options, asked=asked, program=program, missing=missing)
+        return _Ready(options=options, exam=exam, asked=asked, program=program, missing=missing)
 
     def _unaskable(self, options: Benchmark, questions: Questions) -> dict[str, str]:
         missing = unaskable(questions, self._world.processor.encoder.measure)
@@ -135,13 +150,13 @@ class Benchmarks:
 
     def _taken(self, ready: _Ready, state: State, revision: str) -> dict[str, float]:
         """Take a benchmark, or what of it is left; its folder is named as a checkpoint of this moment would be."""
-        world, asked, questions = self._world, ready.asked, ready.asked.questions
+        world, exam, asked, questions = self._world, ready.exam, ready.asked, ready.asked.questions
         place = str(checkpoint.Place(state.stage, state.step))
         desk = Desk(world.run_dir.benchmarks / asked.name / place)
-        of = world.ranks.once(lambda: made_of(ready.options.rules, revision, questions, self._exam))
+        of = world.ranks.once(lambda: made_of(ready.options.rules, revision, questions, exam))
         world.ranks.once(lambda: desk.own(of, ready.missing))
-        size = self._exam.evaluation.batch_size * world.ranks.size
-        paper = paper_of(questions, ready.missing, batch=size, repeats=self._exam.samples)
+        size = exam.evaluation.batch_size * world.ranks.size
+        paper = paper_of(questions, ready.missing, batch=size, repeats=exam.samples)
         answered = world.ranks.once(lambda: paper.answered(desk))
         if not paper.is_complete(answered):
             world.samplers.follow(state.version)
@@ -158,7 +173,7 @@ class Benchmarks:
                 answered = sit(paper, answered, room)
         model = f"{world.config.run.name}, {place}"
         run = asked.marking.run(
-            answered, made_with(model, ready.options.data, of, self._exam, questions=questions, predictions=answered)
+            answered, made_with(model, ready.options.data, of, exam, questions=questions, predictions=answered)
         )
         report = world.ranks.once(lambda: write(run, desk.path, rescore=True))
         self._say(asked.name, state, report)
@@ -184,6 +199,8 @@ def _metrics(options: Benchmark, report: Mapping[str, Any]) -> dict[str, float]:
         "tokens_mean": report["mean_tokens"],
         **{name.replace(" ", "_"): value for name, value in report["overall"].items()},
     }
+    for k, row in report["samples"].items():
+        told |= {f"{kind}@{k}": value for kind, value in row.items()}
     for column in options.subsets:
         told |= {f"{column}/{value}": row["strict"] for value, row in report["subsets"][column].items()}
     return {f"bench/{options.name}/{name}": float(value) for name, value in told.items()}

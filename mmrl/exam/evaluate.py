@@ -29,13 +29,13 @@ from mmrl.ranks import Alone
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers
-from mmrl.types import Place, UserError
+from mmrl.types import Frame, Place, UserError
 from mmrl_rewards.services.judge import JudgeService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked for on the command line; `split`, `media` and `checkpoint` may be left open."""
+    """What is asked for on the command line; `split`, `media`, `frame` and `checkpoint` may be left open."""
 
     model: str
     bench: str
@@ -46,6 +46,7 @@ class Request:
     checkpoint: str | None = None
     split: str | None = None
     media: str | None = None
+    frame: Frame | None = None
     allow_missing: bool = False
     rescore: bool = False
 
@@ -195,5 +196,7 @@ def _of_files(request: Request, exam: Exam) -> Asked:
     folders = folders_of(request.data, request.media, Path.cwd())
     access = access_of(exam.limits, (*folders, request.out), schemes=("data",))
     place = Place(work=request.out.absolute(), base=Path.cwd(), seed=exam.run.seed, access=access)
-    questions = read_files(request.bench, request.data, place, request.split, request.media)
+    questions = read_files(
+        request.bench, request.data, place, split=request.split, media=request.media, frame=request.frame
+    )
     return by_rule(request.bench, request.bench, questions, access)

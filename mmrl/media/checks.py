@@ -42,6 +42,16 @@ def locate(path: str, roots: Sequence[Path], max_bytes: int, limit: str) -> Path
     return place
 
 
+def check_length(path: str, count: int, seconds: float, limits: Limits) -> None:
+    """Refuse a video of too many frames, or one that is too long."""
+    if count > limits.max_frames:
+        raise MediaError(f"{path}: {count:,} frames exceed max_frames={limits.max_frames:,}; cut it or raise the limit")
+    if seconds > limits.max_seconds:
+        raise MediaError(
+            f"{path}: {seconds:,.1f} s exceed max_seconds={limits.max_seconds:g}; cut it or raise the limit"
+        )
+
+
 def unreadable(path: str, error: OSError) -> MediaError:
     """What to raise when the system refuses to read a file."""
     return MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions")

@@ -7,7 +7,6 @@ found by its time, or the file is refused.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from mmrl.config.schema import Limits
-from mmrl.media.checks import MediaError, check_digest, check_extent, locate, unreadable
+from mmrl.files import sha256_of
+from mmrl.media.checks import MediaError, check_digest, check_extent, check_length, locate, unreadable
 from mmrl.types import Size, VideoRef
 
 # ffmpeg reads play lists too, which name other files and addresses; these demuxers read the file they are given.
@@ -99,18 +99,7 @@ class TrackReader:
         check_extent(path, self._coded, self._limits)
         if max(component.bits for component in stream.format.components) > 8:
             raise MediaError(f"{path}: more than 8 bits per channel ({stream.pix_fmt}); convert it to 8 bits")
-        self._check_length(stream.frames, float((stream.duration or 0) * stream.time_base))
-
-    def _check_length(self, count: int, seconds: float) -> None:
-        limits = self._limits
-        if count > limits.max_frames:
-            raise MediaError(
-                f"{self._path}: {count:,} frames exceed max_frames={limits.max_frames:,}; cut it or raise the limit"
-            )
-        if seconds > limits.max_seconds:
-            raise MediaError(
-                f"{self._path}: {seconds:,.1f} s exceed max_seconds={limits.max_seconds:g}; cut it or raise the limit"
-            )
+        check_length(path, stream.frames, float((stream.duration or 0) * stream.time_base), self._limits)
 
     def _read_track(self) -> Track:
         times: list[int] = []
@@ -129,7 +118,7 @@ class TrackReader:
                 keys.append(packet.pts)
             if not packet.is_discard:  # an edit list hides it, though others may be decoded from it
                 times.append(packet.pts)
-            self._check_length(len(times), 0.0)
+            check_length(self._path, len(times), 0.0, self._limits)
         if not (times and keys):
             raise MediaError(f"{self._path}: contains no frames; restore or remove it")
         track = Track(
@@ -138,7 +127,7 @@ class TrackReader:
             tick=Fraction(self._stream.time_base or 0),
             fps=float(self._stream.average_rate or 0),
         )
-        self._check_length(len(times), max(len(times) / track.fps, track.seconds(-1)))
+        check_length(self._path, len(times), max(len(times) / track.fps, track.seconds(-1)), self._limits)
         self._check_end(end, track.fps)
         return track
 
@@ -232,7 +221,6 @@ def _open(place: Path, path: str) -> InputContainer:
 
 def _sha256(place: Path, path: str) -> str:
     try:
-        with place.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(place)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,11 +25,14 @@ from torchvision.transforms.functional import resize
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.checks import MediaError, NoSuchPart
+from mmrl.media.frames import FolderReader
 from mmrl.media.resize import fitted_size
 from mmrl.media.track import Track, TrackReader, open_track
 from mmrl.types import ImageRef, Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time
+
+Reader = TrackReader | FolderReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +74,10 @@ def plan_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limi
     """What will be seen of a video, without its pixels.
 
     Raises:
-        MediaError: as `open_track`; `start` and `end` lie outside; the rule asks for more frames than there are; frames
-            stand further from a constant rate than `max_drift_s`.
+        MediaError: as `open_track`, or `FolderReader`; `start` and `end` lie outside; the rule asks for more frames
+            than there are; frames stand further from a constant rate than `max_drift_s`.
     """
-    with open_track(ref, roots, limits) as reader:
+    with _opened(ref, roots, limits) as reader:
         return _plan(ref, rule, reader, limits)
 
 
@@ -83,7 +87,7 @@ def read_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limi
     Raises:
         MediaError: as `plan_clip`; a frame does not decode.
     """
-    with open_track(ref, roots, limits) as reader:
+    with _opened(ref, roots, limits) as reader:
         plan = _plan(ref, rule, reader, limits)
         return Clip(plan=plan, frames_TCHW=_frames(reader, plan))
 
@@ -92,9 +96,9 @@ def read_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: Limi
     """What a video shows at a second, counted from its first frame; RGB, upright.
 
     Raises:
-        MediaError: as `open_track`; there is nothing at that second; the frame does not decode.
+        MediaError: as `plan_clip`; there is nothing at that second; the frame does not decode.
     """
-    with open_track(VideoRef(path=ref.path, sha256=ref.sha256), roots, limits) as reader:
+    with _opened(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), roots, limits) as reader:
         track = reader.track
         if not 0.0 <= second < track.seconds(-1) + 1 / track.fps:
             raise NoSuchPart(
@@ -104,7 +108,16 @@ def read_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: Limi
         return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def _plan(ref: VideoRef, rule: ClipRule, reader: TrackReader, limits: Limits) -> ClipPlan:
+@contextmanager
+def _opened(ref: VideoRef, roots: Sequence[Path], limits: Limits) -> Iterator[Reader]:
+    if ref.fps is not None:
+        yield FolderReader(ref, ref.fps, roots, limits)
+        return
+    with open_track(ref, roots, limits) as reader:
+        yield reader
+
+
+def _plan(ref: VideoRef, rule: ClipRule, reader: Reader, limits: Limits) -> ClipPlan:
     track = reader.track
     indices = _indices(ref, rule.video, track)
     for index in indices:
@@ -155,7 +168,7 @@ def _resized(size: Size, count: int, rule: ClipRule) -> Size:
     return fitted_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=most)
 
 
-def _frames(reader: TrackReader, plan: ClipPlan) -> torch.Tensor:
+def _frames(reader: Reader, plan: ClipPlan) -> torch.Tensor:
     """Decoded and resized a few at a time: a long video need not fit in memory at full size."""
     pictures = reader.pictures(plan.indices)
     step = max(1, _CHUNK_BYTES // (3 * plan.original.width * plan.original.height))

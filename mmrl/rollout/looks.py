@@ -62,7 +62,7 @@ def found(look: Look, rollout: Rollout) -> Iterator[tuple[str, MediaRef]]:
         yield f"from {look.start:g} to {look.end:g} seconds of medium {look.medium}", part
         return
     for second in look.seconds:
-        frame = ImageRef(path=ref.path, sha256=ref.sha256, veil=ref.veil, at=second)
+        frame = ImageRef(path=ref.path, sha256=ref.sha256, veil=ref.veil, at=second, fps=ref.fps)
         yield f"medium {look.medium} at {second:g} seconds", frame
 
 

@@ -129,6 +129,30 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
     same(taken, again.parent)
 
 
+def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Path, here: Command) -> None:
+    path = questions(tmp_path / "asked")
+    ten = {"name": "ten", "bench": "counting", "data": ["asked/ten.jsonl"], "samples": 4, "temperature": 1.0}
+    evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
+    config = experiment(tmp_path / "run", evaluation=evaluation, stages=[imitation(steps=7)])
+    done = here("train", write(config, tmp_path / "c.yaml"))
+    assert done.code == 0, done.errors
+    last = tmp_path / "run" / "bench" / "ten" / "00-000007"
+    done = here(
+        *("eval", tmp_path / "run", "--bench", "counting", "--data", path, "--out", tmp_path / "out"),
+        *("evaluation.temperature=1", "samples=4"),
+    )
+    assert done.code == 0, done.errors
+    for name in ("predictions.jsonl", "verdicts.jsonl"):
+        assert (tmp_path / "out" / name).read_bytes() == (last / name).read_bytes()
+    told = [record for record in metrics(tmp_path / "run") if "bench/ten/accuracy" in record][-1]
+    report = json.loads((last / "report.json").read_text())
+    assert report["responses"] == 40
+    assert list(report["samples"]) == ["1", "2", "4"]
+    for k, row in report["samples"].items():
+        assert (told[f"bench/ten/pass@{k}"], told[f"bench/ten/maj@{k}"]) == (row["pass"], row["maj"])
+    assert told["bench/ten/accuracy"] == report["samples"]["1"]["pass"]
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     done = mmrl("train", again, "--nproc", 2)

@@ -75,7 +75,9 @@ stages:
 deepspeed: {zero: 1}
 evaluation:
   program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]
-  benchmarks: [{name: testA, bench: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task]}]
+  benchmarks:
+    - {name: testA, bench: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task], frame: norm_1}
+    - {name: mathvista, data: [MathVista], samples: 4, temperature: 1.0}
 """
 
 

@@ -230,10 +230,10 @@ def read(tmp_path: Path, film: bytes) -> Any:
         for name in ("f.mp4", "c.mp4"):
             (tmp_path / folder / name).write_bytes(film)
 
-    def run(bench: str, files: Mapping[str, list[Mapping[str, Any]]]) -> Questions:
+    def run(bench: str, files: Mapping[str, list[Mapping[str, Any]]], frame: Frame | None = None) -> Questions:
         for name, rows in files.items():
             write(tmp_path / name, rows)
-        return read_questions(bench, [*files], place(tmp_path), split="test", media=None)
+        return read_questions(bench, [*files], place(tmp_path), split="test", media=None, frame=frame)
 
     return run
 
@@ -288,10 +288,82 @@ def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
         read("megabench", {"m.parquet": [MEGA | {"metric_info": "rows"}]})
 
 
-def test_frames_in_folders_are_named_and_not_guessed(read: Any) -> None:
-    bench, _, row, *_ = ROWS["MVBench of Hugging Face"]
-    (question,) = read(bench, {"episodic_reasoning.json": [row | {"video": "castle"}]}).asked
-    assert "tvqa/frames_fps3_hq/castle" in question.problem
+def test_a_plan_whose_problem_cannot_be_read_is_left_out(read: Any) -> None:
+    metric = "{'field_score_function': {'rows': 'symbolic_planning_test'}}"
+    plan = MEGA | {"metric_info": metric, "eval_context": "{'domain_pddl': '(define', 'task_pddl': ''}"}
+    assert read("megabench", {"m.parquet": [MEGA, plan | {"id": "8"}]}).left_out == 1
+
+
+@pytest.mark.parametrize("name", ["MVBench of Hugging Face", "VLMEvalKit's MVBench"])
+def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: Any, tmp_path: Path) -> None:
+    bench, _, row, *_ = ROWS[name]
+    row, home = {**row, "video": "castle", "prefix": "tvqa/frames_fps3_hq"}, tmp_path / "tvqa/frames_fps3_hq/castle"
+    asked = {f"episodic_reasoning.{'tsv' if 'prefix' in ROWS[name][2] else 'json'}": [row]}
+    assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).asked[0].problem
+    home.mkdir(parents=True)
+    for number in (1, 2, 10):
+        (home / f"{number}.jpg").write_bytes(png(number))
+    (video,) = read(bench, asked).asked[0].sample.media
+    assert (video.path, video.fps, video.start, video.end) == (str(home), 3.0, 0.0, 0.5)
+    (home / "2.jpg").write_bytes(png(3))
+    assert read(bench, asked).asked[0].sample.media[0].sha256 != video.sha256
+    (home / "notes.txt").touch()
+    assert "holds notes.txt, which is no picture" in read(bench, asked).asked[0].problem
+
+
+def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / "1.png").write_bytes(png())
+    row = {"id": "1", "videos": "frames", "prompt": "What?", "answer": "it", "answer_type": "text"}
+    (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).asked
+    assert question.sample.parts[0].fps == 2.0
+    (question,) = read("canonical", {"c.jsonl": [row]}).asked
+    assert "is a folder; make its frames a video file, or name `fps`" in question.problem
+    with pytest.raises(UserError, match="fps must be more than 0, is 0"):
+        read("canonical", {"c.jsonl": [row | {"fps": 0}]})
+
+
+REFCOCO = {"index": 1, "image": PLAIN, "question": "Where is <ref>it</ref>?", "category": "RefCOCO val"}
+FRAMES = [
+    (Frame.NORM_1, "[0.1, 0.2, 0.2, 0.5]", [4, 6, 8, 15]),
+    (Frame.NORM_1000, "[100, 200, 200, 500]", [4, 6, 8, 15]),
+    (Frame.PX_ORIGINAL, "[4, 6, 8, 15]", [4, 6, 8, 15]),
+]
+
+
+@pytest.mark.parametrize(("frame", "written", "pixels"), FRAMES)
+def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
+    frame: Frame, written: str, pixels: list[int], read: Any
+) -> None:
+    table = {"refcoco.tsv": [REFCOCO | {"answer": written}]}
+    (question,) = read("refcoco", table, frame=frame).asked
+    assert (shown(question), question.item.frame) == ("*Where is <ref>it</ref>?", frame)
+    item = replace(question.item, size=Size(40, 30))
+    text = f"<answer>{{'bbox': {pixels}}}</answer>"
+    verdict = judge(BENCHES["refcoco"], item, Response(id=item.id, text=text))
+    assert (verdict.strict, verdict.compat) == (True, True)
+    with pytest.raises(
+        UserError, match=r"does not say what boxes such as .+ name it with --frame.+: px_original, norm"
+    ):
+        read("refcoco", table)
+
+
+def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
+    for frame, written, said in (
+        (Frame.NORM_1, "[4, 6, 8, 15]", "lies outside of norm_1, which ends at 1"),
+        (Frame.NORM_1000, "[4, 6, 1100, 15]", "lies outside of norm_1000, which ends at 1000"),
+        (Frame.PX_ORIGINAL, "[0.1, 0.2, 0.2, 0.5]", "smaller than one unit of px_original; is it in norm_1?"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": written}]}, frame=frame)
+    with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --frame norm_1"):
+        read("refcoco", {"r.jsonl": [REF]}, frame=Frame.NORM_1)
+
+
+def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
+    corners = {"bbox_x1": 4, "bbox_y1": 6.5, "bbox_x2": 8, "bbox_y2": 15, "width": 40, "height": 30}
+    (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).asked
+    assert (question.item.answer, question.item.frame) == ((4, 6.5, 8, 15), Frame.PX_ORIGINAL)
 
 
 @pytest.mark.parametrize("bench", sorted({*BENCHES} - {"coco"}))

@@ -4,7 +4,7 @@ import pytest
 from config_samples import SMALL, refused, write
 
 from mmrl.config import changes, exam_of, explain, load, settings
-from mmrl.types import UserError
+from mmrl.types import Frame, UserError
 
 TAKEN = (
     SMALL
@@ -13,6 +13,7 @@ evaluation:
   benchmarks:
     - {name: mathvista, data: [MathVista], every: 5}
     - {name: testA, bench: refcoco, data: [RefCOCO], split: testA}
+    - {name: mmmu, data: [MMMU], samples: 8, temperature: 0.7}
 """
 )
 
@@ -22,8 +23,22 @@ def test_explain_says_when_each_is_taken(tmp_path):
     assert "mathvista, before the first step, every 5 steps, and as the stage ends: bench/mathvista/accuracy" in cold
     assert "testA by the rules of refcoco, before the first step, and as the stage ends" in cold
     assert "mathvista, every 5 steps, and as the stage ends" in rl
+    assert "bench/mmmu/accuracy, pass@k and maj@k of 8 responses at temperature 0.7" in rl
     assert "testA by the rules of refcoco, as the stage ends: bench/testA/accuracy" in rl
     assert "bench/" not in explain(load(write(tmp_path, SMALL, "plain.yaml")))
+
+
+def test_several_greedy_responses_are_refused(tmp_path):
+    path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.samples=4"
+    said = refused(path, greedy)
+    assert "benchmark 'mathvista': samples 4 of a greedy law are all the same; set its temperature" in said
+    assert load(path, [greedy, "evaluation.temperature=1"]).config.evaluation.benchmarks[0].samples == 4
+
+
+def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
+    path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.frame="
+    assert load(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].frame is Frame.NORM_1
+    assert "evaluation.benchmarks.1.frame: must be" in refused(path, frame + "px_resized")
 
 
 def test_two_of_one_name_are_refused(tmp_path):
@@ -37,7 +52,7 @@ def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
     if fine:
         assert load(path, [best]).config.checkpoints.best.metric == metric
     else:
-        assert "is of no benchmark in evaluation.benchmarks (mathvista, testA)" in refused(path, best)
+        assert "is of no benchmark in evaluation.benchmarks (mathvista, testA, mmmu)" in refused(path, best)
 
 
 def test_a_run_goes_on_with_others(tmp_path):

@@ -27,7 +27,8 @@ NULLABLE |= {"stages.1.program.2.tools.0.name", "stages.1.program.3.name"}
 NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
 NULLABLE |= {f"data.train.0.keep.{key}" for key in ("low", "high")}
-NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split")}
+NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split", "frame")}
+NULLABLE |= {"evaluation.benchmarks.1.temperature"}
 NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_age")}
 NULLABLE |= {f"stages.1.health.{key}" for key in Health.model_fields if key != "window"}
 NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}

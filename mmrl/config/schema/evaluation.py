@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl.config.schema.base import FileName, Positive, Strict
 from mmrl.config.schema.program import ONCE, ContinueWith, Steps, check_answers_only, check_order
+from mmrl.types import Frame
 
 
 class Evaluation(Strict):
@@ -43,12 +44,18 @@ class Benchmark(Strict):
     """Which one it is, as `mmrl eval --bench` takes it, such as `mathvista` or `canonical`; as `name` when left out."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files or folders of its questions, from the config's folder."""
+    samples: Positive = 1
+    """Responses to each question; of several, `bench/<name>/pass@k` and `maj@k` are told for k = 1, 2, 4, .."""
+    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    """That of responses; `evaluation.temperature` when left out."""
     every: Positive | None = None
     """Steps from one time to the next within a stage; without it there are those before and after alone."""
     split: str | None = None
     """Of a folder: the split to take; the benchmark's usual one when left out."""
     media: str | None = None
     """Where relative paths of pictures and videos start; where the questions lie when left out."""
+    frame: Literal[Frame.PX_ORIGINAL, Frame.NORM_1, Frame.NORM_1000] | None = None
+    """What the boxes of a table that does not say so are measured in."""
     allow_missing: bool = False
     """Count questions that cannot be asked as wrong; otherwise they end the run before it begins."""
     subsets: tuple[str, ...] = ()
@@ -65,6 +72,20 @@ class RunEvaluation(Evaluation):
 
     benchmarks: tuple[Benchmark, ...] = ()
     """Benchmarks to take in training, with this section's law and program."""
+
+    def temperature_of(self, benchmark: Benchmark) -> float:
+        """The temperature at which a benchmark is taken."""
+        return self.temperature if benchmark.temperature is None else benchmark.temperature
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> RunEvaluation:
+        for benchmark in self.benchmarks:
+            if benchmark.samples > 1 and not self.temperature_of(benchmark):
+                raise ValueError(
+                    f"benchmark {benchmark.name!r}: samples {benchmark.samples} of a greedy law are all the same; "
+                    "set its temperature"
+                )
+        return self
 
     @field_validator("benchmarks")
     @classmethod
