@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from mmrl.build import PICTURE_BYTES, encoder_of, grammar_of, reader_of
 from mmrl.config import Config
-from mmrl.doctor.findings import Code, Finding, severity
+from mmrl.doctor.benchmarks import compared, recognise
+from mmrl.doctor.findings import Code, Finding, Severity, severity
 from mmrl.doctor.geometry import outside
 from mmrl.doctor.opening import Inspect, Watch
 from mmrl.doctor.repeats import Alarm, look_alikes, repeated, shown_in_training
-from mmrl.doctor.report import PartReport, Report, SourceCount, TaskCount
+from mmrl.doctor.report import BenchmarkReport, PartReport, Report, SourceCount, TaskCount
+from mmrl.exam.benchmarks import read_benchmark
 from mmrl.intake import (
     check_enough,
     check_lessons,
@@ -55,7 +57,7 @@ class _Examination:
     """Sample by sample; what a check finds fault with is left out of the following ones."""
 
     def __init__(self, config: Config, base: Path, work: Path, console: Console) -> None:
-        self._config, self._console = config, console
+        self._config, self._base, self._console = config, base, console
         self._place = place_of(config, base, work)
         self._grammar, self._judge = grammar_of(config), judge_of(config, base)
         self._store = MediaStore(self._place.access, config.data.limits, max_bytes=PICTURE_BYTES)
@@ -65,6 +67,8 @@ class _Examination:
         self._rows: dict[str, list[int]] = {}
         self._source_of: dict[str, dict[str, int]] = {}
         self._tokens: dict[str, list[tuple[int, int]]] = {}
+        self._benchmarks: dict[str, BenchmarkReport] = {}
+        self._clip_rule: ClipRule | None = None
 
     def report(self) -> Report:
         """Examine, and say everything at once."""
@@ -75,20 +79,22 @@ class _Examination:
         self._check_rewards()
         self._check_prompts()
         self._check_repeats()
+        self._check_benchmarks()
         self._check_enough()
         parts = {name: self._part(name) for name, origins in sources(self._config.data).items() if origins}
         return Report(
             run=self._config.run.name,
             max_prompt_tokens=self._config.model.max_prompt_tokens,
             parts=parts,
+            benchmarks=self._benchmarks,
             findings=tuple(self._findings),
         )
 
-    def _find(self, code: Code, part: str, sample: str, message: str, other: str = "") -> None:
-        level = severity(code, self._config.data)
-        self._findings.append(
-            Finding(code=code, severity=level, part=part, sample=sample, message=message, other=other)
-        )
+    def _find(
+        self, code: Code, part: str, sample: str, message: str, *, other: str = "", level: Severity | None = None
+    ) -> None:
+        bad = level or severity(code, self._config.data)
+        self._findings.append(Finding(code=code, severity=bad, part=part, sample=sample, message=message, other=other))
 
     def _leave_out(self, code: Code, part: str, faults: Mapping[str, str]) -> None:
         """Note faults by sample id, and go on without these samples."""
@@ -98,7 +104,7 @@ class _Examination:
 
     def _raise_alarms(self, part: str, alarms: Iterable[Alarm]) -> None:
         for code, sample, message, other in alarms:
-            self._find(code, part, sample, message, other)
+            self._find(code, part, sample, message, other=other)
 
     def _read(self, name: str) -> None:
         self._samples[name], self._rows[name], self._source_of[name], self._tokens[name] = [], [], {}, []
@@ -125,7 +131,7 @@ class _Examination:
             for sample in samples:
                 if sample.id in seen or (name != "train" and sample.id in trained):
                     where = name if sample.id in seen else "training"
-                    self._find(Code.ID, name, sample.id, f"another {where} sample has this id", sample.id)
+                    self._find(Code.ID, name, sample.id, f"another {where} sample has this id", other=sample.id)
                 else:
                     kept.append(sample)
                 seen.add(sample.id)
@@ -181,7 +187,7 @@ class _Examination:
             self._find(Code.MODEL, "train", "", str(error))
             return
         encoder = encoder_of(config.model_copy(update={"model": boundless}), reader, self._store)
-        merge = encoder.placeholders.merge
+        merge, self._clip_rule = encoder.placeholders.merge, encoder.clip_rule
         self._watch(encoder.clip_rule)
         for name, samples in self._samples.items():
             misread: dict[str, str] = {}
@@ -207,6 +213,34 @@ class _Examination:
             if name != "train":
                 self._raise_alarms(name, shown_in_training(samples, train, fingerprints))
         self._raise_alarms("train", look_alikes(train, fingerprints))
+
+    def _check_benchmarks(self) -> None:
+        """Compare what the run is asked by benchmarks with what it trains on."""
+        for benchmark in self._config.evaluation.benchmarks:
+            part = f"benchmark {benchmark.name}"
+            try:
+                questions = read_benchmark(benchmark, self._config, self._base, self._place.work)
+            except UserError as error:
+                self._find(Code.SOURCE, part, "", str(error))
+                continue
+            problems = {**questions.problems, **self._recognise(questions.samples)}
+            level = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
+            for id_, problem in problems.items():
+                self._find(Code.MEDIUM, part, id_, problem, level=level)
+            alarms = [*shown_in_training(questions.samples, self._samples["train"], self._fingerprints)]
+            self._raise_alarms(part, alarms)
+            self._benchmarks[benchmark.name] = compared(questions, alarms)
+
+    def _recognise(self, samples: Sequence[Sample]) -> dict[str, str]:
+        access, limits, rule = self._place.access, self._config.data.limits, self._clip_rule
+        return recognise(
+            samples,
+            self._fingerprints,
+            inspect=Inspect(access, limits),
+            watch=Watch(access, limits, rule) if rule else None,
+            workers=self._config.data.workers,
+            console=self._console,
+        )
 
     def _check_enough(self) -> None:
         for name, origins in sources(self._config.data).items():

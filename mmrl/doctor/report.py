@@ -46,12 +46,25 @@ class PartReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkReport:
+    """A benchmark that the run takes: its questions and media, how many questions training asks too, and of how many
+    others it shows a medium.
+    """
+
+    questions: int
+    media: int
+    leaked: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything an examination says."""
 
     run: str
     max_prompt_tokens: int
     parts: Mapping[str, PartReport]
+    benchmarks: Mapping[str, BenchmarkReport]
     findings: tuple[Finding, ...]
 
     def counts(self) -> dict[Severity, int]:
@@ -66,6 +79,7 @@ class Report:
             "max_prompt_tokens": self.max_prompt_tokens,
             "counts": {str(level): count for level, count in self.counts().items()},
             "parts": {name: _part_as_json(part) for name, part in self.parts.items()},
+            "benchmarks": {name: asdict(benchmark) for name, benchmark in self.benchmarks.items()},
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -80,6 +94,11 @@ def tell(report: Report, console: Console) -> None:
     """Print a report: what there is, how long it is, what is wrong with it."""
     for name, part in report.parts.items():
         _tell_part(name, part, report.max_prompt_tokens, console)
+    for name, benchmark in report.benchmarks.items():
+        console.say(
+            f"benchmark {name}: {benchmark.questions:,} questions, {benchmark.media:,} media; training asks "
+            f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
+        )
     for level in Severity:
         for line in _grouped([finding for finding in report.findings if finding.severity is level]):
             console.say(line)

@@ -117,6 +117,47 @@ def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, s
     return parts, expected
 
 
+def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Command) -> None:
+    config = json.loads(experiment_on(tmp_path, **clean(tmp_path)).read_text())
+    painting(5).resize((120, 90), Image.Resampling.LANCZOS).save(tmp_path / "copy.jpg", quality=60)
+    asked = [
+        {"id": "fresh", "images": "40.png", "question": "How many?"},
+        {"id": "asked", "images": "3.png", "question": "how  many?"},
+        {"id": "shown", "images": "4.png", "question": "What colour?"},
+        {"id": "alike", "images": "copy.jpg", "question": "What colour?"},
+        {"id": "gone", "images": "nowhere.png", "question": "What colour?"},
+    ]
+    lines = [json.dumps({**row, "answer": 1, "answer_type": "count"}) for row in asked]
+    (tmp_path / "bench.jsonl").write_text("\n".join(lines))
+    ten = {"name": "ten", "bench": "counting", "data": ["bench.jsonl"]}
+    none = {"name": "none", "bench": "counting", "data": ["none.jsonl"]}
+    config["evaluation"]["benchmarks"] = [ten, {**ten, "name": "again", "allow_missing": True}, none]
+    path = write(config, tmp_path / "check.yaml")
+    report = json.loads(here("data", "check", path, "--json", "-").output)
+    one = [("medium", "gone"), ("leak", "asked"), ("shared_medium", "shown"), ("shared_medium", "alike")]
+    assert [
+        (finding["code"], finding["part"], finding["sample"].rpartition("/")[2]) for finding in report["findings"]
+    ] == [
+        *((code, "benchmark ten", id_) for code, id_ in one),
+        *((code, "benchmark again", id_) for code, id_ in one),
+        ("source", "benchmark none", ""),
+    ]
+    assert [finding["severity"] for finding in report["findings"] if finding["code"] == "medium"] == [
+        "error",
+        "warning",
+    ]
+    said = {finding["sample"]: finding["message"] for finding in report["findings"]}
+    assert said["counting/asked"] == "training sample count/train/r3 asks the same about the same media"
+    assert "copy.jpg looks like" in said["counting/alike"]
+    counts = {"questions": 5, "media": 4, "leaked": 1, "shared": 2}
+    assert report["benchmarks"] == {"ten": counts, "again": counts}
+    done = here("data", "check", path)
+    assert done.code == 1
+    assert (
+        "benchmark ten: 5 questions, 4 media; training asks 1 of them too, and shows media of 2 others" in done.output
+    )
+
+
 def found(report: Config) -> list[tuple[str, str, str]]:
     return [(finding["code"], finding["part"], finding["sample"]) for finding in report["findings"]]
 
