@@ -32,7 +32,7 @@ ANNOUNCED: Final = re.compile(
         r"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:choose|select|pick|go with|guess)\b",
         r"\b(?:I|we)(?:\s+can)?\s+conclude that(?: the answer is)?\b",
         r"####",
-        r"(?:答案|结果)(?:应该|应|就)?(?:是|为|选|:)",
+        r"(?:答案|结果)(?:选项)?(?:应该|应|就)?(?:是|为|选(?!项)|:)",
         r"故选|应该选|选择|(?:应|因此|所以)选(?!项)|选项(?:应该)?(?:是|为|:)",
     ),
     re.IGNORECASE,
@@ -93,6 +93,7 @@ _KNOW: Final = _any(
     "be (?:determined|answered|calculated|found|solved|concluded|identified|inferred)",
     *("which", "what", "whether", "how", "from", "if"),
 )
+_OFFERED: Final = r"the (?!(?:other|remaining)\b)(?:\w+ ){0,2}?(?:options|choices|answers|alternatives)"
 _DATA: Final = _any("information", "context", "details?", "data", "image", "picture", "figure", "graph", "table")
 REFUSED: Final = re.compile(
     r"\b"
@@ -105,8 +106,10 @@ REFUSED: Final = re.compile(
         r"please (?:provide|clarify|specify|share|upload)",
         r"(?:not|n't) (?:provided|given|specified|visible|mentioned|available|shown|included)\b",
         r"sorry\b|unfortunately\b|as an AI\b|as a (?:text-based|language)",
+        rf"(?:not|n't) (?:among|in|one of|any of|listed (?:among|in)) {_OFFERED}\b",
+        rf"(?:none|neither) of {_OFFERED}\b",
     )
-    + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够",
+    + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够|选项中没有|不在选项",
     re.IGNORECASE,
 )
 """What declines to answer."""

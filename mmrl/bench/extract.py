@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from mmrl.bench import choose, cues, figure
+from mmrl.bench.numbers import numbers
 from mmrl.bench.options import options_of
 from mmrl.bench.regions import boxes_in, points_in, regions_in
 from mmrl.bench.text import TAIL, Span, answering, last_box, last_tag, plain, sentence_end
@@ -84,6 +85,8 @@ def _choice(text: str, asked: Asked) -> Found:
     hit = choose.announced(text, options) or choose.first(text, options)
     if hit:
         return _chosen(hit, options.letters)
+    if (span := last_box(text)) and next(numbers(text[slice(*span)]), None):
+        return _nothing(text)  # it does answer, with a number that is no option
     at = 0 if options.declining else _resumed(text)
     hit = None if at is None else choose.implied(text[at:], options, asked.question)
     if at is None or hit is None:

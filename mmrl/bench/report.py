@@ -79,38 +79,6 @@ def as_json(report: Mapping[str, Any]) -> str:
     return json.dumps(finite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def as_markdown(report: Mapping[str, Any]) -> str:
-    """report.md: the overall score, what became of responses, and a table of each subset."""
-    out = [f"# {report['bench']}", ""]
-    rows = [(name, *_shown(report[name])) for name in ("strict", "compat")]
-    if judge := report.get("judge"):
-        rows.append(("strict, with judge", *_shown(judge["accuracy"])))
-    out += _table(("", "accuracy", "95 % interval"), rows)
-    out += [f"| {name} | {_percent(value)} | |" for name, value in report["overall"].items()]
-    out += ["", f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; ", ""]
-    out[-2] += f"scorer {report['scorer']}. Intervals resample pictures; those of subsets are Wilson's."
-    if judge:
-        out[-2] += f" {judge['model']} was asked about {judge['asked']} responses that no rule could read: "
-        out[-2] += f"{judge['right']} right, {judge['failed']} without a verdict."
-    outcomes = report["outcomes"]
-    out += _table(("outcome", "responses"), [(name, str(count)) for name, count in outcomes.items()])
-    if report["samples"]:
-        out += ["", *_table(("k", "pass@k", "maj@k"), _shown_samples(report["samples"]))]
-    if rewards := report.get("rewards"):
-        out += ["", *_table(("task", "mean reward"), [(task, f"{value:.4f}") for task, value in rewards.items()])]
-    if made_with := report.get("made_with"):
-        rows_of = [(name, str(value)) for name, value in made_with.items()]
-        out += ["", "## Made with", "", *_table(("", "value"), rows_of)]
-    for name, rows in report["subsets"].items():
-        out += ["", f"## {name}", ""]
-        cells = [
-            (value, str(row["n"]), _percent(row["strict"]), _percent(row["compat"]), _span(row))
-            for value, row in rows.items()
-        ]
-        out += _table((name, "n", "strict", "compat", "95 % of strict"), cells)
-    return "\n".join(out) + "\n"
-
-
 def _judge(judging: Judging, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     return {
         "model": judging.model,
@@ -122,7 +90,12 @@ def _judge(judging: Judging, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _clustered(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
-    interval = bootstrap(values, [verdict.cluster or verdict.id for verdict in verdicts], seed=_SEED)
+    """A mean over pictures resampled. Where all are alike that leaves no interval: then Wilson's, of the pictures."""
+    clusters = [verdict.cluster or verdict.id for verdict in verdicts]
+    interval = bootstrap(values, clusters, seed=_SEED)
+    if interval.low == interval.high:
+        count = len({*clusters})
+        interval = wilson(count * interval.value, count)
     return {"value": _rounded(interval.value), "low": _rounded(interval.low), "high": _rounded(interval.high)}
 
 
@@ -138,9 +111,10 @@ def _subsets(run: Run) -> Iterator[tuple[str, Iterator[tuple[str, dict[str, Any]
 
 
 def _row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    strict = wilson(sum(verdict.strict for verdict in verdicts), len(verdicts))
+    count = len({verdict.id for verdict in verdicts})  # several responses to a question do not make it several
+    strict = wilson(count * fmean(verdict.strict for verdict in verdicts), count)
     return {
-        "n": len(verdicts),
+        "n": count,
         "strict": _rounded(strict.value),
         "low": _rounded(strict.low),
         "high": _rounded(strict.high),
@@ -175,27 +149,6 @@ def _rules(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:
     counts = Counter(verdict.rule for verdict in verdicts)
     right = Counter(verdict.rule for verdict in verdicts if verdict.strict)
     return {rule: {"n": counts[rule], "strict": _rounded(right[rule] / counts[rule])} for rule in sorted(counts)}
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
-
-
-def _shown(interval: Mapping[str, float]) -> tuple[str, str]:
-    return _percent(interval["value"]), _span(interval)
-
-
-def _shown_samples(samples: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
-    return [(k, _percent(row["pass"]), _percent(row["maj"])) for k, row in samples.items()]
-
-
-def _span(row: Mapping[str, float]) -> str:
-    return f"{_percent(row['low'])} - {_percent(row['high'])}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
 
 
 def _rounded(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 from mmrl.bench.benches import Bench, decide, read, unanswered
 from mmrl.bench.items import Item, Response, missing, read_items, read_responses
-from mmrl.bench.report import Run, as_json, as_markdown, summarise
+from mmrl.bench.page import as_markdown
+from mmrl.bench.report import Run, as_json, summarise
 from mmrl.bench.verdict import Verdict, lines
-from mmrl.files import refusing, write_atomically
+from mmrl.files import refusing, sha256_of, write_atomically
 from mmrl.types import UserError
 
 
@@ -82,8 +82,7 @@ def digest(path: Path) -> str:
         UserError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 

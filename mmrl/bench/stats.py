@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, sqrt
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -37,8 +38,8 @@ class Flips:
     p: float
 
 
-def wilson(right: int, of: int) -> Interval:
-    """Share of successes with Wilson's score interval; (0, 0, 1) of none.
+def wilson(right: float, of: int) -> Interval:
+    """Share of successes with Wilson's score interval; (0, 0, 1) of none. A success may be a part of one.
 
     Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
 
@@ -121,8 +122,9 @@ def majority(answers: Sequence[Hashable | None]) -> Hashable | None:
     return max(votes, key=votes.__getitem__, default=None)
 
 
-def maj_at_k(answers: Sequence[Hashable | None], right: Sequence[bool], k: int) -> bool:
-    """Whether the majority of the first k answers is right; where equal answers were judged apart, the first's verdict.
+def maj_at_k(answers: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
+    """How often the majority of k answers is right, of the whole runs of k there are one after the other; where equal
+    answers were judged apart, the first's verdict. Of k = 1 it is pass@1.
 
     Source: self-consistency (arXiv:2203.11171), unweighted.
 
@@ -131,7 +133,12 @@ def maj_at_k(answers: Sequence[Hashable | None], right: Sequence[bool], k: int) 
     """
     if not 1 <= k <= len(answers) or len(answers) != len(right):
         raise ValueError(f"maj@{k} of {len(answers)} answers and {len(right)} verdicts is not defined")
-    chosen = majority(answers[:k])
+    runs = [(answers[start : start + k], right[start : start + k]) for start in range(0, len(answers) - k + 1, k)]
+    return fmean(_majority_right(*run) for run in runs)
+
+
+def _majority_right(answers: Sequence[Hashable | None], right: Sequence[bool]) -> bool:
+    chosen = majority(answers)
     return chosen is not None and right[list(answers).index(chosen)]
 
 

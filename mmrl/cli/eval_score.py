@@ -43,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and tell."""
     from mmrl.bench.benches import bench_of
-    from mmrl.bench.report import as_markdown
+    from mmrl.bench.page import as_markdown
     from mmrl.bench.score import flipped, score_files, write
     from mmrl.bench.verdict import read_verdicts
 

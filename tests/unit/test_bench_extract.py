@@ -36,6 +36,7 @@ CHOICES = [
     (NUMBERS, "因此,答案是(B)。", "B", "announced_letter"),
     (NUMBERS, "故选B。", "B", "announced_letter"),
     (NUMBERS, "所以,答案是5°,对应选项是B。", "B", "announced_letter"),
+    (NUMBERS, "所以为48°,答案选项为B。", "B", "announced_letter"),
     (NUMBERS, "(A) 3 is odd. Hence (B) is correct.", "B", "judged_letter"),
     (NUMBERS, "B is the answer, since 5 + 4 is 9.", "B", "judged_letter"),
     (NUMBERS, "A is too small. Therefore option B is the answer.", "B", "judged_letter"),
@@ -56,6 +57,7 @@ CHOICES = [
     (CHANGES, "The population of fish will decline.", "B", "distinctive_words"),
     (STARVING, "With fewer mice, hawks lose their prey. Foxes would not be affected.", "A", "distinctive_words"),
     (NUMBERS, "It is 5. The other options (A, C, and D) are too far off.", "B", "only_text"),
+    (NUMBERS, "It is 5. None of the other options fits.", "B", "only_text"),
     (ANGLES, "∠A = 180° - 90° - 45° = 45 degrees", "B", "concluding_number"),
     (YES_NO, "The red cube is larger than the blue sphere.", "A", "yes_no_statement"),
     (YES_NO, "The red cube is not larger than the blue sphere.", "B", "yes_no_statement"),
@@ -117,6 +119,20 @@ def choice(options, text, question=COLOURED):
 
 def number(text, question=""):
     return extract(text, Asked(wants="number", question=question))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("2x = 10, so x is 5, and 5 / 2 is not among the given choices.", "refusal"),
+        ("It is 5 or so: none of the options fits.", "refusal"),
+        ("它是5,选项中没有。", "refusal"),
+        (r"It is \boxed{4}, which is less than 5.", "nothing"),
+    ],
+)
+def test_what_is_no_option_chooses_none_of_those_mentioned(text, rule):
+    found = choice(NUMBERS, text)
+    assert (found.value, found.rule) == (None, rule)
 
 
 @pytest.mark.parametrize(("options", "text", "letter", "rule"), CHOICES)

@@ -10,6 +10,7 @@ import pytest
 from mmrl.bench.benches import BENCHES, judge
 from mmrl.bench.items import Response, canonical
 from mmrl.bench.official.mathvista import item as mathvista_item
+from mmrl.bench.stats import wilson
 from mmrl.bench.verdict import read_verdicts, verdict_of
 from mmrl.cli import main
 
@@ -183,11 +184,40 @@ def test_samples_give_pass_and_majority(score):
     _, out, _ = score(items=ITEMS[:1], responses=responses)
     report = json.loads((out / "report.json").read_text())
     assert report["samples"] == {
-        "1": {"pass": 0.5, "maj": 1.0},
+        "1": {"pass": 0.5, "maj": 0.5},
         "2": {"pass": 0.8333, "maj": 1.0},
         "4": {"pass": 1.0, "maj": 1.0},
     }
     assert report["mean_tokens"] == 1.5
+    (row,) = report["subsets"]["task"].values()
+    one = wilson(0.5, 1)
+    assert (row["n"], row["strict"]) == (1, 0.5)  # four responses to one question are one question
+    assert (row["low"], row["high"]) == pytest.approx((one.low, one.high), abs=1e-4)
+
+
+def test_the_page_tells_what_became_of_responses_and_which_rules_decided(score):
+    cut = {"response": "Let me think", "finish": "length", "tokens": 5}
+    _, out, _ = score(responses=[RESPONSES[0] | {"tokens": 2}, RESPONSES[1] | cut, RESPONSES[2]])
+    page = (out / "report.md").read_text()
+    assert "| truncated | 1 | 33.3 |" in page
+    assert "33.3 % of responses reached the limit of tokens. They are 3.5 tokens long on average." in page
+    rules = json.loads((out / "report.json").read_text())["rules"]
+    for rule, row in rules.items():
+        assert f"| {rule} | {row['n']} | {100 * row['strict']:.1f} |" in page
+
+
+def test_pictures_that_all_came_out_alike_still_leave_doubt(score):
+    _, out, _ = score(items=ITEMS[:1], responses=[{"pid": "1", "response": "(B)"}])
+    told = json.loads((out / "report.json").read_text())["strict"]
+    assert (told["value"], told["high"]) == (1.0, 1.0)
+    assert told["low"] == pytest.approx(1 / (1 + 1.959964**2), abs=1e-4)  # Wilson's, of one of one
+
+
+def test_help_names_every_benchmark(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "take", "--help"])
+    said = {*re.findall(r"\w+", capsys.readouterr().out)}
+    assert {*BENCHES} <= said
 
 
 def test_truncation_is_counted(score):
@@ -268,7 +298,7 @@ def test_detection_reports_average_precision(score):
     code, out, said = score(items=items, responses=responses, bench="coco")
     assert code == 0, said.err
     assert json.loads((out / "report.json").read_text())["overall"] == {"AP": 0.7}
-    assert "| AP | 70.0 | |" in (out / "report.md").read_text()
+    assert "| AP | 70.0 |" in (out / "report.md").read_text()
 
 
 def test_a_selftest_without_data_says_so(tmp_path, capsys):

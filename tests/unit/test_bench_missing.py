@@ -8,8 +8,9 @@ from PIL import Image
 
 from mmrl.bench.benches import BENCHES
 from mmrl.bench.items import Item, Response
+from mmrl.bench.page import as_markdown
 from mmrl.bench.questions import read_questions
-from mmrl.bench.report import as_markdown, summarise
+from mmrl.bench.report import summarise
 from mmrl.bench.score import scored
 from mmrl.exam.sitting import paper_of, refuse_missing
 from mmrl.types import Region, UserError
@@ -68,7 +69,7 @@ def test_an_item_without_a_response_lowers_pass_and_majority():
     responses = [Response(id="a", text=text, sample=n) for n, text in enumerate(("3", "3", "4"))]
     report = summarise(scored(BENCHES["canonical"], items, responses, {}))
     assert report["samples"] == {
-        "1": {"pass": 0.3333, "maj": 0.5},
+        "1": {"pass": 0.3333, "maj": 0.3333},
         "2": {"pass": 0.5, "maj": 0.5},
         "3": {"pass": 0.5, "maj": 0.5},
     }

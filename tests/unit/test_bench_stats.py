@@ -55,9 +55,11 @@ def test_majority():
     assert stats.majority(["A", "B", "B", None, None, None]) == "B"
     assert stats.majority(["B", "A", "A", "B"]) == "B"  # a tie goes to the one given first
     assert stats.majority([None]) is None
-    assert stats.maj_at_k(["A", "B", "B"], [False, True, True], 3)
-    assert not stats.maj_at_k(["A", "B", "B"], [False, True, True], 1)
-    assert not stats.maj_at_k([None, None], [False, False], 2)
+    assert stats.maj_at_k(["A", "B", "B"], [False, True, True], 3) == 1.0
+    assert stats.maj_at_k([None, None], [False, False], 2) == 0.0
+    # runs of two of AABBA: AA and BB; the fifth answer begins no run
+    assert stats.maj_at_k(["A", "A", "B", "B", "A"], [False, False, True, True, False], 2) == 0.5
+    assert stats.maj_at_k(["A", "B", "B"], [False, True, True], 1) == pytest.approx(stats.pass_at_k(2, 3, 1))
     with pytest.raises(ValueError, match="maj@3"):
         stats.maj_at_k(["A"], [True], 3)
 
