@@ -45,6 +45,7 @@ class Trial:
     dtype: torch.dtype = torch.float32
     shared_prefix: bool = True
     recomputes: bool = False
+    mini_batches: int = 1
     feeds: bool = False
 
 
@@ -99,6 +100,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             micro_batch=2,
             token_budget=200,
             epochs=1,
+            mini_batches=trial.mini_batches,
             shared_prefix=trial.shared_prefix,
             pad_id=lessons.eos_id,
         )
