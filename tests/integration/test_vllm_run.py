@@ -64,8 +64,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ["export", lora, "--merge-lora", "--to", merged],
         ["export", lora, "--to", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
-        ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
         ["train", write(looking_closer(folder / "zoom"), folder / "zoom.yaml")],
+        ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
     ]
     steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
@@ -104,7 +104,7 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
     """A run whose learner has process groups of torch before vLLM does, and after; whose groups wait for each other,
     are asked in place of others, and take second looks.
     """
-    drawn = {"max_new_tokens": 16, "temperature": 1.2}
+    drawn = {"max_new_tokens": 16, "temperature": 0.8}
     first = {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 100}
     program = [first, {**LOOK, "fraction": 0.5}]
     config = experiment(
@@ -113,7 +113,7 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
         evaluation=asking(data),
         data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
         stages=[
-            imitation(steps=6),
+            imitation(steps=24),
             reinforcement(steps=4, epochs=1, program=program, filter=IN_PLACE_OF_OTHERS, sampling=drawn),
         ],
         deepspeed={"zero": zero},
@@ -183,17 +183,19 @@ def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(sessi
 
 def follows(run_dir: Path, steps: int) -> None:
     """The engine drew with the learner's weights, which had changed, and the run came to its end."""
-    records = metrics(run_dir)
-    for name, times in (("rollout/logp_gap_nats", steps), ("parity/logp_gap_nats", 1 + steps)):
-        gaps = [record[name] for record in records if name in record]
-        assert len(gaps) == times and max(gaps) < 1e-5, name
+    records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
+    learned = [record["rollout/logp_gap_nats"] for record in records if "rollout/logp_gap_nats" in record]
+    probed = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    assert len(probed) == 1 + steps and len(learned) > 1
+    assert max(*probed, *learned) < 1e-5
+    assert max(record.get("learner/grad_norm", 0.0) for record in records) > 0.0
     assert (run_dir / "model").is_dir()
 
 
 def test_the_engine_sees_in_a_response_what_tools_show_the_learner_in_it(session: Session) -> None:
     follows(session.folder / "zoom", steps=4)
-    shown = [record["tools/shown"] for record in metrics(session.folder / "zoom") if record["stage"] == "rl"]
-    assert len(shown) == 4 and min(shown) > 0
+    steps = [record for record in metrics(session.folder / "zoom") if "rollout/tokens_mean" in record]
+    assert len(steps) == 4 and min(record["tools/shown"] for record in steps) > 0
 
 
 def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session: Session) -> None:

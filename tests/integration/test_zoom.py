@@ -11,7 +11,8 @@ from test_overlap_run import strike
 
 from mmrl.overlap import Overlap
 
-GLASS = {"kind": "tools", "max_views": 1, "turns": 1, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
+ROOM = {"max_tokens": 512, "max_chars": 400}
+GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
 PROGRAM = [{"kind": "generate"}, GLASS]
 
 

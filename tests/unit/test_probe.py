@@ -137,7 +137,9 @@ def test_swapped_media_are_those_of_another_sample(world):
             assert media is None  # text; and no two of the others have as many media of the same kinds
     assert len({*shown}) > len(pictures) / 3
     assert shown != earlier
-    assert [hidden_in(world, [prompt], 1) for prompt in prompts] == [[media] for media in shown]  # whoever else is asked
+    assert [hidden_in(world, [prompt], 1) for prompt in prompts] == [
+        [media] for media in shown
+    ]  # whoever else is asked
 
 
 def hidden_in(world, prompts, step):
