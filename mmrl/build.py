@@ -105,12 +105,12 @@ class World:
         loaded = model_of(config, partial(reader_of, config, self.samples.train))
         self.adapter = adapter_of(loaded.model, config.model.lora, config.run.seed)
         self.loaded = loaded
-        divided = config.deepspeed is not None and config.deepspeed.zero == 3  # perhaps because no device holds it
+        self.divides = config.deepspeed is not None and config.deepspeed.zero == 3  # perhaps because no device holds it
         self.policy = Policy(
-            loaded.model if divided else loaded.model.to(device_of(config)),
+            loaded.model if self.divides else loaded.model.to(device_of(config)),
             freeze=config.model.freeze,
             logits_chunk=config.model.logits_chunk,
-            remembers_media=not divided,
+            remembers_media=not self.divides,
         )
         self._sharded: Sharded | None = None
         limit = prompt_limit(config, self.policy)

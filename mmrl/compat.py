@@ -3,11 +3,13 @@
 The registries carry no CPU builds of these three. Beside a CPU torch, `import torchvision` raises `operator
 torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports
 all three wherever they are installed. Their compiled parts are of no use here, so the two operators torchvision
-registers unguarded are declared, and the other two packages are made to look absent.
+registers unguarded are declared, and the other two packages are made to look absent. DeepSpeed, which transformers
+imports at every export, is told what it would warn of: that there is no GPU.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from importlib import metadata
@@ -32,6 +34,7 @@ def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
     """Apply the remedy once; does nothing unless torch is a CPU build. Returns what must stay alive."""
     if not _is_cpu_only("torch"):
         return ()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for package in ("torchaudio", "torchcodec"):
         if not _is_cpu_only(package):
             sys.modules[package] = None  # type: ignore[assignment]

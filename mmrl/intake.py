@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import isfinite
@@ -30,6 +30,7 @@ from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, Target, To
 
 _LISTED = 5
 _BAD = "repair them, or leave them out with data.bad_sample=skip"
+_NAME = "where they are different samples, give one of their sources a `name`"
 _LONG = (
     "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "
     "out with data.over_long=drop"
@@ -91,7 +92,7 @@ class Intake:
             if origins and not parts[name]:
                 raise UserError(f"data.{name}: there is not one usable sample")
         if repeated := {s.id for s in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}:
-            raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data")
+            raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data; {_NAME}")
         check_enough(self._config, parts["train"])
         return Samples(**parts, origin=origin)
 
@@ -217,7 +218,7 @@ def folders_of(paths: Iterable[str], media: str | None, base: Path) -> list[Path
 
 
 def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
-    """What a source yields.
+    """What a source yields, its name before the ids.
 
     Raises:
         UserError: it is not a function, not with these options, or cannot be read.
@@ -225,7 +226,14 @@ def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
     fn = resolve(origin.fn, place.base)
     if not callable(fn):
         raise UserError(f"data: {origin.fn!r} is not a function")
-    yield from fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+    rows = fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+    if origin.name:
+        rows = (_called(f"{origin.name}/{row.id}", row) for row in rows)
+    yield from rows
+
+
+def _called(name: str, row: Sample | Reject) -> Sample | Reject:
+    return row._replace(id=name) if isinstance(row, Reject) else replace(row, id=name)
 
 
 def worth(row: Sample | Reject, origin: Origin) -> bool:
@@ -359,7 +367,7 @@ def _check_unique(samples: Iterable[Sample]) -> None:
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
-            raise UserError(f"data: two samples have the id {sample.id!r}")
+            raise UserError(f"data: two samples have the id {sample.id!r}; {_NAME}")
         seen.add(sample.id)
 
 

@@ -171,7 +171,8 @@ class _Run:
         if folder is None:
             return State(), {}
         refuse_another(folder, changes(read_settings(folder / checkpoint.CONFIG), self._config))
-        state, optimizer = checkpoint.load(folder, weights=self._weights(self._world.policy))
+        weights, divides = self._weights(self._world.policy), self._world.divides
+        state, optimizer = checkpoint.load(folder, weights=weights, mapped=divides)  # it is copied as it is divided
         if state.stage < len(self._config.stages):
             name = self._config.stages[state.stage].name
             self._console.say(f"Resuming from {folder}: stage {name}, step {state.step}.")

@@ -152,7 +152,7 @@ class Samplers:
             engine.load(self._weights)
             return
         folder = self._place / "adapter"
-        with self._policy.whole():
+        with self._policy.part(list(self._policy.learned.values())):
             checkpoint.export_hf(folder, self._adapter)
         engine.load_adapter(folder.absolute())
 

@@ -1,4 +1,4 @@
-"""The table of docs/learning.md: the quickstart, its control and its ceiling on several seeds, one after the other.
+"""The tables of docs/learning.md: the quickstart, with vLLM, its control and its ceiling on several seeds.
 
     python tools/learning.py --seeds 0 1 2 --out runs/learning
 
@@ -19,6 +19,7 @@ from typing import Any
 CONFIGS = Path(__file__).parent.parent / "configs"
 ARMS = {
     "GRPO": [str(CONFIGS / "quickstart.yaml")],
+    "GRPO, vLLM": [str(CONFIGS / "quickstart.yaml"), "rollout.engine=vllm"],
     "more cold start": [str(CONFIGS / "quickstart_control.yaml")],
     "more cold start, exact labels": [
         str(CONFIGS / "quickstart_control.yaml"),

@@ -90,18 +90,19 @@ def save(folder: Path, snapshot: Snapshot) -> None:
         seal(aside, FILES)
 
 
-def load(folder: Path, *, weights: Weights) -> tuple[State, dict[str, Any]]:
-    """Restore weights and RNG in place; returns the State and the optimizer's state.
+def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State, dict[str, Any]]:
+    """Restore weights and RNG in place; returns the State and the optimizer's state. `mapped` as `load_weights`.
 
     Raises:
         UserError: the model is not the one the run began with.
     """
-    load_weights(folder, weights)
+    load_weights(folder, weights, mapped=mapped)
     rng = torch.load(folder / RNG, weights_only=True)
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and torch.cuda.is_available():
         torch.cuda.set_rng_state(rng["cuda"])
-    optimizer: dict[str, Any] = torch.load(folder / OPTIMIZER, weights_only=True)
+    # Mapped: processes of one machine share it, and those that take a part read no more than that.
+    optimizer: dict[str, Any] = torch.load(folder / OPTIMIZER, weights_only=True, mmap=True)
     return load_state(folder), optimizer
 
 
@@ -130,8 +131,8 @@ def save_weights(folder: Path, weights: Weights) -> None:
 
 
 @torch.no_grad()
-def load_weights(folder: Path, weights: Weights) -> None:
-    """Restore weights in place.
+def load_weights(folder: Path, weights: Weights, *, mapped: bool = False) -> None:
+    """Restore weights in place; `mapped` are those of the file itself, whose memory processes share, and not copies.
 
     Raises:
         UserError: the model is not the one whose weights were saved.
@@ -146,7 +147,10 @@ def load_weights(folder: Path, weights: Weights) -> None:
                 "as it was, or begin the run anew in another directory"
             )
         for name, tensor in weights.learned.items():
-            tensor.copy_(file.get_tensor(name))
+            if mapped:
+                tensor.data = file.get_tensor(name)
+            else:
+                tensor.copy_(file.get_tensor(name))
 
 
 def _write(folder: Path, weights: Weights) -> None:

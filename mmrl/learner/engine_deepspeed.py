@@ -7,7 +7,7 @@ as `TorchEngine` has them, so a checkpoint of one engine and number of ranks fit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from mmrl.config.schema import Deepspeed, Optimizer, Role
-from mmrl.policy.qwen_vl import Policy
+from mmrl.policy.qwen_vl import Policy, gradient_of
 from mmrl.ranks import Ranks
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -53,14 +53,19 @@ class Sharded:
         ]
         self.ordered: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         exact = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        optimizer = torch.optim.AdamW(groups, fused=True)
+        config, dtype = _config(options, self._model.dtype, ranks.size), self._model.dtype
+        if options.zero == 3:
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.to(dtype)
+            # One weight after the other goes to the device and is divided there: `initialize` would take all at once.
+            deepspeed.init_distributed(dist_init_required=False)
+            deepspeed.zero.Init(module=self._model, config_dict_or_path=config, dtype=dtype)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=self._model,
-            optimizer=torch.optim.AdamW(groups, fused=True),
-            config=_config(options, self._model.dtype, ranks.size),
-            dist_init_required=False,
+            model=self._model, optimizer=optimizer, config=config, dist_init_required=False
         )
         for name, buffer in self._model.named_buffers():  # bfloat16 is too coarse for the angles of positions
-            buffer.data = exact[name].to(buffer.device)
+            buffer.data = exact[name].to(self.engine.device)
         self._begin_moments()
         policy.run_by(self)
 
@@ -84,6 +89,15 @@ class Sharded:
             offload.forward_hooks, offload.backward_hooks = [], []
             offload.setup_zero_stage3_hooks()
 
+    @contextmanager
+    def part(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Gather these weights alone; all ranks together."""
+        if self.options.zero < 3:
+            yield
+            return
+        with deepspeed.zero.GatheredParameters(list(parameters)):
+            yield
+
     def collected(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
         """Whole weights in the first rank's host memory, a few at a time."""
         first, found = self.ranks.rank == 0, {}
@@ -95,8 +109,19 @@ class Sharded:
     def passed(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights one after the other, each whole while it is looked at; every rank must look at all."""
         for chunk in _chunks(parameters.items(), _CHUNK_ELEMENTS):
-            with self._gathered([parameter for _, parameter in chunk]):
+            with self.part([parameter for _, parameter in chunk]):
                 yield from chunk
+
+    def gradient(self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """A gradient that no update takes; under ZeRO-3 this rank's pieces of it."""
+        if self.options.zero < 3:
+            with self._called_directly():
+                return gradient_of(loss(), parameters)
+        self.engine.set_gradient_accumulation_boundary(True)
+        self.engine.backward(loss(), scale_wrt_gas=False)
+        pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
+        self.optimizer.zero_grad()
+        return pieces
 
     def engine_of(self, options: Optimizer) -> DeepspeedEngine:
         """The engine of a stage: moments, rates and bounds anew."""
@@ -123,14 +148,6 @@ class Sharded:
             yield
         finally:
             self._is_whole = before
-
-    @contextmanager
-    def _gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        if self.options.zero < 3:
-            yield
-            return
-        with deepspeed.zero.GatheredParameters(list(parameters)):
-            yield
 
     @property
     def narrow(self) -> list[nn.Parameter]:

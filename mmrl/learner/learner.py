@@ -158,8 +158,7 @@ class GrpoLearner:
         """Before the first update: every rank checks the same groups, for under ZeRO-3 it takes all of them."""
         telling = [] if self._checked else _telling(by_prompt(active))
         if telling:
-            with self._policy.whole():
-                check_shared_prefix(self._policy, telling, self._feeder, pad_id=self._plan.pad_id)
+            check_shared_prefix(self._policy, telling, self._feeder, pad_id=self._plan.pad_id, ranks=self._ranks)
             self._checked = True
 
     def _packed(self, experiences: Sequence[Experience]) -> list[list[list[Experience]]]:

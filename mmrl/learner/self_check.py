@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from mmrl.batch import Batch, Feeder, collate
+from mmrl.learner.dummies import attending
 from mmrl.policy.qwen_vl import Policy
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import Experience, UserError
 
 
@@ -31,28 +33,40 @@ TOLERANCE = {
 }
 
 
-def difference(policy: Policy, batch: Batch, other: Batch) -> Difference:
-    """How far apart two layouts of the same experiences are.
+def difference(policy: Policy, batch: Batch, other: Batch, ranks: Ranks | None = None) -> Difference:
+    """How far apart two layouts of the same experiences are; all `ranks` must look at the same.
 
     The gradient is that of a sum of log-probs with alternating weights, over all that is trained.
     """
+    ranks = ranks or Alone()
     (logps, gradient), (other_logps, other_gradient) = (_scored(policy, each) for each in (batch, other))
     apart = sum(float((a - b).float().square().sum()) for a, b in zip(gradient, other_gradient, strict=True))
     size = sum(float(b.float().square().sum()) for b in other_gradient)
-    return Difference(float((logps - other_logps).abs().max()), (apart / size) ** 0.5)
+    squares = torch.tensor([apart, size], dtype=torch.float64)
+    ranks.add([squares])  # a divided gradient is in pieces; of a whole one both count as often as there are ranks
+    furthest = max(ranks.gather(float((logps - other_logps).abs().max())))
+    return Difference(furthest, float(squares[0] / squares[1]) ** 0.5)
 
 
-def check_shared_prefix(policy: Policy, groups: Sequence[Sequence[Experience]], feeder: Feeder, *, pad_id: int) -> None:
-    """Score groups packed and apart: two siblings, or two sequences that share nothing.
+def check_shared_prefix(
+    policy: Policy, groups: Sequence[Sequence[Experience]], feeder: Feeder, *, pad_id: int, ranks: Ranks | None = None
+) -> None:
+    """Score groups packed and apart: two siblings, or two sequences that share nothing; all `ranks` the same.
 
     Raises:
         UserError: log-probs or gradients differ by more than rounding explains.
     """
     packed, plain = (
-        collate(groups, feeder, pad_id=pad_id, shared_prefix=shared_prefix) for shared_prefix in (True, False)
+        attending(
+            collate(groups, feeder, pad_id=pad_id, shared_prefix=shared_prefix),
+            feeder.placeholders,
+            images=policy.is_divided,
+            videos=False,
+        )
+        for shared_prefix in (True, False)
     )
     with _without_dropout(policy.model):
-        found, bound = difference(policy, packed, plain), TOLERANCE[policy.model.dtype]
+        found, bound = difference(policy, packed, plain, ranks), TOLERANCE[policy.model.dtype]
     if not found.within(bound):
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
@@ -75,9 +89,12 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def _scored(policy: Policy, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    logps_N = policy.score(batch).logps_N
-    weights_N = torch.cos(torch.arange(len(logps_N), device=logps_N.device))
-    trained = list(policy.learned.values())
-    found = torch.autograd.grad((logps_N * weights_N).mean(), trained, allow_unused=True)
-    gradient = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
-    return logps_N.detach(), gradient
+    kept = []
+
+    def loss() -> torch.Tensor:
+        logps_N = policy.score(batch).logps_N
+        kept.append(logps_N.detach())
+        return (logps_N * torch.cos(torch.arange(len(logps_N), device=logps_N.device))).mean()
+
+    gradient = policy.gradient(loss)
+    return kept[0], gradient

@@ -59,25 +59,29 @@ class Adapter:
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """The model that an adapter was put into. It shares every weight with `model`, and so takes no memory."""
     bare = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    for name, module in list(bare.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            bare.set_submodule(name, module.get_base_layer())
+    for name, layer in list(adapted(bare)):
+        bare.set_submodule(name, layer.get_base_layer())
     return bare
 
 
 def is_adapted(model: nn.Module) -> bool:
     """Whether an adapter is in a model."""
-    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+    return next(adapted(model), None) is not None
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
+    """The layers that an adapter changes, by the names they have without."""
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            yield name, module
 
 
 @torch.no_grad()
-def merged(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The matrices that an adapter changes, with it added, by the names they have without; one at a time."""
-    for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            alone = copy.deepcopy(module)
-            alone.merge()
-            yield f"{name}.weight", alone.get_base_layer().get_parameter("weight")
+def merged(layer: BaseTunerLayer) -> torch.Tensor:
+    """The matrix of a layer, whole, with its adapter added."""
+    alone = copy.deepcopy(layer)
+    alone.merge()
+    return alone.get_base_layer().get_parameter("weight")
 
 
 def adapter_of(model: PreTrainedModel, options: Lora | None, seed: int) -> Adapter | None:

@@ -7,7 +7,7 @@ columns, K cached columns, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from mmrl.batch import Batch, Media, PromptBatch
 from mmrl.config.schema import ROLES, Role
-from mmrl.policy.adapters import is_adapted, merged, without_adapter
+from mmrl.policy.adapters import adapted, is_adapted, merged, without_adapter
 from mmrl.policy.roles import role_of
 from mmrl.policy.scoring_head import Request, ScoringHead
 from mmrl.policy.tree_attention import NAME as TREE
@@ -54,6 +54,12 @@ class Runner(Protocol):
 
     def whole(self) -> AbstractContextManager[None]:
         """Within this block the model is whole on every process, and each may call it as it likes."""
+
+    def part(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Within this block these weights are whole on every process; all must ask for them together."""
+
+    def gradient(self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """What this process has of a gradient, of which nothing stays; all must ask together."""
 
     def passed(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights one after the other, each whole while it is looked at; every process must look at all."""
@@ -108,9 +114,18 @@ class Policy:
         """Within this block the model is whole on every rank, and each may call it as it likes."""
         return self._runner.whole() if self._runner else nullcontext()
 
+    def part(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Within this block these few weights are whole on every rank; all must ask for them together."""
+        return self._runner.part(parameters) if self._runner else nullcontext()
+
     def collected(self) -> Mapping[str, torch.Tensor]:
         """What training changes, whole, by name; of a sharded model on the first rank alone."""
         return self._runner.collected(self.learned) if self._runner else self.learned
+
+    def gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        """The gradient of a loss in all that is trained; of a model that is divided this rank's pieces of it."""
+        learned = list(self.learned.values())
+        return self._runner.gradient(loss, learned) if self._runner else gradient_of(loss(), learned)
 
     @property
     def patch_values(self) -> int:
@@ -150,8 +165,9 @@ class Policy:
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What training changes, as weights of the bare model: adapters added, a tied matrix under both its names."""
         if is_adapted(self.model):
-            with self.whole():
-                yield from merged(self.model)
+            for name, layer in adapted(self.model):
+                with self.part(list(self.model.get_submodule(name).parameters())):
+                    yield f"{name}.weight", merged(layer)
             return
         embeddings, learned = self.model.get_input_embeddings().weight, self.learned
         for name, parameter in self._runner.passed(learned) if self._runner else learned.items():
@@ -284,3 +300,9 @@ def banned_ids(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> tuple[int
     vocabulary = tokenizer.get_vocab()
     structural = {vocabulary[token] for token in _STRUCTURAL if token in vocabulary} - {tokenizer.eos_token_id}
     return tuple(sorted(structural | set(range(len(tokenizer), embeddings))))
+
+
+def gradient_of(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """The gradient of a loss, 0 where it does not reach."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

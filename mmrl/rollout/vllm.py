@@ -143,13 +143,16 @@ class VllmEngine:
         gc.collect()  # its memory, which a successor must find free
 
     def _started(self) -> LLM:
-        from vllm import LLM
+        """A new engine, which has drawn a token: what its kernels cannot do, they say as they run."""
+        from vllm import LLM, SamplingParams
 
         with _undisturbed():
             try:
-                return LLM(self._model, **self._arguments, enable_sleep_mode=self._naps)
-            except (ValueError, NotImplementedError) as error:
-                raise UserError(f"rollout.engine: vLLM cannot run this model: {error}") from error
+                llm = LLM(self._model, **self._arguments, enable_sleep_mode=self._naps)
+                llm.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+            except (ValueError, NotImplementedError, RuntimeError) as error:
+                raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
+        return llm
 
     def _revive(self, why: str) -> None:
         """Start the engine anew, with the weights that it had last."""

@@ -76,20 +76,30 @@ class Replica:
             )
 
     def wait(self) -> None:
-        """Return once it is up.
+        """Return once it is up and, if it is ours, has drawn a token: what kernels cannot do, they say as they run.
 
         Raises:
-            UserError: it is not, within the deadline.
+            UserError: it is not, within the deadline, or cannot.
         """
         deadline = time.monotonic() + (self._options.start_s if self._command else self._options.deadline_s)
         while time.monotonic() < deadline:
             with suppress(Failed):
                 self.ask("health", timeout=5.0)
-                return
+                return self._try_out()
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(f"the rollout server {self.url} ended as it started; its last words:\n{self._words()}")
             time.sleep(0.2)
         raise UserError(f"no rollout server answers at {self.url}; start it, or correct rollout.server.urls")
+
+    def _try_out(self) -> None:
+        if not self._command:
+            return
+        try:
+            self.ask("inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
+        except Failed as failure:
+            raise UserError(
+                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._words()}"
+            ) from failure
 
     def revive(self, failure: Failed) -> None:
         """Start it again.

@@ -8,18 +8,24 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 
-from mmrl.config.schema import Deepspeed, Kl, Loss, Optimizer, Processes
+from mmrl.batch import by_prompt, collate
+from mmrl.config.schema import Deepspeed, Kl, Lora, Loss, Optimizer, Processes
 from mmrl.learner import engine_deepspeed
 from mmrl.learner.agree import joined
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, Sharded
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.learner.self_check import difference
+from mmrl.policy.adapters import adapter_of, is_adapted
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.roles import recompute_activations
@@ -47,6 +53,7 @@ class Trial:
     recomputes: bool = False
     mini_batches: int = 1
     feeds: bool = False
+    lora: Lora | None = None
 
 
 @dataclass
@@ -59,7 +66,8 @@ class Fed:
     most_whole: int = 0
 
     def load(self, weights: Weights) -> None:
-        assert {shape.name for shape in weights.shapes()} >= self.policy.learned.keys()
+        names = {shape.name for shape in weights.shapes()}
+        assert names >= self.policy.learned.keys() or is_adapted(self.policy.model)
         self.held.clear()
         for name, tensor in weights:
             self.held[name] = tensor.detach().clone()
@@ -83,6 +91,12 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     policy, engine, sharded = start(lessons, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
     metrics = []
+    groups = by_prompt(trial.steps[0])[:1]
+    packed, plain = (
+        collate(groups, lessons.processor, pad_id=lessons.eos_id, shared_prefix=shared) for shared in (True, False)
+    )
+    stretched = replace(plain, positions_3BL=2 * plain.positions_3BL)
+    apart = [tuple(difference(policy, packed, other, ranks)) for other in (plain, stretched)]
     weights, engine_fed = PolicyWeights(policy), Fed(policy)
     feeder = FedByFirst(engine_fed, ranks)
     if trial.feeds:
@@ -106,7 +120,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         )
         learner = GrpoLearner(policy, lessons.processor, engine, plan, reference, ranks=ranks, homes=Homes(trial.homes))
         metrics.append(dict(learner.learn(experiences, step=step)))
-    result = {"metrics": metrics, "weights": dict(policy.collected()), "state": engine.state()}
+    result = {"apart": apart, "metrics": metrics, "weights": dict(policy.collected()), "state": engine.state()}
     if trial.feeds:
         result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
@@ -131,6 +145,8 @@ def fed_once_more(feeder: FedByFirst, engine: Fed, weights: Weights) -> str:
 def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its engine."""
     policy = copy.deepcopy(lessons.policy)
+    if adapter_of(policy.model, trial.lora, seed=0):
+        policy = Policy(policy.model)
     policy.model.to(trial.dtype)
     recompute_activations(policy.model, ("vision", "language") if trial.recomputes else ())
     install(policy.model)  # this process has not heard of it
@@ -138,8 +154,26 @@ def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch
         policy.learned[name].data.copy_(tensor)
     if trial.deepspeed is None:
         return policy, TorchEngine(policy.trainable, OPTIMIZER, ranks), None
-    sharded = Sharded(policy, trial.deepspeed, ranks)
+    with watched() as moved:
+        sharded = Sharded(policy, trial.deepspeed, ranks)
+    assert moved == [0] if trial.deepspeed.zero == 3 else moved > [0]
     return policy, DeepspeedEngine(sharded, OPTIMIZER), sharded
+
+
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """How many elements of weights DeepSpeed finds that are not divided: it moves all of them to the device at once."""
+    found, initialize = [], deepspeed.initialize
+
+    def look(*, model: torch.nn.Module, **options: object) -> object:
+        found.append(sum(parameter.numel() for parameter in model.parameters()))
+        return initialize(model=model, **options)
+
+    deepspeed.initialize = look
+    try:
+        yield found
+    finally:
+        deepspeed.initialize = initialize
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from ranks_worker import CHUNK_ELEMENTS, Lessons, Trial, learn
 from test_gradients import experiences
 
 from mmrl.batch import by_prompt
-from mmrl.config.schema import Deepspeed
+from mmrl.config.schema import Deepspeed, Lora
 from mmrl.ranks import Alone
 
 pytest.importorskip("deepspeed")
@@ -63,16 +63,19 @@ def lessons(tiny) -> Lessons:
     every = [experience for group in groups for experience in group]
     steps = (every, [*text, *image], [*video, *text], list(image), list(text))
     plain = Trial(deepspeed=None, steps=steps, resume_after=2)
+    adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=Lora(rank=4))
     trials = {
         "torch": plain,
+        "zero3": replace(plain, deepspeed=zero(3)),  # first: nothing else has set DeepSpeed up
         "rows": replace(plain, shared_prefix=False),
         "zero0": replace(plain, deepspeed=zero(0)),
         "zero1": replace(plain, deepspeed=zero(1)),
         "zero2": replace(plain, deepspeed=zero(2)),
         "zero2-offload": replace(plain, deepspeed=zero(2, offload_optimizer=True), resume_after=None),
-        "zero3": replace(plain, deepspeed=zero(3)),
         "zero3-fed": replace(plain, deepspeed=zero(3), resume_after=None, feeds=True, steps=steps[:1]),
         "torch-fed": replace(plain, resume_after=None, feeds=True, steps=steps[:1]),
+        "zero3-adapted": replace(adapted, deepspeed=zero(3)),
+        "torch-adapted": adapted,
         "zero3-offload": replace(
             plain, deepspeed=zero(3, offload_optimizer=True, offload_parameters=True), resume_after=None
         ),
@@ -129,6 +132,15 @@ def test_an_engines_state_is_that_of_a_single_process(answers, alone, name):
     assert answers[name]["state"]["masters"] == []
 
 
+@pytest.mark.parametrize("name", ["torch", "zero0", "zero2", "zero2-offload", "zero3", "zero3-offload"])
+def test_the_self_check_sees_what_a_single_process_sees(answers, alone, name):
+    """Under ZeRO-3 the model and its gradient stay divided: the differences of pieces add up to that of the whole."""
+    right, wrong = answers[name]["apart"]
+    assert max(right) < 1e-5
+    assert wrong == pytest.approx(alone["apart"][1], rel=1e-3)
+    assert min(wrong) > 1e-3
+
+
 def test_a_reference_beside_sharded_weights(answers, lessons):
     trial = replace(lessons.trials["zero3-penalty"], deepspeed=None)
     expected = learn(lessons, trial, Alone())
@@ -167,6 +179,15 @@ def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(answers, lessons
     if name == "zero3-fed":
         sizes = [parameter.numel() for parameter in lessons.policy.model.parameters()]
         assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4
+
+
+def test_an_adapters_matrices_are_whole_one_after_the_other(answers, lessons):
+    found, expected = answers["zero3-adapted"], answers["torch-adapted"]
+    assert found["refused"] == "it takes no more"
+    assert furthest(found["fed"], expected["fed"]) < 5e-5
+    assert furthest(found["fed"], {name: lessons.policy.model.get_parameter(name) for name in found["fed"]}) > 1e-6
+    sizes = [parameter.numel() for parameter in lessons.policy.model.parameters()]
+    assert found["most_whole"] <= 2 * max(sizes) < sum(sizes) / 2
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if name.startswith("zero")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TINY, Command, counting, experiment, imitation, metrics, reinforcement, write
+from harness import TINY, Command, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_model
@@ -97,13 +97,12 @@ def moved(trained: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(
-    trained: Path, moved: Path, tmp_path: Path, here: Command
-) -> None:
-    done = here("export", moved, "--to", tmp_path / "out")
+def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(trained: Path, moved: Path, tmp_path: Path) -> None:
+    done = mmrl("export", moved, "--to", tmp_path / "out")
     assert done.code == 0, done.errors
     assert not done.errors
-    assert f"checkpoints/02-000000 -> {tmp_path / 'out'}" in done.output
+    (line,) = done.output.splitlines()  # DeepSpeed, imported on the way, has nothing to say
+    assert line.endswith(f"checkpoints/02-000000 -> {tmp_path / 'out'}")
     assert files(tmp_path / "out") == files(trained / "model")
 
 

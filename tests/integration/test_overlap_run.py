@@ -129,7 +129,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     with monkeypatch.context() as patched:
         strike(patched, Overlap, "begin", 3, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
+    done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
@@ -150,6 +150,6 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     with monkeypatch.context() as patched:
         strike(patched, HfSampler, "sync", 1, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
-    done = mmrl("train", config, "--nproc", 2, timeout=400.0)
+    done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))

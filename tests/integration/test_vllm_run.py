@@ -37,14 +37,15 @@ IN_PLACE_OF_OTHERS = {"bands": [{"term": "format", "low": 0.0, "high": 1.0}], "r
 
 
 class Session(NamedTuple):
-    """What was done with vLLM: a run, one that trained an adapter on its model, evaluations, answers of exports; and by
-    two ranks.
+    """What was done with vLLM: a run, one that trained an adapter on its model, evaluations, answers of exports; by two
+    ranks; and what came of a model that it has no kernels for.
     """
 
     folder: Path
     picture: Path
     answers: dict[str, list[list[int]]]
     two_ranks: Done
+    headless: Done
 
     def verdicts(self, name: str) -> bytes:
         return (self.folder / name / "verdicts.jsonl").read_bytes()
@@ -72,6 +73,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     with ThreadPoolExecutor() as pool:
         two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
         two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
+        odd = {**by_vllm(folder / "odd"), "model": {**by_vllm(folder)["model"], "scratch": TINY}}
+        headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"), timeout=1200.0)
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
             capture_output=True,
@@ -80,7 +83,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return Session(folder, picture, json.loads((folder / "answers.json").read_text()), two_ranks.result())
+    answers = json.loads((folder / "answers.json").read_text())
+    return Session(folder, picture, answers, two_ranks.result(), headless.result())
 
 
 def by_vllm(run_dir: Path, data: Path) -> dict[str, Any]:
@@ -154,6 +158,13 @@ def canonical(folder: Path) -> tuple[Path, Path]:
     path = folder / "eight.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path, Path(rows[0]["images"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there are kernels for it")
+def test_a_model_that_vllm_has_no_kernels_for_is_refused_before_it_is_trained(session: Session) -> None:
+    assert session.headless.code == 2
+    assert "rollout.engine: vLLM cannot run this model here: Unsupported CPU attention" in session.headless.errors
+    assert not (session.folder / "odd" / "metrics.jsonl").exists()
 
 
 def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(session: Session) -> None:

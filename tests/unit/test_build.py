@@ -3,14 +3,16 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from mmrl.build import World
 from mmrl.config import Config
-from mmrl.intake import Samples
+from mmrl.config.schema import Origin
+from mmrl.intake import Samples, read
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.ranks import Alone
-from mmrl.types import ImageRef, Kind, Sample, Target, UserError
+from mmrl.types import ImageRef, Kind, Place, Sample, Target, UserError
 
 ROWS = """
 from mmrl.types import ImageRef, Kind, Reject, Sample, Target
@@ -68,10 +70,19 @@ def test_bad_samples_are_counted_and_listed(world):
 
 
 def test_one_sample_cannot_be_trained_on_and_held_out(world):
-    with pytest.raises(UserError, match="sample 'b' is in the training and the held-out data"):
+    with pytest.raises(UserError, match="sample 'b' is in the training and the held-out data; where they are"):
         world(train={"ids": ["a", "b"]}, test={"ids": ["b"]})
-    with pytest.raises(UserError, match="two samples have the id 'a'"):
+    with pytest.raises(UserError, match="two samples have the id 'a'; .* give one of their sources a `name`"):
         world(train={"ids": ["a", "a"]})
+
+
+def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
+    (tmp_path / "mine.py").write_text(ROWS)
+    place = Place(work=tmp_path, base=tmp_path, seed=0)
+    source = Origin(fn="./mine.py:rows", args={"ids": ["a", "b"], "broken": ["c"]}, name="left")
+    assert [row.id for row in read(source, place)] == ["left/a", "left/b", "left/c"]
+    with pytest.raises(ValidationError, match="name"):
+        Origin(fn="./mine.py:rows", name="a name")
 
 
 def test_a_step_does_not_draw_more_samples_than_there_are(world):

@@ -75,6 +75,26 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
 
 
+def test_weights_that_will_be_divided_are_the_files_own_and_outlive_it(tmp_path):
+    net, other = save(tmp_path / "c"), trained(1)[0]
+    _, moments = checkpoint.load(tmp_path / "c", weights=weights(other), mapped=True)
+    assert file_behind(other[0].weight) == str(tmp_path / "c" / "model.safetensors")
+    assert file_behind(moments["state"][0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
+    shutil.rmtree(tmp_path / "c")
+    assert torch.equal(other[0].weight, net[0].weight)
+    moments["state"][0]["exp_avg"].add_(1.0)
+
+
+def file_behind(tensor):
+    """What a tensor's memory is a map of."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        extent, *_, name = line.split(maxsplit=5)
+        start, end = (int(edge, 16) for edge in extent.split("-"))
+        if start <= tensor.data_ptr() < end:
+            return name
+    raise AssertionError("no memory of this process")
+
+
 def test_the_newest_whole_checkpoint_is_found(tmp_path):
     for name in ("00-000100", "01-000000", "00-000200"):
         save(tmp_path / name)

@@ -96,7 +96,7 @@ def test_a_file_beyond_the_limit_is_not_even_hashed(place):
         file.truncate(1 << 40)  # a terabyte of nothing
     started = time.monotonic()
     check(read(place, {"videos": "big.mp4"}), ["must have 1 to 2,000,000,000; see data.limits.max_video_bytes"])
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
 
 
 def test_what_is_no_file_is_named(place):

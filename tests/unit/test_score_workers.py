@@ -139,11 +139,11 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
 
 def test_many_hangers_are_stopped_side_by_side(judge_of):
     texts = ["hang" if index % 25 == 7 else "fine" for index in range(200)]
-    judge = judge_of("moody", workers=4)
+    judge = judge_of("moody", workers=4, deadline_s=2.0)
     judge.judge(groups_of(["fine"]), step=0)
     start = time.monotonic()
     groups = judge.judge(groups_of(texts), step=0)
-    assert time.monotonic() - start < 8 * 0.7  # what they take one after the other, at the least
+    assert time.monotonic() - start < 8 * 2.0  # what they take one after the other, at the least
     assert sum(len(group.skipped) for group in groups) == 8
     assert sum(len(group.scores) for group in groups) == 192
 

@@ -14,6 +14,7 @@ from mmrl.types import Kind, Unscorable, UserError
 from mmrl_rewards import judge, render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
+from mmrl_rewards.services import endpoint as endpoint_module
 from mmrl_rewards.services.endpoint import Endpoint, Rejected
 from mmrl_rewards.services.judge import JudgeService
 
@@ -109,7 +110,7 @@ def test_a_service_that_fails_is_unscorable_in_time(answer, complaint):
         start = time.monotonic()
         with pytest.raises(Unscorable, match=complaint):
             endpoint(url, retries=1, max_reply_bytes=2000).post({"a": 1}, lambda data: read(Kind.JSON, data.decode()))
-        assert time.monotonic() - start < 1.4
+        assert time.monotonic() - start < 20  # one that never answers, never ends
         assert len(requests) == 2
 
 
@@ -126,11 +127,12 @@ def test_a_refusal_is_no_failure():
         endpoint(url).post({}, bytes)
 
 
-def test_a_service_that_recovers_is_heard_and_each_wait_is_twice_as_long():
+def test_a_service_that_recovers_is_heard_and_each_wait_is_twice_as_long(monkeypatch):
+    waits = []
+    monkeypatch.setattr(endpoint_module.time, "sleep", waits.append)
     with served(sequence(status(503), status(200, b"?"), status(503), status(200, b"5"))) as (url, requests):
-        start = time.monotonic()
         assert endpoint(url, retries=3, backoff_s=0.05).post({}, int) == 5
-        assert 0.35 <= time.monotonic() - start < 1.5
+        assert waits == [0.05, 0.1, 0.2]
         assert len(requests) == 4
 
 

@@ -35,6 +35,8 @@ class Origin(Strict):
     """`package.module:function` or `./file.py:function`, resolved at start."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of that function."""
+    name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
+    """Put before its samples' ids (`name/id`), for sources whose ids meet: no two samples may have the same."""
     weight: Annotated[float, Field(gt=0.0)] | None = None
     """Share of the training samples drawn from this source, over the sum of all weights; without weights, every sample
     is drawn once per epoch. Give it to all sources or to none."""
