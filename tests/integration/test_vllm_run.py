@@ -73,7 +73,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     with ThreadPoolExecutor() as pool:
         two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
         two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
-        odd = {**by_vllm(folder / "odd"), "model": {**by_vllm(folder)["model"], "scratch": TINY}}
+        odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "scratch": TINY}}
         headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"), timeout=1200.0)
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
@@ -282,7 +282,7 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
                 sampling={"max_new_tokens": 6, "temperature": 0.7},
                 mini_batches=2,
                 program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}],
-                filter=IN_PLACE_OF_OTHERS,
+                loss={"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}},
                 reference={"start": "base"},
                 validation={"every": 2},
             ),
@@ -304,7 +304,7 @@ def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_
             assert done.code == 0, done.errors
     once = metrics(tmp_path / "once")
     steps = [record for record in once if record["stage"] == "rl" and "learner/loss" in record]
-    assert max(record["rollout/version_gap_max"] for record in steps) == 1.0
+    assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     probes = [record["parity/logp_gap_nats"] for record in once if "parity/logp_gap_nats" in record]
     assert len(probes) == 1 + 2 and max(probes) < 1e-5
     assert max(record["learner/kl_nats"] for record in steps) > 1e-4
