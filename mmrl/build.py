@@ -201,6 +201,7 @@ class World:
             groups=stage.prompts_per_step,
             seed=derive(self.config.run.seed, stage.name),
             workshop=self.workshop,
+            others=self.samples.train,
             ranks=self.ranks,
         )
 

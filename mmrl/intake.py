@@ -328,13 +328,15 @@ def refuse_too_few(stage: Sft | Rl, count: int) -> None:
     if asked > max(count, stage.repeat_to or 0):
         raise UserError(
             f"stage {stage.name!r} asks {asked} prompts a step and {whose} samples: one would get the same rollouts "
-            "twice; set repeat_to, or lower prompts_per_step" + (" or filter.rounds" if stage.filter else "")
+            "twice; set repeat_to, or lower prompts_per_step"
+            + (" or filter.rounds" if stage.filter else "")
+            + (" or over_sample" if stage.places > stage.prompts_per_step else "")
         )
 
 
 def most_asked(stage: Rl) -> int:
     """Samples that a step may draw, with all rounds of its filter."""
-    return stage.prompts_per_step * (stage.filter.rounds if stage.filter else 1)
+    return stage.places * (stage.filter.rounds if stage.filter else 1)
 
 
 def check_enough(config: Config, samples: Sequence[Sample]) -> None:

@@ -200,9 +200,19 @@ def longest_sequence(config: Config | Exam, policy: Policy) -> int:
 
 
 def prompt_limit(config: Config | Exam, policy: Policy) -> tuple[int, str]:
-    """Tokens of the longest prompt allowed, and what allows no longer one."""
+    """Tokens of the longest prompt allowed, and what allows no longer one.
+
+    Raises:
+        UserError: the longest response leaves the engine no room for any.
+    """
     limit = config.model.max_prompt_tokens, "model.max_prompt_tokens"
     if config.rollout.engine == "hf":
         return limit
     whole, response = longest_sequence(config, policy), longest_response(config)
+    if whole <= response:
+        raise UserError(
+            f"rollout.engine {config.rollout.engine}: a response may come to {response} tokens, with all that it is "
+            f"made to say or shown, and the engine takes {whole} with the prompt; lower max_new_tokens (of `sampling`, "
+            "`evaluation` or continue_with), and max_tokens and max_chars of tools, whose characters count as 4 tokens"
+        )
     return min(limit, (whole - response, f"{whole} tokens of the rollout engine less {response} for the response"))

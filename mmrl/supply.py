@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmrl.algo.curriculum import Phased, Prioritised
 from mmrl.algo.mixture import fixed, scheduled
-from mmrl.algo.sampler import Listed, Order, Row, Shuffled, by_column
+from mmrl.algo.sampler import Listed, Order, Remembered, Row, Shuffled, by_column
 from mmrl.algo.seeds import derive
 from mmrl.algo.stream import Streamed
 from mmrl.config import Config, schema
@@ -50,7 +50,7 @@ class Supply:
             if data.workers:
                 workers = stack.enter_context(closing(Workers(afresh.encode, data.workers, name=_called)))
             yield Ahead(
-                Portion(self.order(stage, state), ranks, stage.places),
+                Portion(Remembered(self.order(stage, state)), ranks, stage.places),
                 self._processor,
                 workers,
                 skip=data.bad_sample == "skip",
@@ -132,9 +132,9 @@ def repeated(samples: Sequence[Sample], size: int | None) -> tuple[Sample, ...]:
 def _of_phase(stage: Sft | Rl, number: int, phase: schema.Phase, samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a phase of the stage's curriculum."""
     own = [sample for sample in samples if phase.holds(sample)]
-    if len(own) < stage.asked_per_step:
+    if len(own) < stage.places:
         raise UserError(
-            f"stage {stage.name!r} asks {stage.asked_per_step} samples a step and phase {number} of its order has "
+            f"stage {stage.name!r} asks {stage.places} samples a step and phase {number} of its order has "
             f"{len(own)}: see its `when`"
         )
     return own

@@ -83,6 +83,23 @@ class Listed(Generic[RowT]):
         return [self._samples[position % len(self._samples)] for position in range(cursor, cursor + count)]
 
 
+class Remembered:
+    """An order that reads no row twice for those who look ahead, and take again from there more rows or fewer."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._start, self._rows = 0, list[Row]()
+
+    def take(self, cursor: int, count: int) -> list[Row]:
+        """The `count` rows that follow position `cursor`."""
+        held = self._rows[cursor - self._start :] if cursor >= self._start else []
+        missing = count - len(held)
+        if missing > 0:
+            held += self._order.take(cursor + len(held), missing)
+        self._start, self._rows = cursor, held
+        return held[:count]
+
+
 def by_column(samples: Sequence[Sample], column: str, *, descending: bool) -> list[Sample]:
     """Samples in the order of a number in their `meta`; equal ones as they were.
 

@@ -28,7 +28,8 @@ class Preparer(Protocol[FeedT]):
 
 
 class Ahead(Generic[FeedT]):
-    """A source whose samples are processed when they are taken, and by `workers` one step before that.
+    """A source whose samples are processed when they are taken, and by `workers` one step before that: as many as a
+    step has taken so far, at most. What the next step leaves of them is there for the one after it.
 
     An order that cannot be foreseen is taken from as it comes: workers do one step's samples at a time. Without workers
     it is done here and now, to the same bytes.
@@ -52,7 +53,8 @@ class Ahead(Generic[FeedT]):
         self._order, self._preparer, self._workers = order, preparer, workers
         self._skip, self._drop_long, self._warn, self._skipped = skip, drop_long, warn, 0
         self._foresees = foresees
-        self._begun: tuple[tuple[int, int], list[_Coming[FeedT]]] | None = None
+        self._begun: list[_Coming[FeedT]] = []
+        self._most = 0
 
     def take(self, cursor: int, count: int) -> list[Sample]:
         """The samples at the `count` positions from `cursor` on; unusable ones are left out.
@@ -63,6 +65,7 @@ class Ahead(Generic[FeedT]):
         samples: list[Sample] = []
         feeds: list[FeedT] = []
         coming = self._coming(cursor, count)
+        self._most = max(self._most, count)
         for row, future in coming:
             try:
                 sample = _sample(row, samples)
@@ -74,15 +77,14 @@ class Ahead(Generic[FeedT]):
             raise UserError(f"data.train: not one of the {count} samples from position {cursor} on can be used")
         self._preparer.hold(samples, feeds)
         if self._workers is not None and self._foresees:
-            self._begun = ((cursor + count, count), self._begin(cursor + count, count))
+            self._begun = self._coming(cursor + count, self._most)
         return samples
 
     def _coming(self, cursor: int, count: int) -> list[_Coming[FeedT]]:
-        begun, self._begun = self._begun, None
-        return begun[1] if begun is not None and begun[0] == (cursor, count) else self._begin(cursor, count)
-
-    def _begin(self, cursor: int, count: int) -> list[_Coming[FeedT]]:
-        return [(row, self._submitted(row)) for row in self._order.take(cursor, count)]
+        """The rows of a step; those that nobody works at yet are begun."""
+        begun = {id(row): future for row, future in self._begun}
+        rows = self._order.take(cursor, count)
+        return [(row, begun[id(row)] if id(row) in begun else self._submitted(row)) for row in rows]
 
     def _submitted(self, row: Row) -> Future[FeedT] | None:
         if self._workers is None or isinstance(row, Reject) or self._preparer.cached(row) is not None:

@@ -199,7 +199,7 @@ class Policy:
     def without_adapter(self) -> Policy:
         """The policy as its adapter found it: a reference that takes no memory, unless the policy is divided."""
         if self._runner:
-            return self.frozen_copy()
+            return self.frozen_copy().without_adapter()
         return Policy(without_adapter(self.model), logits_chunk=self._logits_chunk, vision=self._vision)
 
     def score(self, batch: Batch) -> TokenScores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from mmrl.answer.calls import CALL_END
@@ -17,12 +17,14 @@ from mmrl.rollout.program import Generate, Program, Step
 from mmrl.rollout.rethink import Rethink, Verdict, trigger_ids
 from mmrl.rollout.tool_replies import FindTool, Workshop
 from mmrl.rollout.use_tools import Toolbox
-from mmrl.types import SamplingLaw, UserError
+from mmrl.types import Sample, SamplingLaw, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants."""
+    """What the steps of a program work with; `law` is that of first responses, `groups` how many a step wants. Probes
+    show the media of `others`.
+    """
 
     sampler: Sampler
     judge: Judge
@@ -32,6 +34,7 @@ class Kit:
     groups: int
     seed: int
     workshop: Workshop
+    others: Sequence[Sample] = ()
     ranks: Ranks = field(default_factory=Alone)
 
 
@@ -86,7 +89,7 @@ def _first(steps: Steps, kit: Kit) -> Generate | InChunks:
 def _step(options: ContinueWith | UseTools | Probe, kit: Kit) -> Step:
     match options:
         case Probe():
-            return Blindfold(options=options, asker=kit.processor, sampler=kit.sampler, law=kit.law)
+            return Blindfold(options=options, asker=kit.processor, sampler=kit.sampler, law=kit.law, others=kit.others)
         case UseTools():
             replies = kit.workshop.replies(options, kit.processor)
             return Toolbox(replies=replies, sampler=kit.sampler, law=kit.law)

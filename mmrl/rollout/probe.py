@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mmrl.algo.seeds import derive
 from mmrl.config.schema import Probe
 from mmrl.config.schema.program import step_name
 from mmrl.ports import Asker, Sampler
-from mmrl.types import Answers, ImageRef, MediaRef, Prompt, ResizeMap, Sample, SamplingLaw, UserError, Veil, VideoRef
+from mmrl.types import (
+    Answers,
+    ImageRef,
+    MediaRef,
+    Prompt,
+    ResizeMap,
+    Sample,
+    SamplingLaw,
+    TooLongError,
+    UserError,
+    Veil,
+    VideoRef,
+)
 
 _VEILS = {"grey": Veil.GREY, "noise": Veil.NOISE, "shuffled": Veil.SHUFFLED}
 _SHARE = 0.5
@@ -18,31 +31,30 @@ _SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blindfold:
-    """The step: more rollouts of each prompt that has something to hide."""
+    """The step: more rollouts of each prompt that has something to hide. Media are swapped for those of `others`."""
 
     options: Probe
     asker: Asker
     sampler: Sampler
     law: SamplingLaw
+    others: Sequence[Sample] = ()
 
     def __call__(self, answers: Answers, *, step: int) -> Answers:
         """The answers with probes, when a probe is due."""
         if step % self.options.every:
             return answers
-        shown = [group[0].prompt for group in answers.groups]
         name = step_name(self.options)
-        hidden = {place: self._hidden(shown, place) for place in range(len(shown))}
-        blind = {place: replace(s, id=f"{s.id}~{name}") for place, s in hidden.items() if s is not None}
-        prompts = [self.asker.ask(sample) for sample in blind.values()]
-        drawn = self.sampler.generate(prompts, self.options.rollouts, self.law, step=step)
+        hidden = {place: self._hidden(group[0].prompt, step) for place, group in enumerate(answers.groups)}
+        blind = {place: prompt for place, prompt in hidden.items() if prompt is not None}
+        drawn = self.sampler.generate([*blind.values()], self.options.rollouts, self.law, step=step)
         rows = dict(zip(blind, map(tuple, drawn), strict=True))
-        before = answers.probes or ({},) * len(shown)
+        before = answers.probes or ({},) * len(answers.groups)
         probes = ({**probe, **({name: rows[place]} if place in rows else {})} for place, probe in enumerate(before))
         return replace(answers, probes=tuple(probes))
 
-    def _hidden(self, prompts: Sequence[Prompt], place: int) -> Sample | None:
-        """A sample with its media hidden; None where there is nothing to hide."""
-        sample, what = prompts[place].sample, self.options.what
+    def _hidden(self, prompt: Prompt, step: int) -> Prompt | None:
+        """A prompt with its media hidden; None where there is nothing to hide."""
+        sample, what = prompt.sample, self.options.what
         if what in ("left_out", "cropped") and sample.target.frame is not None:
             raise UserError(
                 f"probe {what}: sample {sample.id!r} asks for coordinates, which need a picture to be measured in, the "
@@ -50,16 +62,19 @@ class Blindfold:
             )
         if not sample.media:
             return None
-        if what == "left_out":
-            return replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
         if what == "swapped":
-            return next(self._swapped([prompt.sample for prompt in prompts], place), None)
+            return self._swapped(sample, step)
+        if what == "left_out":
+            return self._ask(replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str))))
         if what == "cropped":
-            return self._cropped(prompts[place]) if sample.images else None
+            return self._ask(self._cropped(prompt)) if sample.images else None
         if what == "shuffled" and not any(isinstance(ref, VideoRef) for ref in sample.media):
             return None
         veiled = (replace(ref, veil=_VEILS[what]) if self._veils(ref) else ref for ref in sample.media)
-        return _with_media(sample, tuple(veiled))
+        return self._ask(_with_media(sample, tuple(veiled)))
+
+    def _ask(self, sample: Sample) -> Prompt:
+        return self.asker.ask(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
     def _veils(self, ref: MediaRef) -> bool:
         return self.options.what != "shuffled" or isinstance(ref, VideoRef)
@@ -71,12 +86,17 @@ class Blindfold:
         parts = [_part(ref, resize, self.options.share or _SHARE, chance) for ref, resize in pairs]
         return _with_media(prompt.sample, parts)
 
-    def _swapped(self, samples: Sequence[Sample], place: int) -> Iterator[Sample]:
-        """The sample with the media of another of the step, those that come next first."""
-        own = samples[place].media
-        for other in (*samples[place + 1 :], *samples[:place]):
-            if list(map(type, other.media)) == list(map(type, own)) and other.media != own:
-                yield _with_media(samples[place], other.media)
+    def _swapped(self, sample: Sample, step: int) -> Prompt | None:
+        """The prompt with other media of the same kinds that it has room for, from a place where chance begins to look:
+        whoever else is asked in this step, on whichever rank. None where there are none.
+        """
+        kinds, count = [*map(type, sample.media)], len(self.others)
+        start = derive(step_name(self.options), step, sample.id) % max(count, 1)
+        for other in (self.others[(start + k) % count] for k in range(count)):
+            if [*map(type, other.media)] == kinds and other.media != sample.media:
+                with suppress(TooLongError):
+                    return self._ask(_with_media(sample, other.media))
+        return None
 
 
 def _with_media(sample: Sample, media: Sequence[MediaRef]) -> Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -14,10 +15,17 @@ from mmrl.rollout.response import Drawn
 from mmrl.rollout.weights import Shape, Weights
 
 
+class Servers(Engine, Protocol):
+    """An engine beside which others, of other processes, ask the same servers."""
+
+    def ask_for_adapter(self) -> None:
+        """Another of them has loaded an adapter: ask for it from now on."""
+
+
 class FedByFirst:
     """Servers that every rank draws from, and the first rank brings weights."""
 
-    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+    def __init__(self, engine: Servers, ranks: Ranks) -> None:
         self._engine, self._ranks = engine, ranks
         self._relay: Relay | None = None
 
@@ -32,8 +40,9 @@ class FedByFirst:
         self._relay.feed(self._engine.load)
 
     def load_adapter(self, folder: Path) -> None:
-        """As the engine, once."""
+        """As the engine, once; every rank draws with it."""
         self._ranks.once(lambda: self._engine.load_adapter(folder))
+        self._engine.ask_for_adapter()
 
     def rest(self) -> None:
         """As the engine, once."""

@@ -128,7 +128,18 @@ class Replica:
         self._process = None
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> dict[str, Any]:
-        """POST `body` as JSON, or GET where there is none; the reply, from JSON.
+        """POST `body` as JSON, or GET where there is none; the reply, from JSON. Raises as `tell`, and Failed where it
+        is no JSON.
+        """
+        text = self.tell(path, body, timeout=timeout)
+        try:
+            found: dict[str, Any] = json.loads(text) if text else {}
+        except ValueError as error:
+            raise Failed(f"{path} answers {text[:200]!r}, which is no JSON") from error
+        return found
+
+    def tell(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:
+        """POST `body` as JSON, or GET where there is none; the reply as it is.
 
         Raises:
             Failed: no reply within the deadline, or an error of the server's.
@@ -139,7 +150,7 @@ class Replica:
         asked = http.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
         try:
             with http.build_opener(http.ProxyHandler({})).open(asked, timeout=timeout) as reply:
-                text = reply.read()
+                text: bytes = reply.read()
         except HTTPError as error:
             said = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
             if error.code < 500:
@@ -149,8 +160,7 @@ class Replica:
             raise Failed(f"no answer to {path} within {timeout:g} s (rollout.server.deadline_s)") from error
         except (OSError, HTTPException) as error:
             raise Failed(f"unreachable ({error})") from error
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
+        return text
 
     def load(self, weights: Weights, spread: int) -> None:
         """Send it weights by the transfer that the options name, and compare prints.
@@ -173,8 +183,13 @@ class Replica:
         check_arrival(self._source.prints, self._prints())
 
     def load_adapter(self, folder: Path) -> None:
-        """Use the adapter in `folder`, which it must be able to read."""
-        self.ask("v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": self.adapted})
+        """Use the adapter in `folder`, which it must be able to read; the one before, of another run perhaps, goes.
+
+        Loaded in place of that one it would be read from the files again for every step of decoding.
+        """
+        if any(model["id"] == ADAPTER for model in self.ask("v1/models")["data"]):
+            self.tell("v1/unload_lora_adapter", {"lora_name": ADAPTER})
+        self.tell("v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder)})
         self.adapted = True
         self._forget()
 

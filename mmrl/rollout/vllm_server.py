@@ -85,6 +85,11 @@ class ServerEngine:
         self._restore = lambda replica: replica.load_adapter(folder)
         self._give()
 
+    def ask_for_adapter(self) -> None:
+        """Another process has loaded an adapter: ask every replica for it from now on."""
+        for replica in self._replicas:
+            replica.adapted = True
+
     def rest(self) -> None:
         """It has devices of its own."""
 

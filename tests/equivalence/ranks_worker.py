@@ -51,6 +51,7 @@ class Trial:
     dtype: torch.dtype = torch.float32
     shared_prefix: bool = True
     recomputes: bool = False
+    mini_batches: int = 1
     feeds: bool = False
     lora: Lora | None = None
 
@@ -113,6 +114,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
             micro_batch=2,
             token_budget=200,
             epochs=1,
+            mini_batches=trial.mini_batches,
             shared_prefix=trial.shared_prefix,
             pad_id=lessons.eos_id,
         )

@@ -81,6 +81,9 @@ def lessons(tiny) -> Lessons:
         ),
         "zero3-recomputes": replace(plain, deepspeed=zero(3), resume_after=None, recomputes=True),
         "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
+        "torch-mini": replace(plain, mini_batches=2, resume_after=None),
+        "zero2-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(2)),
+        "zero3-mini": replace(plain, mini_batches=2, resume_after=None, deepspeed=zero(3)),
         "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
     }
     return Lessons(policy=world.policy, processor=world.processor, eos_id=world.eos_id, trials=trials)
@@ -143,6 +146,15 @@ def test_a_reference_beside_sharded_weights(answers, lessons):
     expected = learn(lessons, trial, Alone())
     assert expected["metrics"][1]["learner/kl_nats"] > 1e-4
     same_metrics(answers["zero3-penalty"]["metrics"], expected["metrics"])
+
+
+@pytest.mark.parametrize("name", ["torch-mini", "zero2-mini", "zero3-mini"])
+def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, name):
+    """Two updates a step, but where one group is all there is."""
+    expected = learn(lessons, lessons.trials["torch-mini"], Alone())
+    same_metrics(answers[name]["metrics"], expected["metrics"])
+    assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
+    assert furthest(alone["weights"], expected["weights"]) > 5e-4
 
 
 def test_narrow_weights_have_masters(answers, lessons):

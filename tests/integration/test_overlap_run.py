@@ -116,12 +116,15 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
 
 def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what one has drawn ahead is dealt out when two go on."""
-    once, twice = (overlapping(tmp_path / name) for name in ("once", "twice"))
+    replay = {"capacity": 32, "drop_zero": False, "refill": "fraction", "share": 0.3}
+    more = {"mini_batches": 2, "replay": replay, "sampling": {"max_new_tokens": 6, "temperature": 0.6}}
+    once, twice = (overlapping(tmp_path / name, **more) for name in ("once", "twice"))
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     steps = steps_of(tmp_path / "once")
     assert [record["rollout/version_gap_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert [record["rollout/version_gap_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
     assert ["rollout/logp_gap_nats" in record for record in steps] == [True] + [False] * (STEPS - 1)
+    assert min(record["replay/share"] for record in steps[1:]) > 0.2
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
         strike(patched, Overlap, "begin", 3, signal.SIGINT)
@@ -132,11 +135,12 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
 
 
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes go on with what one left waiting, and then step by step as one does."""
+    """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
     chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5, "token_budget": 60}]
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
     stages = [COLD, reinforcement(steps=STEPS, program=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
+    twice["data"]["workers"] = 1
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
     assert told[0]["rollout/pending_groups"] > 0

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import TINY, Done, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from peft import PeftModel
 from PIL import Image
+from safetensors.torch import load_file
+from test_zoom import zooming
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from vllm_serving import serving
 
 from mmrl.types import Place
 from mmrl_datasets import scenes
@@ -28,6 +31,9 @@ pytestmark = pytest.mark.skipif(
 FOR_VLLM = {**TINY, "language": {**TINY["language"], "heads": 1, "kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
 TEXT = "Count the red shapes."
+BY_VLLM = {"engine": "vllm", "vllm": {"cache_mib": 64}, "parity": {"every": 1}}
+LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+IN_PLACE_OF_OTHERS = {"bands": [{"term": "format", "low": 0.0, "high": 1.0}], "rounds": 2}
 
 
 class Session(NamedTuple):
@@ -53,20 +59,21 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     asked = ["--bench", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
     question = {"image": str(picture), "text": TEXT, "adapter": None}
     steps: list[Any] = [
-        ["train", write(by_vllm(run), folder / "run.yaml")],
+        ["train", write(by_vllm(run, data), folder / "run.yaml")],
         *(["eval", run / "model", *asked, "--engine", name, "--out", folder / name] for name in ("vllm", "hf")),
         ["train", write(adapting(lora, run / "model"), folder / "lora.yaml")],
         ["export", lora, "--merge-lora", "--to", merged],
         ["export", lora, "--to", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
-        ["train", write(divided(folder / "divided", zero=1), folder / "divided.yaml")],
+        ["train", write(looking_closer(folder / "zoom"), folder / "zoom.yaml")],
+        ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
     ]
     steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
-        two = write(divided(folder / "two", zero=3), folder / "two.yaml")
+        two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
         two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
-        odd = {**by_vllm(folder / "odd"), "model": {**by_vllm(folder)["model"], "scratch": TINY}}
+        odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "scratch": TINY}}
         headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"), timeout=1200.0)
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
@@ -80,27 +87,50 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(folder, picture, answers, two_ranks.result(), headless.result())
 
 
-def by_vllm(run_dir: Path) -> dict[str, Any]:
-    """A run whose rollouts, in training and evaluation, are drawn by vLLM."""
+def by_vllm(run_dir: Path, data: Path) -> dict[str, Any]:
+    """A run whose rollouts, in training, evaluation and a benchmark, are drawn by vLLM."""
     config = experiment(
         run_dir,
-        rollout={"engine": "vllm", "vllm": {"cache_mib": 64}, "parity": {"every": 1}},
+        rollout=BY_VLLM,
+        evaluation=asking(data),
         stages=[imitation(steps=12), reinforcement(steps=3, validation={"every": 3})],
     )
     config["model"]["scratch"] = FOR_VLLM
     return config
 
 
-def divided(run_dir: Path, zero: int) -> dict[str, Any]:
-    """A run whose learner has process groups of torch before vLLM does, and after."""
+def asking(data: Path) -> dict[str, Any]:
+    """An evaluation with a benchmark."""
+    return {"max_new_tokens": 6, "batch_size": 3, "benchmarks": [{"name": "counting", "data": [str(data)]}]}
+
+
+def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
+    """A run whose learner has process groups of torch before vLLM does, and after; whose groups wait for each other,
+    are asked in place of others, and take second looks.
+    """
+    drawn = {"max_new_tokens": 16, "temperature": 0.8}
+    first = {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 100}
+    program = [first, {**LOOK, "fraction": 0.5}]
     config = experiment(
         run_dir,
-        rollout={"engine": "vllm", "vllm": {"cache_mib": 64}},
-        data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
-        stages=[imitation(steps=2), reinforcement(steps=2, epochs=1)],
+        rollout=BY_VLLM,
+        evaluation=asking(data),
+        data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
+        stages=[
+            imitation(steps=24),
+            reinforcement(steps=4, epochs=1, program=program, filter=IN_PLACE_OF_OTHERS, sampling=drawn),
+        ],
         deepspeed={"zero": zero},
     )
     config["model"]["scratch"] = FOR_VLLM
+    return config
+
+
+def looking_closer(run_dir: Path) -> dict[str, Any]:
+    """A policy that is shown what it asks for, by a tool of training and of evaluation."""
+    config = zooming(run_dir)
+    config["rollout"] = BY_VLLM
+    config["model"]["scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab": 400}}
     return config
 
 
@@ -149,19 +179,40 @@ def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(ses
 
 
 def test_it_leaves_deepspeed_the_process_groups_that_it_found(session: Session) -> None:
-    follows(session.folder / "divided")
+    follows(session.folder / "divided", steps=4)
 
 
 def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(session: Session) -> None:
+    """And draw what one does, though they wait for each other's groups and ask others in their place."""
     assert session.two_ranks.code == 0, session.two_ranks.errors
-    follows(session.folder / "two")
+    alike(metrics(session.folder / "two"), metrics(session.folder / "divided"))
+    steps = [record for record in metrics(session.folder / "two") if "rollout/pending_groups" in record]
+    assert any("bench/counting/accuracy" in record for record in metrics(session.folder / "two"))
+    for name in ("rollout/pending_groups", "rollout/resumed", "rethink/attempted", "filter/rejected/format"):
+        assert sum(record.get(name, 0.0) for record in steps) > 0, name
 
 
-def follows(run_dir: Path) -> None:
+def follows(run_dir: Path, steps: int) -> None:
     """The engine drew with the learner's weights, which had changed, and the run came to its end."""
-    gaps = [record["rollout/logp_gap_nats"] for record in metrics(run_dir) if "rollout/logp_gap_nats" in record]
-    assert len(gaps) == 2 and max(gaps) < 1e-5
+    records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
+    learned = [record["rollout/logp_gap_nats"] for record in records if "rollout/logp_gap_nats" in record]
+    probed = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    assert len(probed) == 1 + steps and len(learned) > 1
+    assert max(*probed, *learned) < 1e-5
+    assert max(record.get("learner/grad_norm", 0.0) for record in records) > 0.0
     assert (run_dir / "model").is_dir()
+
+
+def test_the_engine_sees_in_a_response_what_tools_show_the_learner_in_it(session: Session) -> None:
+    follows(session.folder / "zoom", steps=4)
+    steps = [record for record in metrics(session.folder / "zoom") if "rollout/tokens_mean" in record]
+    assert len(steps) == 4 and min(record["tools/shown"] for record in steps) > 0
+
+
+def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session: Session) -> None:
+    taken = session.folder / "run" / "bench" / "counting"
+    assert sorted(path.name for path in taken.iterdir()) == ["00-000000", "00-000012", "01-000003"]
+    assert (taken / "01-000003" / "verdicts.jsonl").read_bytes() == session.verdicts("hf")
 
 
 def test_an_evaluation_by_vllm_has_the_verdicts_of_one_by_transformers(session: Session) -> None:
@@ -201,10 +252,10 @@ def answer(model: Any, folder: Path, picture: Path) -> list[int]:
 
 
 def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) -> None:
-    """Every sync brings the weights of its step, and none is lost that was drawn before it."""
+    """Two of them: every sync brings each the weights of its step, and none is lost that was drawn before it."""
     config = experiment(
         tmp_path / "run",
-        rollout={"engine": "vllm_server", "vllm": {"cache_mib": 64}, "parity": {"every": 1}},
+        rollout={**BY_VLLM, "engine": "vllm_server", "server": {"replicas": 2}},
         stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
     )
     config["model"]["scratch"] = FOR_VLLM
@@ -215,3 +266,49 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
     probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
     assert [record["rollout/version_gap_mean"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     assert len(probes) == 1 + 4 and max(probes) < 1e-5
+
+
+def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]:
+    """An adapter, sent alone to a server that runs already, of which much is asked."""
+    config = experiment(
+        run_dir,
+        rollout={"engine": "vllm_server", "server": {"urls": [url]}, "parity": {"every": 2}},
+        data={part: [counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
+        stages=[
+            imitation(steps=3, optimizer={"lr": 3e-2}),
+            reinforcement(
+                steps=4,
+                overlap=True,
+                sampling={"max_new_tokens": 6, "temperature": 0.7},
+                mini_batches=2,
+                program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}],
+                loss={"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}},
+                reference={"start": "base"},
+                validation={"every": 2},
+            ),
+        ],
+        **engine,
+    )
+    lora = {"rank": 4, "targets": ["language.attention", "language.mlp"]}
+    config["model"] = {**config["model"], "scratch": None, "path": str(base), "lora": lora}
+    return config
+
+
+def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_path: Path) -> None:
+    """One process with plain torch, then two under ZeRO-3, ask the same server one after the other: for the same."""
+    base = session.folder / "run" / "model"
+    with serving(base, tmp_path / "server.log") as url:
+        for name, more, engine in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero": 3}})):
+            config = write(served(tmp_path / name, base, url, **engine), tmp_path / f"{name}.yaml")
+            done = mmrl("train", config, *more, timeout=1200.0)
+            assert done.code == 0, done.errors
+    once = metrics(tmp_path / "once")
+    steps = [record for record in once if record["stage"] == "rl" and "learner/loss" in record]
+    assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    probes = [record["parity/logp_gap_nats"] for record in once if "parity/logp_gap_nats" in record]
+    assert len(probes) == 1 + 2 and max(probes) < 1e-5
+    assert max(record["learner/kl_nats"] for record in steps) > 1e-4
+    alike(metrics(tmp_path / "twice"), once)
+    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("twice", "once"))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-4, msg=name)

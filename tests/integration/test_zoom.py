@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
-from harness import TINY, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl, reinforcement, write
+from test_overlap_run import strike
 
-GLASS = {"kind": "tools", "max_views": 1, "turns": 1, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
+from mmrl.overlap import Overlap
+
+ROOM = {"max_tokens": 512, "max_chars": 400}
+GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
 PROGRAM = [{"kind": "generate"}, GLASS]
 
 
@@ -75,3 +80,32 @@ def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
     assert "Saved." in stopped.output, stopped.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(zoomed)
+
+
+def going_on(run_dir, base):
+    """What a policy that zooms already is taught and teaches itself, in steps that overlap."""
+    config = zooming(run_dir)
+    config["model"] |= {"scratch": None, "path": str(base)}
+    cold, rl = config["stages"]
+    cold |= {"steps": 3, "batch_size": 5, "optimizer": {"lr": 3e-4}}
+    rl |= {"overlap": True, "optimizer": {"lr": 1e-3}, "loss": {"entropy": {"coef": 0.02}}}
+    return config
+
+
+def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
+    """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
+    once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
+    with monkeypatch.context() as patched:
+        strike(patched, Overlap, "begin", 2, signal.SIGINT)
+        assert here("train", once).code == 128 + signal.SIGINT
+    state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$State"]
+    assert "$View" in json.dumps(state["ahead"])
+    assert here("train", once).code == 0
+    done = mmrl("train", twice, "--nproc", 2, timeout=400.0)
+    assert done.code == 0, done.errors
+    told = metrics(tmp_path / "once")
+    assert {record["tools/shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}
+    steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
+    assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert min(record["tools/shown"] for record in steps) > 0
+    alike(metrics(tmp_path / "twice"), told)

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.sampler import Shuffled
+from mmrl.algo.sampler import Remembered, Shuffled
 from mmrl.algo.stream import Streamed
 from mmrl.media.workers import Workers
 from mmrl.policy.ahead import Ahead
@@ -84,6 +84,24 @@ def test_processes_are_one_step_ahead_and_no_more(tiny):
     with ahead(Rows(order.rows), processor) as source:
         source.take(0, 4)
         assert source._order.taken == 4
+
+
+def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkeypatch):
+    """As where groups wait, and each step asks as many more as there is room for: no row is read or opened twice."""
+    world, passes, opened = tiny(), [], []
+    rows = [replace(one, id=f"{one.id}-{i}") for i in range(4) for one in world.samples]
+    submit = Workers.submit
+    monkeypatch.setattr(Workers, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
+    order = Remembered(Streamed(lambda: passes.append(1) or rows, buffer=1, seed=0))
+    with ahead(order, world.fresh(), work=world.fresh().process, count=1) as source:
+        cursor, taken = 0, []
+        for count in (6, 2, 5, 6, 1, 4):
+            taken += source.take(cursor, count)
+            cursor += count
+            assert len(opened) == cursor + 6
+    assert [one.id for one in taken] == [one.id for one in rows[:24]]
+    assert opened == [one.id for one in rows[:30]]
+    assert len(passes) == 1
 
 
 def deadly(one):

@@ -6,7 +6,7 @@ from itertools import count, islice
 import pytest
 
 from mmrl.algo.mixture import BLOCK, fixed, quotas
-from mmrl.algo.sampler import Shuffled
+from mmrl.algo.sampler import Remembered, Shuffled
 from mmrl.algo.stream import Streamed
 from mmrl.types import Kind, Reject, Sample, Target, UserError
 
@@ -41,6 +41,7 @@ ORDERS = {
     "stream": streamed,
     "stream held whole": lambda: streamed(size=5, buffer=100),
     "endless stream": lambda: streamed(size=None),
+    "stream, remembered": lambda: Remembered(streamed()),
     "mixture of streams": lambda: fixed([streamed("a", 20), streamed("b", None), held("c", 5)], [3, 2, 1], seed=1),
 }
 

@@ -16,7 +16,10 @@ from mmrl import loop
 from mmrl.algo.choose import Everything
 from mmrl.algo.lag import Lagging
 from mmrl.codec import dumps, loads
+from mmrl.config.schema import Lora
 from mmrl.overlap import Overlap
+from mmrl.policy.adapters import Adapter
+from mmrl.policy.qwen_vl import Policy
 from mmrl.ranks import Alone, SharedProgram
 from mmrl.rollout.copied import Copied
 from mmrl.rollout.hf import HfSampler
@@ -41,17 +44,20 @@ def overlap(program, *, ranks=None, places=2, thread=None):
     return Overlap(shared=shared, thread=thread or AtOnce())
 
 
-@pytest.fixture(scope="module")
-def world(tiny):
-    return tiny()
-
-
 def drawn(groups):
     return [[segment for rollout in group for segment in rollout.segments] for group in groups]
 
 
-def test_what_is_drawn_while_weights_change_is_what_they_were(world):
+def adapted(world):
+    """The world with a new adapter, of which some is left out in learning, and nothing in drawing."""
+    Adapter(world.policy.model, Lora(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
+    return replace(world, policy=Policy(world.policy.model))
+
+
+@pytest.mark.parametrize("made", [lambda world: world, adapted], ids=["whole", "adapter"])
+def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     """And after a sync, bit for bit, what the policy itself would draw."""
+    world = made(tiny())
     prompts = [world.processor.ask(each) for each in world.samples[:5]]
     salted = partial(HfSampler, processor=world.processor, salt=("a",))
     before = salted(world.policy).generate(prompts, 2, world.law, step=1)

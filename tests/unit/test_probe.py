@@ -19,8 +19,9 @@ from mmrl.config.schema import Generate, Limits, Probe
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.rollout.compose import Kit, compose
+from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.tool_replies import Workshop
-from mmrl.types import Access, Frame, Group, ImageRef, Score, Term, UserError, Veil, VideoRef
+from mmrl.types import Access, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 
 
@@ -40,7 +41,7 @@ def counted(world):
     return [world.processor.ask(sample) for sample in world.samples[:5]]
 
 
-def program(world, *steps, group_size=2):
+def program(world, *steps, group_size=2, others=None):
     kit = Kit(
         sampler=world.sampler(),
         judge=judge_of(term(length)),
@@ -50,6 +51,7 @@ def program(world, *steps, group_size=2):
         groups=1,
         seed=0,
         workshop=Workshop(partial(find_tool, Path.cwd())),
+        others=world.samples if others is None else others,
     )
     return compose((Generate(kind="generate"), *steps), kit)
 
@@ -125,13 +127,41 @@ def test_only_crops_have_a_share():
 
 
 def test_swapped_media_are_those_of_another_sample(world):
-    prompts = [world.processor.ask(sample) for sample in (world.samples[0], *world.samples[5:8])]
-    answers = program(world, hide("swapped")).answer(prompts, step=0)
-    shown = [probes["swapped"][0].prompt.sample.media for probes in answers.probes]
-    own = [prompt.sample.media for prompt in prompts]
-    assert shown == [*own[1:], own[0]]
-    alone = program(world, hide("swapped")).answer(counted(world), step=0)
-    assert set(map(len, alone.probes)) == {0}  # no two of these have as many media of the same kinds
+    prompts = [world.processor.ask(sample) for sample in world.samples]
+    pictures = {sample.media for sample in world.samples if [*map(type, sample.media)] == [ImageRef]}
+    earlier, shown = (hidden_in(world, prompts, step) for step in (0, 1))
+    for prompt, media in zip(prompts, shown, strict=True):
+        if prompt.sample.media in pictures:
+            assert media in pictures - {prompt.sample.media}
+        else:
+            assert media is None  # text; and no two of the others have as many media of the same kinds
+    assert len({*shown}) > len(pictures) / 3
+    assert shown != earlier
+    assert [hidden_in(world, [prompt], 1) for prompt in prompts] == [
+        [media] for media in shown
+    ]  # whoever else is asked
+
+
+def hidden_in(world, prompts, step):
+    """The media that stand for those of prompts."""
+    answers = program(world, hide("swapped")).answer(prompts, step=step)
+    return [probes["swapped"][0].prompt.sample.media if probes else None for probes in answers.probes]
+
+
+def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
+    sample, large, small = world.samples[0], *world.samples[5:7]
+
+    class Narrow:
+        def ask(self, sample):
+            if sample.media == large.media:
+                raise TooLongError("too long")
+            return world.processor.ask(sample)
+
+    answers = program(world).answer([world.processor.ask(sample)], step=0)
+    step = Blindfold(options=hide("swapped"), asker=Narrow(), sampler=world.sampler(), law=world.law)
+    assert replace(step, others=(large, sample))(answers, step=0).probes == ({},)
+    (probes,) = replace(step, others=(large, sample, small))(answers, step=0).probes
+    assert probes["swapped"][0].prompt.sample.media == small.media
 
 
 def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):

@@ -210,6 +210,16 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(short, policy)[0] == 100
 
 
+def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
+    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.toolbox:zoom'}], max_views: 2}"
+    overrides = ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]
+    config = load(write(tmp_path, SMALL), overrides).config
+    with pytest.raises(
+        UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_chars of tools"
+    ):
+        prompt_limit(config, tiny().policy)
+
+
 @pytest.mark.parametrize(
     ("overrides", "refusal"),
     [

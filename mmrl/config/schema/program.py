@@ -201,8 +201,8 @@ class Probe(Strict):
     """Selects this kind of step."""
     what: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
     """What is done to pictures and videos: left out, with everything that says where they were; painted grey; replaced
-    by noise; exchanged for another sample's; the frames of videos put in another order; pictures cut down to a part of
-    them that chance places."""
+    by noise; exchanged for another training sample's; the frames of videos put in another order; pictures cut down to
+    a part of them that chance places."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """What is left of a picture's width and height where `what` is `cropped`; half of them when left out."""
     name: Word | None = None
