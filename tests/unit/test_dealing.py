@@ -210,8 +210,12 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
     program.parent.mkdir()
     program.write_text(
         "import os, signal, sys, time\n"
-        "open(sys.argv[1] + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
-        "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+        "from pathlib import Path\n"
+        "Path(sys.argv[1] + os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "first = Path(sys.argv[1] + '0')\n"
+        "while os.environ['RANK'] == '0' or not (first.exists() and first.read_text()):\n"
+        "    time.sleep(0.01)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)  # `-m` looks here first
