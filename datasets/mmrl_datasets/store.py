@@ -15,8 +15,8 @@ def write_once(path: Path, content: bytes) -> None:
         UserError: the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not (path.is_file() and path.read_bytes() == content):
+            path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}.partial")
             partial.write_bytes(content)
             partial.replace(path)
