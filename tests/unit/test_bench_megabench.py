@@ -158,6 +158,8 @@ def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
     context = {"domain_pddl": DOMAIN, "task_pddl": task}
     assert METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
     assert METRICS["symbolic_planning_test"]("", context) == 0.0
+    with pytest.raises(UserError, match="no domain_pddl with actions"):
+        METRICS["symbolic_planning_test"]("(move r den hall)", {"domain_pddl": "(define)", "task_pddl": "(define)"})
     for broken in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain rooms))"):
         with pytest.raises(ValueError, match="PDDL|domain_pddl"):
             problem_of({"domain_pddl": broken, "task_pddl": task})

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mmrl.types import UserError
+
 _TOKEN: Final = re.compile(r"[()]|[^\s()]+")
 _COMMENT: Final = re.compile(r";[^\n]*")
 
@@ -69,12 +71,19 @@ def problem_of(context: Mapping[str, Any]) -> Problem:
 
 
 def achieved(said: object, due: object) -> float:
-    """1 where the plan said, one action a line or in a list, solves the problem of the context `due`."""
+    """1 where the plan said, one action a line or in a list, solves the problem of the context `due`.
+
+    Raises:
+        UserError: that is no problem.
+    """
     lines = said.split("\n") if isinstance(said, str) else said
     if not isinstance(lines, list | tuple) or not isinstance(due, Mapping):
         return 0.0
     plan = [line.strip() for line in map(str, lines) if line.startswith("(")]
-    return float(problem_of(due).solved_by(plan))
+    try:
+        return float(problem_of(due).solved_by(plan))
+    except ValueError as error:
+        raise UserError(f"symbolic_planning_test: {error}; correct the item's `extra.context`") from error
 
 
 def _parsed(text: str) -> Fact:
