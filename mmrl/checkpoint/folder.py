@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Final, Protocol
 
 from safetensors import SafetensorError
 
-from mmrl.files import PARTIAL, RETIRED, sync
+from mmrl.files import PARTIAL, RETIRED, sha256_of, sync
 from mmrl.policy.quiet import without_bars
 from mmrl.types import UserError
 
@@ -84,7 +83,7 @@ def bring_back(parent: Path) -> None:
 
 def seal(folder: Path, names: Sequence[str]) -> None:
     """Write down the hashes of these files."""
-    hashes = {name: _sha256(folder / name) for name in names}
+    hashes = {name: sha256_of(folder / name) for name in names}
     (folder / HASHES).write_text(json.dumps(hashes, indent=1))
 
 
@@ -99,7 +98,7 @@ def damage(folder: Path, names: Sequence[str]) -> str | None:
         return f"{HASHES} is not JSON"
     if not isinstance(hashes, dict):
         return f"{HASHES} does not list hashes"
-    wrong = [name for name in names if _sha256(folder / name) != hashes.get(name)]
+    wrong = [name for name in names if sha256_of(folder / name) != hashes.get(name)]
     return f"{wrong[0]} does not match its hash" if wrong else None
 
 
@@ -127,8 +126,3 @@ def _cannot_save(folder: Path, error: OSError) -> str:
         f"cannot save {folder}: {error.strerror or error} ({free / 2**20:.0f} MiB free there). Nothing was "
         f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
