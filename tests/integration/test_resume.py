@@ -16,11 +16,8 @@ from mmrl.log.run_dir import RunDir
 
 KILLS = (  # in each process in turn: at the Nth call of a function
     ("mid-imitation", "mmrl.learner.learner:GrpoLearner.learn", 5),
-    (
-        "while a checkpoint is written",
-        "mmrl.checkpoint.folder:_sha256",
-        6 + 2,
-    ),  # the first six check the one resumed from
+    # the first six check the one resumed from
+    ("while a checkpoint is written", "mmrl.checkpoint.folder:sha256_of", 6 + 2),
     ("between the stages", "mmrl.run:_Run._measure", 1),
     ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.learn", 5),
     ("while the model is exported", "mmrl.policy.scratch:ProcessorMixin.save_pretrained", 1),
@@ -103,7 +100,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     again: Path, whole: Path, here: Command
 ) -> None:
     """And goes on with another rhythm, which no result depends on."""
-    blow = ("mmrl.checkpoint.folder:_sha256", 6 + 2, "SIGKILL")  # the second checkpoint
+    blow = ("mmrl.checkpoint.folder:sha256_of", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", again, "checkpoints.asynchronous=true", strike=blow)
     assert done.code == -signal.SIGKILL
     assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {
