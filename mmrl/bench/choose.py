@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
-from mmrl.bench import cues, figure
+from mmrl.bench import cues, figure, letters
+from mmrl.bench.letters import Choice
 from mmrl.bench.numbers import numbers
 from mmrl.bench.options import Mention, Options
 from mmrl.bench.text import HEAD, Span, content_words, sentence_end, sentences
 
-_LABEL: Final = re.compile(
-    r"[\s\"'\[{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
-    r"(?:(?:option|letter|choice|answer|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*[\s\"'\[{$:]*"
-    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:,;\"'\]}=/。\uff0c\uff1b、]|\s*$|\s*\n|\s+(?:-|because|since|as|is|and|\()|\s*[\u4e00-\u9fff]))"
-)
-_BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
-_FIRST: Final = re.compile(
-    r"[\s\"'\[{]*(?:(?i:answer|option|choice)\s*:?\s*)?"
-    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
-)
-_LABELS: Final = re.compile(
-    r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
-)
-_ENUMERATED: Final = re.compile(r"\([^()\n]{0,38}$")
-"""A bracket that was opened and not closed: what follows closes it, and is no label."""
 _CONDITIONAL: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
 _SAID: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
 _TRUTH: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
-_DRESS: Final = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{")
-_ANOTHER: Final = re.compile(r"[\s)\].,]{0,3}\s*(?:and|or|&)\s+(?:option\s+)?\(?([A-Z])(?![A-Za-z'])")
-
-
-class Choice(NamedTuple):
-    """The place of an option and where the response names it."""
-
-    place: int
-    rule: str
-    start: int
-    end: int
+_DRESS: Final = re.compile(letters.DRESS)
 
 
 def chosen(text: str, options: Options, question: str) -> Choice | None:
@@ -56,7 +31,7 @@ def content(text: str, span: Span, options: Options, rule: str) -> Choice | None
     if len(letter) == 1 and letter.isascii() and letter.isalpha() and (place := options.place(letter)) is not None:
         return Choice(place, rule, start, start + 1)
     found = (
-        _label(bare, 0, options)
+        letters.label(bare, 0, options)
         or _whole(bare, options)
         or _sole(_texts(bare, 0, len(bare), options), rule)
         or _figure(bare, options)
@@ -76,7 +51,7 @@ def announced(text: str, options: Options) -> Choice | None:
         place = options.place(match[1] or match[2])
         if place is not None and not cues.NEGATION.search(match[0]):
             return Choice(place, "judged_letter", match.start(), match.end())
-    return None
+    return letters.taken(text, options)
 
 
 def first(text: str, options: Options) -> Choice | None:
@@ -84,34 +59,36 @@ def first(text: str, options: Options) -> Choice | None:
 
     Where a letter and the text after it name two options, the text counts: "A: no" is short for "Answer: no".
     """
-    listing = len(_listing(text)) > 1
+    listing = len(letters.listing(text)) > 1
     if options.yes_no and not listing and (said := _SAID.match(text)):
         return Choice(options.yes_no[said[1].lower() == "no"], "yes_no_first", said.start(1), said.end(1))
-    match = _FIRST.match(text)
-    letter = match and next(filter(None, match.groups()))
-    place = options.place(letter) if letter else None
-    if match is None or place is None:
+    label = letters.first_label(text)
+    place = options.place(label[0]) if label else None
+    if label is None or place is None:
         whole = _whole(text.strip(), options) if len(text) < HEAD else None
         return whole and Choice(whole.place, "whole_text", *_stripped(text))
     if listing:
         return None
-    rest = text[match.end() : sentence_end(text, match.end())].strip(" \t\r\n:.)-,")
+    start, end = len(text) - len(text.lstrip()), label[1]
+    rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
     spelled = options.spelled(rest) if rest else None
     if spelled is not None and spelled != place:
-        return Choice(spelled, "first_text", match.start(), match.end() + len(rest))
-    return Choice(place, "first_letter", match.start(), match.end())
+        return Choice(spelled, "first_text", start, end + len(rest))
+    return Choice(place, "first_letter", start, end)
 
 
 def implied(text: str, options: Options, question: str) -> Choice | None:
     """What a text says without announcing it: the only letter or option in it, or what its conclusion states."""
-    text = _without_listing(text)
-    labels = [*_labelled(text, options)]
+    text = letters.without_listing(text)
+    parts = [*sentences(text)]
+    if parts and (found := letters.last(text, parts[0], options)):
+        return found
+    labels = [*letters.labelled(text, options)]
     if labels and len({label.place for label in labels}) == 1:
         return labels[-1]._replace(rule="only_letter")
     found = _yes_no(text, options, question)
     if found is not None:
         return found
-    parts = [*sentences(text)]
     for part in parts[:1]:
         if found := _stated(text, part, labels, options, question):
             return found
@@ -150,7 +127,7 @@ def _concluded(text: str, options: Options, question: str) -> Choice | None:
 
 def _named(text: str, at: int, options: Options) -> Choice | None:
     """The option that the words from `at` on name."""
-    label = _label(text, at, options)
+    label = letters.label(text, at, options)
     if label is not None:
         return label
     end = sentence_end(text, at)
@@ -163,24 +140,6 @@ def _named(text: str, at: int, options: Options) -> Choice | None:
         return found
     figure = _figure(text[at:end], options)
     return figure and Choice(figure.place, "announced_number", at + figure.start, at + figure.end)
-
-
-def _label(text: str, at: int, options: Options) -> Choice | None:
-    match = _LABEL.match(text, at)
-    letter = match and (match[1] or match[2])
-    if match is None or letter is None:
-        bare = _BARE_LABEL.match(text, at)
-        place = options.place(bare[1]) if bare else None
-        if bare is None or place is None:
-            return None
-        rest = bare[2].strip(" .\"'")
-        own = options.spelled(rest) == place or (bare[1] != "A" and not rest[:1].islower())
-        return Choice(place, "announced_letter", bare.start(1), bare.end(1)) if own else None
-    place, group = options.place(letter), 1 if match[1] else 2
-    another = _ANOTHER.match(text, match.end())
-    if place is None or (another and another[1] != letter):
-        return None
-    return Choice(place, "announced_letter", match.start(group), match.end(group))
 
 
 def _whole(text: str, options: Options) -> Choice | None:
@@ -208,25 +167,6 @@ def _sole(mentions: list[Mention], rule: str) -> Choice | None:
     if len({mention.place for mention in mentions}) != 1:
         return None
     return Choice(mentions[-1].place, rule, mentions[-1].start, mentions[-1].end)
-
-
-def _labelled(text: str, options: Options) -> Iterator[Choice]:
-    for match in _LABELS.finditer(text):
-        place = options.place(next(filter(None, match.groups())))
-        if place is not None and not (match[2] and _ENUMERATED.search(text, max(0, match.start() - 40), match.start())):
-            yield Choice(place, "letter", match.start(), match.end())
-
-
-def _listing(text: str) -> set[str]:
-    """The letters with which lines of a text begin."""
-    return {next(filter(None, match.groups())) for line in text.splitlines()[:40] if (match := _FIRST.match(line))}
-
-
-def _without_listing(text: str) -> str:
-    """The same text, as long, the lines of a list of options blank."""
-    if len(_listing(text)) < 2:
-        return text
-    return "".join(" " * len(line) if _FIRST.match(line) else line for line in text.splitlines(keepends=True))
 
 
 def _yes_no(text: str, options: Options, question: str) -> Choice | None:

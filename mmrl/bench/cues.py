@@ -18,7 +18,7 @@ _BE: Final = _any(
     "(?:would|will|should|must|could|can|might|may) be",
 )
 _ANSWER: Final = r"(?<!other )(?<!one )(?<!each )(?<!every )" + _any(
-    "answers?", "option", "choice", "solution", "conclusion", "final (?:value|result|list)"
+    "answers?", "option", "choice", "solution", "conclusion", "final (?:value|result|list)", "guess"
 )
 _SORT: Final = _any("letter", "option", "choice", "answer", "value", "number", "response")
 _OF: Final = _any("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
@@ -27,7 +27,11 @@ ANNOUNCED: Final = re.compile(
     _any(
         rf"\b{_ANSWER}(?:\s+{_SORT})*(?:\s+{_OF}\b[^.:=\n]{{0,120}}?)?\s*(?:,[^,.\n]{{0,60}},\s*)?"
         rf"\b{_BE}\b(?!\s+(?:not|option\s+not)\b)(?:\s+that\b)?(?:\s*[:=])?",
-        r"\b(?:answer|correct (?:option|choice)(?: letter)?|final (?:value|list))s?\s*[:=]",
+        r"\b(?:answer|correct (?:option|choice)(?: letter)?|final (?:value|list))s?[\"']?\s*[:=]",
+        r"\bans\b\s*[:.=]",
+        r"^[ \t#]*(?:the |my )?(?:final |correct )?(?:answer|result)[ \t]*$",
+        r"^[ \t#]*(?:result|output)[ \t]*:",
+        r"\b(?:actually|wait)\b[,:]?\s*(?:actually,?\s*)?\b(?:it|this|that)(?:'s\b|\s+(?:is|should be|must be|would be)\b)",
         r"\banswer\s*(?:-|->|=>|→)\s",
         r"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:choose|select|pick|go with|guess)\b",
         r"\b(?:I|we)(?:\s+can)?\s+conclude that(?: the answer is)?\b",
@@ -35,13 +39,13 @@ ANNOUNCED: Final = re.compile(
         r"(?:答案|结果)(?:选项)?(?:应该|应|就)?(?:是|为|选(?!项)|:)",
         r"故选|应该选|选择|(?:应|因此|所以)选(?!项)|选项(?:应该)?(?:是|为|:)",
     ),
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 """An answer follows."""
 
 _STEMS: Final = (
     *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
-    *("conclude", "####", "答案", "结果", "选"),
+    *("conclude", "####", "答案", "结果", "选", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
 )
 """One of these is in every announcement."""
 
@@ -49,6 +53,9 @@ DENIED: Final = re.compile(
     r"\b(?:not|incorrect|wrong)\s+(?:the\s+)?(?:correct\s+)?$|n't\s+(?:the\s+)?(?:correct\s+)?$", re.I
 )
 """What comes before the announcement of an answer that is none."""
+
+DISMISSED: Final = re.compile(r"\b(?:eliminat|ruled? out|ruling out|exclud|reject|discard)[^.\n]*$", re.IGNORECASE)
+"""What comes before letters that are no answer."""
 
 JUDGEMENTS: Final = ("correct", "right", "best", "accurate", "appropriate", "likely", "closest")
 """What a letter is said to be."""
@@ -63,19 +70,24 @@ JUDGED: Final = re.compile(
 NAMED: Final = re.compile(r"(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)\s+(?:is|would be)\s+the\s+(?:answer|solution)\b")
 """A letter that is said to be the answer."""
 
+_ALTERNATIVE: Final = re.compile(r"\b(?:otherwise|else|if not)\b", re.IGNORECASE)
+"""What an answer in one of two cases is told apart by."""
+
+_MIGHT: Final = re.compile(r"\b(?:would|could|might|may) be\b", re.IGNORECASE)
+
 CONDITION: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
 """What makes an announcement hold only in some case."""
 
-_SO: Final = _any(
+SO: Final = _any(
     *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
     *("as a result", "finally", "overall"),
 )
 _CONCLUDES: Final = re.compile(
-    rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{_SO}|in (?:general|short|summary|total)|all in all|to sum up)\b"
+    rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{SO}|in (?:general|short|summary|total)|all in all|to sum up)\b"
     r"|based on\b|因此|所以|故|综上|于是)",
     re.IGNORECASE,
 )
-_SO_THEN: Final = re.compile(rf"[,;] (?:and )?{_SO}\b", re.IGNORECASE)
+_SO_THEN: Final = re.compile(rf"[,;] (?:and )?{SO}\b", re.IGNORECASE)
 PLANS: Final = re.compile(
     r"\s*(?:to (?:find|determine|calculate|solve|answer|get|compute)\b|first\b|let's\b|we (?:need|have|know)\b)",
     re.IGNORECASE,
@@ -115,7 +127,7 @@ REFUSED: Final = re.compile(
 """What declines to answer."""
 
 RESUMES: Final = re.compile(
-    rf"(?:(?<=[.!?\n;,])|^)\s*(?:{_SO}\b|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
+    rf"(?:(?<=[.!?\n;,])|^)\s*(?:{SO}\b|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
     re.IGNORECASE,
 )
 """What goes on to answer after declining to."""
@@ -153,15 +165,29 @@ OPPOSITES: Final = tuple(
 
 
 def announcements(text: str) -> Iterator[int]:
-    """Where announced answers begin, the last first; not those denied, or that hold only if something is known."""
+    """Where announced answers begin, the last first; not those denied, or that hold only if something is known.
+
+    What the answer would be if things were otherwise comes after all others.
+    """
     lower = text.lower()
     if not any(stem in lower for stem in _STEMS):  # looking for words first halves the time of all rules together
         return
+    supposed = []
     for match in reversed([*ANNOUNCED.finditer(text)]):
         opening = text[sentence_start(text, match.start()) : match.start()]
-        conditional = CONDITION.search(opening) and REFUSED.search(text)
-        if not (conditional or DENIED.search(opening)):
+        case = CONDITION.search(opening)
+        if DENIED.search(opening) or _ALTERNATIVE.search(opening) or (case and _undecided(text)):
+            continue
+        if case and _MIGHT.search(match[0]):
+            supposed.append(match.end())
+        else:
             yield match.end()
+    yield from supposed
+
+
+def _undecided(text: str) -> bool:
+    """Whether a text declines, or tells cases apart."""
+    return bool(REFUSED.search(text) or _ALTERNATIVE.search(text))
 
 
 def declined(text: str) -> tuple[int, int] | None:

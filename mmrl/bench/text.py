@@ -27,6 +27,13 @@ _PLAIN: Final[Mapping[int, str]] = MappingProxyType(
     | {ord(mark): '"' for mark in "\u201c\u201d"}
     | {ord(mark): " " for mark in "\u00a0\u2009\u200b\u202f\u3000"}
 )
+_THINKING: Final = (
+    *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("\u25c1think\u25b7", "\u25c1/think\u25b7")),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+"""What models open and close their thinking with."""
+_TAGS: Final = re.compile(r"<(answer|final_answer|conclusion)>|<\|begin_of_box\|>", re.IGNORECASE)
+"""What models open their answer with."""
 _STOPS: Final = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<eos>", "<end_of_turn>", "<|end|>")
 _TURN: Final = re.compile(
     r"^[ \t*]*(?:Hint|Question|Human|User|Instruction|Problem|Q|问题|提示)(?:[ \t]+\d{1,3})?[*]*[ \t]*[:\uff1a]"
@@ -66,12 +73,10 @@ def answering(response: str) -> Span | None:
     None where thinking was opened and never closed. A response that first repeats its prompt answers after that.
     """
     end = min((place for stop in _STOPS if (place := response.find(stop)) >= 0), default=len(response))
-    start = response.rfind("</think>", 0, end)
-    if start >= 0:
-        start += len("</think>")
-    elif response.find("<think>", 0, end) >= 0:
+    closed = [place + len(tag) for _, tag in _THINKING if (place := response.rfind(tag, 0, end)) >= 0]
+    if not closed and any(response.find(tag, 0, end) >= 0 for tag, _ in _THINKING):
         return None
-    return _first_turn(response, max(start, 0), end)
+    return _first_turn(response, max(closed, default=0), end)
 
 
 def _first_turn(response: str, start: int, end: int) -> Span:
@@ -119,12 +124,13 @@ def first_tag(text: str) -> str | None:
 
 
 def last_tag(text: str) -> Span | None:
-    """The content of the last <answer>..</answer>; of one never closed, up to the end."""
-    start = text.rfind("<answer>")
-    if start < 0:
+    """The content of the last <answer>..</answer> or its like; of one never closed, up to the end."""
+    found = [*_TAGS.finditer(text)] if "<" in text else []
+    if not found:
         return None
-    start += len("<answer>")
-    end = text.find("</answer>", start)
+    opening, start = found[-1], found[-1].end()
+    closing = f"</{opening[1]}>" if opening[1] else "<|end_of_box|>"
+    end = text.find(closing, start)
     return Span(start, end if end >= 0 else len(text))
 
 

@@ -1,0 +1,121 @@
+"""The letters of options in a response: after the words that announce one, in its last sentence, anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from mmrl.bench import cues
+from mmrl.bench.options import Options
+from mmrl.bench.text import Span, sentence_end
+
+DRESS: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
+"""What LaTeX sets a letter or text in."""
+_OPENING: Final = rf"[\s\"'\[<{{$:]*(?:(?:\\[(\[]|{DRESS})[\s$]*)*"
+_LABEL: Final = re.compile(
+    r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
+    rf"(?:(?:option|letter|choice|answer|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*{_OPENING}"
+    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:,;\"'\]}=>/\\。\uff0c\uff1b、]|\s*$|\s*\n"
+    r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff]))"
+)
+_BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
+_ANOTHER: Final = re.compile(
+    r"[\s)\].,]{0,3}\s*(?:and|or|&|/|\\text\s*\{\s*(?:or|and)\s*\})\s*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
+    r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
+)
+"""A second letter: what names two options chooses neither."""
+_FIRST: Final = re.compile(
+    r"[\s\"'\[{]*(?:(?i:answer|option|choice)\s*:?\s*)?"
+    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
+)
+_LABELS: Final = re.compile(
+    r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])"
+    r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
+)
+_ENUMERATED: Final = re.compile(r"\([^()\n]{0,38}$")
+"""A bracket that was opened and not closed: what follows closes it, and is no label."""
+_ALONE: Final = re.compile(r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b)", re.M)
+_TAKEN: Final = re.compile(
+    r"(?:\bleav(?:es|ing)(?: us)?(?: with)?(?: only| just)?"
+    r"|\b(?:I|we)(?:'d| would| will)? (?:think|believe|say)(?: that)?(?: (?:it|this|that)(?: is|'s))?"
+    r"|\bguess(?: is| would be)?:?)"
+    r"(?: (?:most likely|likely|probably))?(?: the)?(?: option| choice| letter)? ?$",
+    re.IGNORECASE,
+)
+_LAST: Final = re.compile(
+    rf"\W*(?i:(?:(?:and|but)\s+)?{cues.SO}?[,:]?\s*(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
+    r"(?:option|choice)?)\s*[(\[]?([A-Z])[)\]]?(?:\s+it is)?[.!]?\W*\Z"
+)
+
+
+class Choice(NamedTuple):
+    """The place of an option and where the response names it."""
+
+    place: int
+    rule: str
+    start: int
+    end: int
+
+
+def label(text: str, at: int, options: Options) -> Choice | None:
+    """The letter that the words from `at` on give; none where they give two."""
+    match = _LABEL.match(text, at)
+    letter = match and (match[1] or match[2])
+    if match is None or letter is None:
+        bare = _BARE_LABEL.match(text, at)
+        place = options.place(bare[1]) if bare else None
+        if bare is None or place is None:
+            return None
+        rest = bare[2].strip(" .\"'")
+        own = options.spelled(rest) == place or (bare[1] != "A" and not rest[:1].islower())
+        return Choice(place, "announced_letter", bare.start(1), bare.end(1)) if own else None
+    place, group = options.place(letter), 1 if match[1] else 2
+    another = _ANOTHER.match(text, match.end())
+    if place is None or (another and (another[1] or another[2]) != letter):
+        return None
+    return Choice(place, "announced_letter", match.start(group), match.end(group))
+
+
+def first_label(text: str) -> tuple[str, int] | None:
+    """The letter that a text begins with, and where it ends."""
+    match = _FIRST.match(text)
+    return (next(filter(None, match.groups())), match.end()) if match else None
+
+
+def taken(text: str, options: Options) -> Choice | None:
+    """The last letter that the response says it takes, or is left with."""
+    for match in reversed([*_ALONE.finditer(text)]):
+        place = options.place(match[1])
+        if place is not None and _TAKEN.search(text, max(0, match.start() - 60), match.start()):
+            return Choice(place, "taken_letter", match.start(1), match.end(1))
+    return None
+
+
+def last(text: str, part: Span, options: Options) -> Choice | None:
+    """The letter that the last sentence is all of: "B", "Therefore, B.", "So B it is."."""
+    match = _LAST.match(text, part.start, part.end) if part.end - part.start < 60 else None
+    place = options.place(match[1]) if match else None
+    return None if match is None or place is None else Choice(place, "last_letter", match.start(1), match.end(1))
+
+
+def labelled(text: str, options: Options) -> Iterator[Choice]:
+    """Every letter that is plainly that of an option, and is not said to be none of the answer."""
+    for match in _LABELS.finditer(text):
+        place = options.place(next(filter(None, match.groups())))
+        if place is None or (match[2] and _ENUMERATED.search(text, max(0, match.start() - 40), match.start())):
+            continue
+        if not cues.DISMISSED.search(text, max(0, match.start() - 60), match.start()):
+            yield Choice(place, "letter", match.start(), match.end())
+
+
+def listing(text: str) -> set[str]:
+    """The letters with which lines of a text begin."""
+    return {found[0] for line in text.splitlines()[:40] if (found := first_label(line))}
+
+
+def without_listing(text: str) -> str:
+    """The same text, as long, the lines of a list of options blank."""
+    if len(listing(text)) < 2:
+        return text
+    return "".join(" " * len(line) if _FIRST.match(line) else line for line in text.splitlines(keepends=True))
