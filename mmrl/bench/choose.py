@@ -48,7 +48,9 @@ def announced(text: str, options: Options) -> Choice | None:
     judged = cues.JUDGED.finditer(text) if any(word in text for word in cues.JUDGEMENTS) else ()
     named = cues.NAMED.finditer(text) if "answer" in text or "solution" in text else ()
     for match in sorted((*judged, *named), key=lambda match: -match.start()):
-        place = options.place(match[1] or match[2])
+        letter = match.end(1) if match[1] else match.end(2)
+        covering = [one.place for one in _texts(text, max(0, letter - 40), letter, options) if one.end == letter]
+        place = covering[0] if covering else options.place(text[letter - 1])
         if place is not None and not cues.NEGATION.search(match[0]):
             return Choice(place, "judged_letter", match.start(), match.end())
     return letters.taken(text, options)
@@ -67,7 +69,7 @@ def first(text: str, options: Options) -> Choice | None:
     if label is None or place is None:
         whole = _whole(text.strip(), options) if len(text) < HEAD else None
         return whole and Choice(whole.place, "whole_text", *_stripped(text))
-    if listing:
+    if listing or letters.several(text, *label):
         return None
     start, end = len(text) - len(text.lstrip()), label[1]
     rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
@@ -79,7 +81,7 @@ def first(text: str, options: Options) -> Choice | None:
 
 def implied(text: str, options: Options, question: str) -> Choice | None:
     """What a text says without announcing it: the only letter or option in it, or what its conclusion states."""
-    text = letters.without_listing(text)
+    text = letters.without_listing(text, options)
     parts = [*sentences(text)]
     if parts and (found := letters.last(text, parts[0], options)):
         return found

@@ -24,13 +24,14 @@ _SORT: Final = _any("letter", "option", "choice", "answer", "value", "number", "
 _OF: Final = _any("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
 
 ANNOUNCED: Final = re.compile(
-    _any(
-        rf"\b{_ANSWER}(?:\s+{_SORT})*(?:\s+{_OF}\b[^.:=\n]{{0,120}}?)?\s*(?:,[^,.\n]{{0,60}},\s*)?"
+    r"(?=[acfgiorsw#答结故应选因所])"  # what one of these begins with: it saves a third of the time
+    + _any(
+        rf"\b{_ANSWER}(?:\s+{_SORT})*(?:[ \t]+{_OF}\b[^.:=\n]{{0,120}}?)?\s*(?:,[^,.\n]{{0,60}},\s*)?"
         rf"\b{_BE}\b(?!\s+(?:not|option\s+not)\b)(?:\s+that\b)?(?:\s*[:=])?",
         r"\b(?:answer|correct (?:option|choice)(?: letter)?|final (?:value|list))s?[\"']?\s*[:=]",
         r"\bans\b\s*[:.=]",
-        r"^[ \t#]*(?:the |my )?(?:final |correct )?(?:answer|result)[ \t]*$",
-        r"^[ \t#]*(?:result|output)[ \t]*:",
+        r"\b(?:(?:final|correct) (?:answer|result)|(?<=[\n#])answer|(?<=# )answer)[ \t]*$",
+        r"(?<![^\n])(?:result|output)[ \t]*:",
         r"\b(?:actually|wait)\b[,:]?\s*(?:actually,?\s*)?\b(?:it|this|that)(?:'s\b|\s+(?:is|should be|must be|would be)\b)",
         r"\banswer\s*(?:-|->|=>|→)\s",
         r"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:choose|select|pick|go with|guess)\b",
@@ -82,7 +83,7 @@ SO: Final = _any(
     *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
     *("as a result", "finally", "overall"),
 )
-_CONCLUDES: Final = re.compile(
+CONCLUDES: Final = re.compile(
     rf"\s*(?:(?:and\s+|so\s+|but\s+)?(?:{SO}|in (?:general|short|summary|total)|all in all|to sum up)\b"
     r"|based on\b|因此|所以|故|综上|于是)",
     re.IGNORECASE,
@@ -101,6 +102,7 @@ _CANNOT: Final = _any(
 )
 _KNOW: Final = _any(
     *("determine", "answer", "provide", "identify", "tell", "say", "calculate", "find", "solve", "know", "see", "view"),
+    *("choose", "select", "pick", "access", "read", "open", "process", "analy[sz]e", "display"),
     *("give", "accurately", "make", "help", "confirm", "conclude", "estimate", "compute", "deduce", "infer", "assist"),
     "be (?:determined|answered|calculated|found|solved|concluded|identified|inferred)",
     *("which", "what", "whether", "how", "from", "if"),
@@ -108,11 +110,12 @@ _KNOW: Final = _any(
 _OFFERED: Final = r"the (?!(?:other|remaining)\b)(?:\w+ ){0,2}?(?:options|choices|answers|alternatives)"
 _DATA: Final = _any("information", "context", "details?", "data", "image", "picture", "figure", "graph", "table")
 REFUSED: Final = re.compile(
-    r"\b"
+    r"(?=[acdhinprsuw无不没抱需选])(?:\b"
     + _any(
         rf"{_CANNOT}\s+(?:\w+\s+){{0,3}}?{_KNOW}\b",
         r"(?:do|does|did)(?: not|n't) (?:have (?:enough|sufficient|access|any)|contain (?:enough|any)|specify)\b",
         rf"\b(?:do|does|did)(?: not|n't) (?:know|provide|have the {_DATA}|include (?:any|enough|information))\b",
+        r"(?:have|has|having|with) no (?:\w+ )?(?:access|way)\b",
         rf"(?:needs?|require|without) (?:more|additional|further|any|the) (?:\w+ ){{0,3}}?{_DATA}\b",
         r"(?:not enough|insufficient|no) (?:\w+ ){0,2}?(?:information|context|data|details?)\b",
         r"please (?:provide|clarify|specify|share|upload)",
@@ -121,7 +124,7 @@ REFUSED: Final = re.compile(
         rf"(?:not|n't) (?:among|in|one of|any of|listed (?:among|in)) {_OFFERED}\b",
         rf"(?:none|neither) of {_OFFERED}\b",
     )
-    + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够|选项中没有|不在选项",
+    + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够|选项中没有|不在选项)",
     re.IGNORECASE,
 )
 """What declines to answer."""
@@ -198,4 +201,4 @@ def declined(text: str) -> tuple[int, int] | None:
 
 def concludes(text: str, start: int, end: int) -> bool:
     """Whether a sentence concludes: "so", "therefore" and their like begin it, or follow a comma in it."""
-    return bool(_CONCLUDES.match(text, start, end) or _SO_THEN.search(text, start, end))
+    return bool(CONCLUDES.match(text, start, end) or _SO_THEN.search(text, start, end))

@@ -18,6 +18,10 @@ from mmrl.bench.text import TAIL, Span, answering, last_box, last_tag, plain, se
 from mmrl.types import Region
 
 _BARE: Final = " \t\r\n$\"'.:;,"
+_TERSE: Final = 100
+"""Characters of an answer that is no explanation."""
+_WORDS: Final = 5
+"""Words of a number with its unit, and about."""
 Why = Literal["", "no_answer", "refusal", "truncated"]
 Wants = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 
@@ -57,10 +61,12 @@ def extract(response: str, asked: Asked) -> Found:
     start = max(part.start, part.end - TAIL)
     marked = response[start : part.end]
     found = _found(plain(marked), marked, asked)
-    return replace(found, start=start + found.start, end=start + found.end)
+    return _moved(found, start)
 
 
 def _found(text: str, marked: str, asked: Asked) -> Found:
+    if told := _told(text, asked.wants):
+        return _moved(_found(text[slice(*told)], marked[slice(*told)], asked), told.start)
     match asked.wants:
         case "choice":
             return _choice(text, asked)
@@ -91,22 +97,40 @@ def _choice(text: str, asked: Asked) -> Found:
     hit = None if at is None else choose.implied(text[at:], options, asked.question)
     if at is None or hit is None:
         return _nothing(text)
-    return _chosen(hit._replace(start=hit.start + at, end=hit.end + at), options.letters)
+    return _moved(_chosen(hit, options.letters), at)
 
 
 def _number(text: str, marked: str, asked: Asked) -> Found:
     for find, rule in ((last_box, "boxed"), (last_tag, "answer_tag")):
         if (span := find(text)) and (hit := figure.content(text, span, rule)):
             return _figured(hit)
-    hit = figure.announced(text) or figure.alone(text, figure.known(asked.question))
-    if hit:
+    if hit := figure.announced(text):
+        return _figured(hit)
+    if figure.undecided(text):
+        return _nothing(text)
+    if hit := figure.alone(text, figure.known(asked.question)) or figure.given(text):
         return _figured(hit)
     at = _resumed(text)
     if at is None:
         return _nothing(text)
     known, rest = figure.known(asked.question), text[at:]
     hit = figure.emphasised(rest, marked[at:], known) or figure.concluded(rest, asked.question, known)
-    return _figured(hit._replace(start=hit.start + at, end=hit.end + at)) if hit else _nothing(text)
+    return _moved(_figured(hit), at) if hit else _nothing(text)
+
+
+def _told(text: str, wants: Wants) -> Span | None:
+    """Answer tags around more than an answer: what stands there is read as a response, unless a box comes after."""
+    told = last_tag(text) if wants in ("choice", "number") else None
+    inner = text[slice(*told)] if told else ""
+    sentence = wants == "number" and inner.count(" ") > _WORDS
+    if told is None or not (len(inner) > _TERSE or sentence or any(cues.announcements(inner))):
+        return None
+    box = last_box(text)
+    return None if box and box.start > told.end else told
+
+
+def _moved(found: Found, by: int) -> Found:
+    return replace(found, start=found.start + by, end=found.end + by)
 
 
 def _resumed(text: str) -> int | None:

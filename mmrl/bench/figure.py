@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from mmrl.bench import cues
 from mmrl.bench.numbers import Number, numbers, words
-from mmrl.bench.text import Span, content_words, sentence_end, sentence_start, sentences
+from mmrl.bench.text import Span, content_words, last_box, last_tag, sentence_end, sentence_start, sentences
 
-_EQUALS: Final = re.compile(r"[=≈]")
+_EQUALS: Final = re.compile(r"[=≈]|\b(?:is|are|equals)(?=\s)")
 _ANCHOR: Final = re.compile(
     r"[=≈:是为有剩]"
     r"|\b(?:is|are|was|were|be|equals?|equal to|approximately|about|left|remain|gives?|get|have|has)(?=\s)",
@@ -21,6 +22,15 @@ _ASIDE: Final = re.compile(
     r",? (?:which|where|since|because|based on|after|compared|while|whereas|as)\b|[(]", re.IGNORECASE
 )
 _TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
+_OR: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")
+_BETWEEN: Final = re.compile(r"\bbetween[^\d\n]{0,12}$", re.IGNORECASE)
+_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ ])?-?[\d.]{1,12})+[^\w\n]*\Z")
+"""Numbers in a row and nothing else."""
+_NOT: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
+_GIVEN: Final = re.compile(
+    r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
+)
+"""What comes after a number that is given first, to be explained."""
 _LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
 _BOLD: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
@@ -38,7 +48,8 @@ class Figure(NamedTuple):
 
 def content(text: str, span: Span, rule: str) -> Figure | None:
     """The number that the content of a box or of answer tags is."""
-    found = _in(text[slice(*span)], Span(0, span.end - span.start), frozenset())
+    inner = text[slice(*span)]
+    found = None if cues.REFUSED.search(inner) else _in(inner, Span(0, len(inner)), frozenset())
     return _of(text, found and found._replace(start=span.start + found.start, end=span.start + found.end), rule)
 
 
@@ -60,11 +71,29 @@ def announced(text: str) -> Figure | None:
 
 def alone(text: str, asked: frozenset[float]) -> Figure | None:
     """The one number of a text that says little else."""
-    if len(text) > 60:
+    if len(text) > 60 or cues.REFUSED.search(text):
         return None
-    found = [*numbers(text), *words(text)]
+    found = [one for one in (*numbers(text), *words(text)) if not _denied(text, one)]
     found = [one for one in found if one.value not in asked] or found
     return _of(text, found[0], "lone_number") if len(found) == 1 else None
+
+
+def given(text: str) -> Figure | None:
+    """The number that a text begins with, alone in its line or to be explained, where nothing after it concludes."""
+    found = next(numbers(text), None)
+    if found is None or text[: found.start].strip(" \t\n$") or not _GIVEN.match(text, found.end):
+        return None
+    rest = (part for part in sentences(text) if part.start >= found.end)
+    return None if any(cues.CONCLUDES.match(text, *part) for part in rest) else _of(text, found, "first_number")
+
+
+def undecided(text: str) -> bool:
+    """Whether a box, answer tags or else the last announcement names several numbers, and so none."""
+    at = next(cues.announcements(text), None)
+    announced = None if at is None else Span(at, sentence_end(text, at))
+    part = last_box(text) or last_tag(text) or announced
+    inner = text[slice(*part)] if part else ""
+    return _several(inner, Span(0, len(inner)), [*numbers(inner)])
 
 
 def emphasised(text: str, marked: str, asked: frozenset[float]) -> Figure | None:
@@ -110,11 +139,13 @@ def listed(text: str) -> Figure | None:
 
 def _in(text: str, part: Span, asked: frozenset[float], *, last: bool = False) -> Number | None:
     """The number that a part of a text states: after its last =, after its last verb, or first; not one asked about."""
-    digits = [*numbers(text, *part)]
+    digits = [one for one in numbers(text, *part) if not _denied(text, one)]
     found = [one for one in digits if one.value not in asked]
     found = found or [one for one in words(text, *part) if one.value not in asked or not digits] or digits
     if len(found) <= 1:
         return found[0] if found else None
+    if not last and _several(text, part, found):
+        return None
     clause = _ASIDE.search(text, found[0].end, part.end)
     found = [one for one in found if clause is None or one.start < clause.start()]
     if ranges := [there for here, there in pairwise(found) if _TO.fullmatch(text, here.end, there.start)]:
@@ -123,6 +154,24 @@ def _in(text: str, part: Span, asked: frozenset[float], *, last: bool = False) -
     for match in reversed([*anchors.finditer(text, part.start, found[-1].start)]):
         return next(one for one in found if one.start >= match.start())
     return found[-1 if last else 0]
+
+
+def _several(text: str, part: Span, found: Sequence[Number]) -> bool:
+    """Whether a part of a text leaves open which of several numbers it is."""
+    pairs = [(here, there) for here, there in pairwise(found) if here.value != there.value]
+    return bool(pairs) and (
+        _ROW.match(text, part.start, part.end) is not None
+        or any(
+            _OR.fullmatch(text, here.end, there.start)
+            or (_BETWEEN.search(text, part.start, here.start) and text[here.end : there.start].strip() == "and")
+            for here, there in pairs
+        )
+    )
+
+
+def _denied(text: str, number: Number) -> bool:
+    """Whether a number is said not to be it."""
+    return _NOT.search(text, max(0, number.start - 5), number.start) is not None
 
 
 def _of(text: str, number: Number | None, rule: str) -> Figure | None:

@@ -21,7 +21,7 @@ _LABEL: Final = re.compile(
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
 _ANOTHER: Final = re.compile(
-    r"[\s)\].,]{0,3}\s*(?:and|or|&|/|\\text\s*\{\s*(?:or|and)\s*\})\s*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
+    r"[\s)\].,]{0,3}\s*(?:and|or|&|/)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
 """A second letter: what names two options chooses neither."""
@@ -71,10 +71,15 @@ def label(text: str, at: int, options: Options) -> Choice | None:
         own = options.spelled(rest) == place or (bare[1] != "A" and not rest[:1].islower())
         return Choice(place, "announced_letter", bare.start(1), bare.end(1)) if own else None
     place, group = options.place(letter), 1 if match[1] else 2
-    another = _ANOTHER.match(text, match.end())
-    if place is None or (another and (another[1] or another[2]) != letter):
+    if place is None or several(text, letter, match.end()):
         return None
     return Choice(place, "announced_letter", match.start(group), match.end(group))
+
+
+def several(text: str, letter: str, end: int) -> bool:
+    """Whether another letter is named beside the one that ends there."""
+    another = _ANOTHER.match(text, end)
+    return another is not None and (another[1] or another[2]) != letter
 
 
 def first_label(text: str) -> tuple[str, int] | None:
@@ -87,7 +92,8 @@ def taken(text: str, options: Options) -> Choice | None:
     """The last letter that the response says it takes, or is left with."""
     for match in reversed([*_ALONE.finditer(text)]):
         place = options.place(match[1])
-        if place is not None and _TAKEN.search(text, max(0, match.start() - 60), match.start()):
+        left = text.startswith(" it is", match.end()) or _TAKEN.search(text, max(0, match.start() - 60), match.start())
+        if place is not None and left:
             return Choice(place, "taken_letter", match.start(1), match.end(1))
     return None
 
@@ -114,8 +120,18 @@ def listing(text: str) -> set[str]:
     return {found[0] for line in text.splitlines()[:40] if (found := first_label(line))}
 
 
-def without_listing(text: str) -> str:
-    """The same text, as long, the lines of a list of options blank."""
+def without_listing(text: str, options: Options) -> str:
+    """The same text, as long, the lines of a list of options blank; all options told in a row are such a list."""
     if len(listing(text)) < 2:
-        return text
+        return _without_row(text, options)
     return "".join(" " * len(line) if _FIRST.match(line) else line for line in text.splitlines(keepends=True))
+
+
+def _without_row(text: str, options: Options) -> str:
+    """The same text, as long, each option's letter and text blank where they first stand, if all of them do."""
+    told = [f"{letter}) {written}" for letter, written in zip(options.letters, options.texts, strict=True)]
+    if not all(each in text for each in told):
+        return text
+    for each in told:
+        text = text.replace(each, " " * len(each), 1)
+    return text

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 _LONGEST: Final = 40  # characters of a number
 _NUMBER: Final = re.compile(
     r"(?<![A-Za-z0-9_.^\\{-])(?<!\d[:/])(?P<sign>[-+]?)(?:[$\u20ac\u00a3\u00a5S][ ]?)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?P<digits>\d{1,3}(?:(?:,|\{,\}|\\[,!])\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:[ ]?(?:[x\u00d7*\u00b7]|\\times|\\cdot)[ ]?10[ ]?(?:\^|\*\*)?[ ]?[{(]?(?P<power>[-+]?\d{1,3})[})]?"
     r"|[eE](?P<exponent>[-+]?\d{1,3})(?![\w.])"
     r"|[ ]?/[ ]?(?P<under>\d+(?:\.\d+)?)(?![\w/.]))?"
@@ -20,6 +20,8 @@ _FRACTION: Final = re.compile(
     r"(?P<sign>-?)\\[dt]?frac\s*\{\s*(?P<over>-?\d{1,20}(?:\.\d{1,20})?)\s*\}"
     r"\s*\{\s*(?P<below>\d{1,20}(?:\.\d{1,20})?)\s*\}"
 )
+_APART: Final = re.compile(r"[,{}\\!]")
+"""What stands between thousands."""
 _AFTER: Final = re.compile(r"(?:st|nd|rd|th)\b|\^(?!\s*\{?\s*(?:\\circ|°|o\b))|:\d|-\d+-\d|/\d+/\d|[A-Za-z]{0,3}_")
 _LABEL: Final = re.compile(
     r"(?:step|figure|fig\.|table|equation|eq\.|question|example|option|problem|part|case|page|chapter|section|line|no\.|"
@@ -27,7 +29,7 @@ _LABEL: Final = re.compile(
     re.IGNORECASE,
 )
 _ITEM: Final = re.compile(r"(?:^|\n)[ \t]*[(]?$")
-_LISTED: Final = re.compile(r"[.)][ \t]+\S")
+_LISTED: Final = re.compile(r"[.)][ \t]+(?!(?:this|that) is\b|because\b|explanation\b)\S", re.IGNORECASE)
 _ONES: Final = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
@@ -106,7 +108,7 @@ def _value(match: re.Match[str]) -> float | None:
     """The value of a match; None where it is beyond all use."""
     if match.end() - match.start() > _LONGEST:
         return None
-    value = float(match["digits"].replace(",", ""))
+    value = float(_APART.sub("", match["digits"]))
     if power := match["power"] or match["exponent"]:
         value *= 10.0 ** int(power) if abs(int(power)) < 300 else math.inf
     elif match["under"]:

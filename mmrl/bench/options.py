@@ -198,7 +198,10 @@ def stems_of(text: str) -> frozenset[str]:
 
 
 def _as_words(text: str) -> str:
-    """A pattern for a text that is no part of a longer word or number."""
+    """A pattern for a text that is no part of a longer word or number; a letter is in its own case, and no article."""
+    if len(text) == 1 and text.isalpha():
+        article = r"|[ ]+(?!(?:is|and|or|because|since|as)\b)[a-z]" if text in "AaI" else ""
+        return rf"(?<![A-Za-z0-9_'])(?-i:{text})(?![A-Za-z0-9_']{article})"
     plural = "(?:e?s)?" if text[-1].isalpha() and len(text) > 3 else ""
     body = r"\s+".join(map(re.escape, text.removesuffix("s").split() if plural else text.split())) + plural
     before = r"(?<![A-Za-z0-9_.√/^-])" if text[0].isalnum() else ""
