@@ -9,11 +9,12 @@ from mmrl.bench import cues, figure, letters
 from mmrl.bench.letters import Choice
 from mmrl.bench.numbers import numbers
 from mmrl.bench.options import Mention, Options
-from mmrl.bench.text import HEAD, Span, content_words, sentence_end, sentences
+from mmrl.bench.text import HEAD, Span, content_words, last_box, last_tag, sentence_end, sentences
 
 _CONDITIONAL: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
 _SAID: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
 _TRUTH: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
+_OR: Final = re.compile(r"\bor\b|或")
 _DRESS: Final = re.compile(letters.DRESS)
 
 
@@ -56,6 +57,16 @@ def announced(text: str, options: Options) -> Choice | None:
     return letters.taken(text, options)
 
 
+def undecided(text: str, options: Options) -> bool:
+    """Whether a box, answer tags or else the last announcement leaves open which of several options it is."""
+    at = next(cues.announcements(text), None)
+    said = None if at is None else Span(at, sentence_end(text, at))
+    part = last_box(text) or last_tag(text) or said
+    if part is None or not _OR.search(text, *part):
+        return False
+    return len({mention.place for mention in _texts(text, *part, options)}) > 1
+
+
 def first(text: str, options: Options) -> Choice | None:
     """An answer that stands alone, or first.
 
@@ -83,13 +94,10 @@ def implied(text: str, options: Options, question: str) -> Choice | None:
     """What a text says without announcing it: the only letter or option in it, or what its conclusion states."""
     text = letters.without_listing(text, options)
     parts = [*sentences(text)]
-    if parts and (found := letters.last(text, parts[0], options)):
-        return found
     labels = [*letters.labelled(text, options)]
-    if labels and len({label.place for label in labels}) == 1:
-        return labels[-1]._replace(rule="only_letter")
-    found = _yes_no(text, options, question)
-    if found is not None:
+    only = labels[-1]._replace(rule="only_letter") if len({label.place for label in labels}) == 1 else None
+    last = letters.last(text, parts[0], options) if parts else None
+    if found := last or only or _yes_no(text, options, question):
         return found
     for part in parts[:1]:
         if found := _stated(text, part, labels, options, question):

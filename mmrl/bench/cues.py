@@ -24,20 +24,22 @@ _SORT: Final = _any("letter", "option", "choice", "answer", "value", "number", "
 _OF: Final = _any("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
 
 ANNOUNCED: Final = re.compile(
-    r"(?=[acfgiorsw#答结故应选因所])"  # what one of these begins with: it saves a third of the time
+    r"(?=[acfgilorsw#答结故应选因所正])"  # what one of these begins with: it saves a third of the time
     + _any(
         rf"\b{_ANSWER}(?:\s+{_SORT})*(?:[ \t]+{_OF}\b[^.:=\n]{{0,120}}?)?\s*(?:,[^,.\n]{{0,60}},\s*)?"
         rf"\b{_BE}\b(?!\s+(?:not|option\s+not)\b)(?:\s+that\b)?(?:\s*[:=])?",
-        r"\b(?:answer|correct (?:option|choice)(?: letter)?|final (?:value|list))s?[\"']?\s*[:=]",
-        r"\bans\b\s*[:.=]",
+        r"\b(?:answer|letter|correct (?:option|choice)(?: letter)?|final (?:value|list))s?[\"']?\s*[:=]",
+        r"\bans\b\s*[:.=]|\banswer's\b",
         r"\b(?:(?:final|correct) (?:answer|result)|(?<=[\n#])answer|(?<=# )answer)[ \t]*$",
         r"(?<![^\n])(?:result|output)[ \t]*:",
-        r"\b(?:actually|wait)\b[,:]?\s*(?:actually,?\s*)?\b(?:it|this|that)(?:'s\b|\s+(?:is|should be|must be|would be)\b)",
+        r"\b(?:actually|wait)\b[,:]?\s*(?:actually,?\s*)?\b(?:it|this|that)"
+        r"(?:'s\b|\s+(?:is|should be|must be|would be)\b)",
         r"\banswer\s*(?:-|->|=>|→)\s",
         r"\b(?:I|we)(?:\s+would|\s+will|\s+can|'d|'ll)?\s+(?:choose|select|pick|go with|guess)\b",
         r"\b(?:I|we)(?:\s+can)?\s+conclude that(?: the answer is)?\b",
         r"####",
-        r"(?:答案|结果)(?:选项)?(?:应该|应|就)?(?:是|为|选(?!项)|:)",
+        r"(?:答案|结果)(?:选项)?(?:应该|应|就)?(?:是|为|选(?!项)|:|\])",
+        r"正确的是|(?<![\u4e00-\u9fff])答:",
         r"故选|应该选|选择|(?:应|因此|所以)选(?!项)|选项(?:应该)?(?:是|为|:)",
     ),
     re.IGNORECASE | re.MULTILINE,
@@ -46,7 +48,22 @@ ANNOUNCED: Final = re.compile(
 
 _STEMS: Final = (
     *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
-    *("conclude", "####", "答案", "结果", "选", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
+    *(
+        "conclude",
+        "####",
+        "letter",
+        "答",
+        "结果",
+        "选",
+        "正确",
+        "ans:",
+        "ans.",
+        "ans ",
+        "actually",
+        "wait",
+        "result",
+        "output",
+    ),
 )
 """One of these is in every announcement."""
 

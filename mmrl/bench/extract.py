@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from mmrl.bench import choose, cues, figure
+from mmrl.bench.letters import Choice
 from mmrl.bench.numbers import numbers
 from mmrl.bench.options import options_of
 from mmrl.bench.regions import boxes_in, points_in, regions_in
@@ -60,13 +61,12 @@ def extract(response: str, asked: Asked) -> Found:
         return Found(None, "empty", part.start, part.end, "no_answer")
     start = max(part.start, part.end - TAIL)
     marked = response[start : part.end]
-    found = _found(plain(marked), marked, asked)
-    return _moved(found, start)
+    text = plain(marked)
+    told = _told(text, asked.wants) or Span(0, len(text))
+    return _moved(_found(text[slice(*told)], marked[slice(*told)], asked), start + told.start)
 
 
 def _found(text: str, marked: str, asked: Asked) -> Found:
-    if told := _told(text, asked.wants):
-        return _moved(_found(text[slice(*told)], marked[slice(*told)], asked), told.start)
     match asked.wants:
         case "choice":
             return _choice(text, asked)
@@ -91,6 +91,8 @@ def _choice(text: str, asked: Asked) -> Found:
     hit = choose.announced(text, options) or choose.first(text, options)
     if hit:
         return _chosen(hit, options.letters)
+    if choose.undecided(text, options):
+        return _nothing(text)
     if (span := last_box(text)) and next(numbers(text[slice(*span)]), None):
         return _nothing(text)  # it does answer, with a number that is no option
     at = 0 if options.declining else _resumed(text)
@@ -149,7 +151,7 @@ def _nothing(text: str) -> Found:
     )
 
 
-def _chosen(hit: choose.Choice, letters: tuple[str, ...]) -> Found:
+def _chosen(hit: Choice, letters: tuple[str, ...]) -> Found:
     return Found(letters[hit.place], hit.rule, hit.start, hit.end)
 
 

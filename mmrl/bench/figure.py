@@ -144,7 +144,7 @@ def _in(text: str, part: Span, asked: frozenset[float], *, last: bool = False) -
     found = found or [one for one in words(text, *part) if one.value not in asked or not digits] or digits
     if len(found) <= 1:
         return found[0] if found else None
-    if not last and _several(text, part, found):
+    if _several(text, part, found, plainly=not last):
         return None
     clause = _ASIDE.search(text, found[0].end, part.end)
     found = [one for one in found if clause is None or one.start < clause.start()]
@@ -156,16 +156,19 @@ def _in(text: str, part: Span, asked: frozenset[float], *, last: bool = False) -
     return found[-1 if last else 0]
 
 
-def _several(text: str, part: Span, found: Sequence[Number]) -> bool:
-    """Whether a part of a text leaves open which of several numbers it is."""
-    pairs = [(here, there) for here, there in pairwise(found) if here.value != there.value]
-    return bool(pairs) and (
-        _ROW.match(text, part.start, part.end) is not None
-        or any(
-            _OR.fullmatch(text, here.end, there.start)
-            or (_BETWEEN.search(text, part.start, here.start) and text[here.end : there.start].strip() == "and")
-            for here, there in pairs
-        )
+def _several(text: str, part: Span, found: Sequence[Number], *, plainly: bool = True) -> bool:
+    """Whether a part of a text leaves open which of several numbers it is.
+
+    Where it states one `plainly`, a row of them and two that it lies between do so as well.
+    """
+    pairs = [(here, there) for here, there in pairwise(found) if there.value not in (here.value, 100 * here.value)]
+    if any(_OR.fullmatch(text, here.end, there.start) for here, there in pairs):
+        return True
+    if not plainly or not pairs:
+        return False
+    return _ROW.match(text, part.start, part.end) is not None or any(
+        _BETWEEN.search(text, part.start, here.start) and text[here.end : there.start].strip() == "and"
+        for here, there in pairs
     )
 
 

@@ -8,20 +8,20 @@ from typing import Final, NamedTuple
 
 from mmrl.bench import cues
 from mmrl.bench.options import Options
-from mmrl.bench.text import Span, sentence_end
+from mmrl.bench.text import Span
 
 DRESS: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
 """What LaTeX sets a letter or text in."""
 _OPENING: Final = rf"[\s\"'\[<{{$:]*(?:(?:\\[(\[]|{DRESS})[\s$]*)*"
 _LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
-    rf"(?:(?:option|letter|choice|answer|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*{_OPENING}"
-    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:,;\"'\]}=>/\\。\uff0c\uff1b、]|\s*$|\s*\n"
+    rf"(?:(?:option|letter|choice|answer|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*{_OPENING}"
+    r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=\s*[).:,;\"'\]}=>/\\$。\uff0c\uff1b、]|\s*$|\s*\n"
     r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff]))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
 _ANOTHER: Final = re.compile(
-    r"[\s)\].,]{0,3}\s*(?:and|or|&|/)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
+    r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
 """A second letter: what names two options chooses neither."""
@@ -35,17 +35,21 @@ _LABELS: Final = re.compile(
 )
 _ENUMERATED: Final = re.compile(r"\([^()\n]{0,38}$")
 """A bracket that was opened and not closed: what follows closes it, and is no label."""
-_ALONE: Final = re.compile(r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b)", re.M)
+_ALONE: Final = re.compile(
+    r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b|\s*(?:选项|项)?是?正确)", re.M
+)
+_SUITS: Final = re.compile(r"\s*(?:选项|项)?是?正确")
 _TAKEN: Final = re.compile(
     r"(?:\bleav(?:es|ing)(?: us)?(?: with)?(?: only| just)?"
-    r"|\b(?:I|we)(?:'d| would| will)? (?:think|believe|say)(?: that)?(?: (?:it|this|that)(?: is|'s))?"
+    r"|\b(?:I|we)(?:'d| would| will)? (?:think|believe|say|answer)(?: that)?(?: (?:it|this|that)(?: is|'s))?"
     r"|\bguess(?: is| would be)?:?)"
     r"(?: (?:most likely|likely|probably))?(?: the)?(?: option| choice| letter)? ?$",
     re.IGNORECASE,
 )
 _LAST: Final = re.compile(
-    rf"\W*(?i:(?:(?:and|but)\s+)?{cues.SO}?[,:]?\s*(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
-    r"(?:option|choice)?)\s*[(\[]?([A-Z])[)\]]?(?:\s+it is)?[.!]?\W*\Z"
+    r"[\W_]*(?:(?:text|mathrm|mathbf)\w*\s*\{)?"
+    rf"(?i:(?:(?:and|but)\s+)?{cues.SO}?[,:]?\s*(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
+    r"(?:option|choice)?)\s*[(\[]?([A-Z])[)\]]?(?:\s+it is)?[.!]?[\W_]*\Z"
 )
 
 
@@ -76,10 +80,11 @@ def label(text: str, at: int, options: Options) -> Choice | None:
     return Choice(place, "announced_letter", match.start(group), match.end(group))
 
 
-def several(text: str, letter: str, end: int) -> bool:
-    """Whether another letter is named beside the one that ends there."""
+def several(text: str, letter: str, end: int) -> str | None:
+    """The other letter that is named beside the one that ends there."""
     another = _ANOTHER.match(text, end)
-    return another is not None and (another[1] or another[2]) != letter
+    other = (another[1] or another[2]) if another else None
+    return None if other == letter else other
 
 
 def first_label(text: str) -> tuple[str, int] | None:
@@ -92,8 +97,8 @@ def taken(text: str, options: Options) -> Choice | None:
     """The last letter that the response says it takes, or is left with."""
     for match in reversed([*_ALONE.finditer(text)]):
         place = options.place(match[1])
-        left = text.startswith(" it is", match.end()) or _TAKEN.search(text, max(0, match.start() - 60), match.start())
-        if place is not None and left:
+        said = _SUITS.match(text, match.end()) or _TAKEN.search(text, max(0, match.start() - 60), match.start())
+        if place is not None and said:
             return Choice(place, "taken_letter", match.start(1), match.end(1))
     return None
 
@@ -108,11 +113,14 @@ def last(text: str, part: Span, options: Options) -> Choice | None:
 def labelled(text: str, options: Options) -> Iterator[Choice]:
     """Every letter that is plainly that of an option, and is not said to be none of the answer."""
     for match in _LABELS.finditer(text):
-        place = options.place(next(filter(None, match.groups())))
-        if place is None or (match[2] and _ENUMERATED.search(text, max(0, match.start() - 40), match.start())):
+        letter = next(filter(None, match.groups()))
+        if match[2] and _ENUMERATED.search(text, max(0, match.start() - 40), match.start()):
             continue
-        if not cues.DISMISSED.search(text, max(0, match.start() - 60), match.start()):
-            yield Choice(place, "letter", match.start(), match.end())
+        if cues.DISMISSED.search(text, max(0, match.start() - 60), match.start()):
+            continue
+        for one in filter(None, (letter, several(text, letter, match.end()))):
+            if (place := options.place(one)) is not None:
+                yield Choice(place, "letter", match.start(), match.end())
 
 
 def listing(text: str) -> set[str]:
