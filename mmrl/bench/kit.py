@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 from typing import Final
 
 from mmrl.bench.items import ANSWER_TYPES
-from mmrl.bench.layouts import Asked, due, listed_options
+from mmrl.bench.layouts import Asked, Named, due, listed_options
 from mmrl.types import Frame, ImageRef, UserError
 from mmrl_datasets import vlmevalkit
 from mmrl_datasets.formats.row import BadRowError, Cells, shown
@@ -20,6 +22,8 @@ _GROUPS: Final = (
 )
 _LISTS: Final = ("multi-choice", "multi_choice", "MCQ")
 """Types of questions that list their options."""
+_HIDDEN: Final = "Other Answers"
+"""The second option of open questions in MMMU's table; the first is what is due."""
 _WHOLE: Final = {Frame.NORM_1: 1.0, Frame.NORM_1000: 1000.0}
 _ROUNDING: Final = 1.01
 _SEEN: Final = Frame.PX_RESIZED  # what a model saw is no table's business
@@ -28,11 +32,12 @@ _SEEN: Final = Frame.PX_RESIZED  # what a model saw is no table's business
 @dataclass(slots=True, kw_only=True)
 class VlmEvalKit:
     """VLMEvalKit's TSV: pictures in base64 or as the index of an earlier row, options in columns A, B, ..; or, as for
-    MathVista, in a column `choices`, or nowhere but in the question, which then lists them.
+    MathVista, in a column `choices`, or nowhere but in the question. Those that the question does not list are listed
+    below it.
 
     `kind` is that of answers without options, `answer` their column, or the columns of a box's corners; boxes are
     written as `corners` says, in `frame`, which whoever reads a table that `asks_frame` has to name. `marks` are
-    columns that tell this table from others.
+    columns that tell this table from others, `named` is what numbers in questions name.
     """
 
     kind: str
@@ -42,6 +47,7 @@ class VlmEvalKit:
     frame: Frame | None = None
     asks_frame: bool = False
     marks: tuple[str, ...] = ("index",)
+    named: Named = "each"
     earlier: dict[str, list[ImageRef]] = field(default_factory=dict)
 
     @property
@@ -56,16 +62,20 @@ class VlmEvalKit:
     def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
         """The question of a row. Raises BadRowError, and UserError where the frame has to be named."""
         told = [vlmevalkit.written(cells, name) for name in ("hint", "context")]
-        question = "\n".join([*filter(None, told), str(cells["question"])])
+        question = "\n".join([*filter(None, told), str(cells["question"] or cells.get("query_wo") or "")])
         images = vlmevalkit.images_of(cells, files, self.earlier)
         below = vlmevalkit.options_of(cells)
-        options = below or choices(cells.get("choices") or None)
+        given = below or choices(cells.get("choices") or None)
+        options = given
         if not options and cells.get("question_type") in _LISTS:
             options = listed_options(None, question, lists=True)
+        answer = self._answer(cells)
+        if below[1:] == (_HIDDEN,):  # an open question: its options would tell the answer
+            answer, options, below, given = below[0], (), (), ()
         columns = {
             "question": question,
             "options": [*options],
-            "answer": self._answer(cells),
+            "answer": answer,
             "answer_type": "choice" if options else self._kind(cells),
             "meta": _groups(cells),
         }
@@ -74,7 +84,9 @@ class VlmEvalKit:
         if (index := cells.get("index")) is not None:
             self.earlier[str(index)] = images
             columns["id"] = str(index)
-        return (Asked(columns, lists=bool(below), found=images),)
+        letters = ascii_uppercase[: len(given)]
+        lists = bool(below) or not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
+        return (Asked(columns, lists=lists, found=images, named=self.named),)
 
     def _answer(self, cells: Cells) -> object:
         written = [cells[name] for name in self._answer_columns]

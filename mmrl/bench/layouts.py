@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mmrl.types import ImageRef
 from mmrl_datasets.columns import Column, column, optional
@@ -22,9 +22,13 @@ _SEVERAL: Final = re.compile(r"\[\s*['\"]")
 _LISTED: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
 
 
+Named = Literal["each", "some", "parts"]
+"""What the numbers in a question (`<image 2>`) name: each picture of the row, some, or parts of the only one."""
+
+
 class Asked(NamedTuple):
-    """A row: canonical columns, the media that go with it as cells name them or as they were `found`, and whether
-    options are still to be listed below the question.
+    """A row: canonical columns, the media that go with it as cells name them or as they were `found`, whether options
+    are still to be listed below the question, and what numbers in it name.
     """
 
     columns: dict[str, Any]
@@ -34,6 +38,7 @@ class Asked(NamedTuple):
     fps: float | None = None
     lists: bool = True
     found: Sequence[ImageRef] = ()
+    named: Named = "each"
 
 
 class Layout(Protocol):
@@ -62,8 +67,8 @@ class Table:
 
     `corners` says how boxes are written; options that the question lists already are read from it where it `lists`
     them, and listed below it otherwise. Where the column `each` holds a list, each of its entries is a question of its
-    own. `folders` has the folder of the videos by the name of the file that asks about them; those that are folders of
-    frames have `fps` of them a second.
+    own. `named` is what numbers in questions name. `folders` has the folder of the videos by the name of the file that
+    asks about them; those that are folders of frames have `fps` of them a second.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Table:
     each: str | None = None
     folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     fps: float | None = None
+    named: Named = "each"
     asks_frame: bool = False
 
     @property
@@ -120,7 +126,7 @@ class Table:
         if file in self.folders:
             videos = f"{self.folders[file]}/{videos}"
         fps = rate(given.get("fps", self.fps))
-        return Asked(columns, given.get("images"), videos, seen, fps, lists=not lists)
+        return Asked(columns, given.get("images"), videos, seen, fps, lists=not lists, named=self.named)
 
 
 def due(answer: object, corners: str) -> object:

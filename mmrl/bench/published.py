@@ -47,10 +47,13 @@ _PIXELS: Final[Mapping[str, Any]] = MappingProxyType(
 _KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("mathvista", "mathverse", "mathvision", "mmmu", "emma", "ocrbench", "textvqa", "docvqa"),
+            ("mathvista", "mathverse", "ocrbench", "textvqa", "docvqa"),
             ({"kind": "text"},),
         ),
-        **dict.fromkeys(("mmmu_pro", "canonical"), ({"kind": "choice"},)),
+        **dict.fromkeys(("mmmu", "emma"), ({"kind": "text", "named": "some"},)),
+        "mathvision": ({"kind": "text", "named": "parts"},),
+        "mmmu_pro": ({"kind": "choice", "named": "some"},),
+        "canonical": ({"kind": "choice"},),
         "counting": ({"kind": "count"},),
         "refcoco": (
             {**_PIXELS, "name": "VLMEvalKit's RefCOCO with corners in pixels", "marks": ("index", "width", "height")},
@@ -68,7 +71,12 @@ _BOX: Final = MappingProxyType({"frame": str(Frame.PX_ORIGINAL)})
 
 def _mmmu(name: str, kind: str, *groups: str) -> Table:
     columns = {"id": "id", "question": "question", "options": "options", "images": _SEVEN, "answer": "answer"}
-    return _vqa(name, kind, columns, *groups)
+    return _vqa(name, kind, columns, *groups, named="some")
+
+
+def _mathvision(name: str, picture: str) -> Table:
+    columns = {"id": "id", "question": "question", "options": "options", "images": picture, "answer": "answer"}
+    return _vqa(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", named="parts")
 
 
 # Reasoning over pictures.
@@ -97,15 +105,8 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "mathvision": (
-            _vqa(
-                "MathVision of Hugging Face",
-                "{{ 'choice' if options else 'text' }}",
-                {
-                    **{"id": "id", "question": "question", "options": "options", "images": "decoded_image"},
-                    "answer": "answer",
-                },
-                *("level", "subject"),
-            ),
+            _mathvision("MathVision of Hugging Face", "decoded_image"),
+            _mathvision("MathVision of its authors", "image"),
         ),
         "mmmu": (_mmmu("MMMU of Hugging Face", _MMMU_KIND, "topic_difficulty", "subfield"),),
         "mmmu_pro": (
@@ -130,6 +131,7 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
                     "question": "{% if context %}{{ context }}\n{% endif %}{{ question }}",
                 },
                 *("subject", "task", "category", "source"),
+                named="some",
             ),
         ),
         "geometry3k": (

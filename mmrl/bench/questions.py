@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import Final
 
 from mmrl.bench.items import AnswerType, Item, canonical
-from mmrl.bench.layouts import Asked, Layout, recognised
+from mmrl.bench.layouts import Asked, Layout, Named, recognised
 from mmrl.bench.mega import LeftOutError
 from mmrl.bench.numbers import numbers
 from mmrl.bench.published import layouts_of
-from mmrl.types import Frame, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError
+from mmrl.types import Frame, ImageRef, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
 from mmrl_datasets import coco
 from mmrl_datasets.formats.files import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
-from mmrl_datasets.mapping import interleaved, listed, marked
+from mmrl_datasets.mapping import Mark, interleaved, listed, marked
 from mmrl_datasets.media_files import MediaFiles, media_files
 
 KINDS: Final[Mapping[AnswerType, Kind]] = MappingProxyType(
@@ -180,7 +180,7 @@ def _question(asked: Asked, files: MediaFiles, bench: str) -> Question:
         images = asked.found or files.images(asked.images)
         videos = files.videos(asked.videos, asked.clip, asked.fps)
         written = item.question + (listed(item.options) if asked.lists else "")
-        parts = _joined(interleaved(marked(written), images, videos))
+        parts = _joined(_placed(written, images, videos, asked.named))
     except BadRowError as problem:
         return Question(item=item, problem=str(problem))
     if not any(isinstance(part, str) for part in parts):
@@ -189,6 +189,21 @@ def _question(asked: Asked, files: MediaFiles, bench: str) -> Question:
     clustered = item if asked.columns.get("cluster") else replace(item, cluster=_cluster(media) or item.id)
     sample = Sample(id=f"{bench}/{item.id}", task=bench, parts=parts, target=_target(item), meta=dict(item.extra))
     return Question(item=clustered, sample=sample)
+
+
+def _placed(written: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], named: Named) -> Sequence[Part]:
+    """Text and media in turn. Raises BadRowError where they do not go together.
+
+    Where a question names `some` pictures, the others are not shown: MMMU has them for its explanations. Where it names
+    `parts` of one picture, as MATH-V does with a sheet of figures, the picture comes first, and the names stay.
+    """
+    pieces = marked(written)
+    numbers = [piece.number for piece in pieces if isinstance(piece, Mark)]
+    if named == "parts" and len(images) == 1 and {*numbers} - {1, None}:
+        return (*images, written)
+    if named == "some" and numbers and all(number and number <= len(images) for number in numbers):
+        return [images[(piece.number or 1) - 1] if isinstance(piece, Mark) else piece for piece in pieces]
+    return interleaved(pieces, images, videos)
 
 
 def _filed(question: Question, file: str) -> Question:

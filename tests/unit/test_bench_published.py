@@ -169,6 +169,49 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
         },
         *("*Find x. | Choices: | A:1 | B:2", "7", "The answer is 7."),
     ),
+    "MATH-V of Hugging Face, parts of a sheet": (
+        *("mathvision", "rows.parquet"),
+        {
+            **{"id": "33", "question": "From <image1> to <image2>?\n<image7>", "options": ["A", "B"], "answer": "B"},
+            **{"image": "images/33.jpg", "decoded_image": PICTURE, "solution": None, "level": 2, "subject": "graphs"},
+        },
+        *("*From <image1> to <image2>?\n<image7>\nA. A\nB. B", "B", r"\boxed{B}"),
+    ),
+    "MATH-V of its authors": (
+        *("mathvision", "test.jsonl"),
+        {
+            **{"id": "4", "question": "How many?\n<image1>", "options": [], "answer": "6", "solution": None},
+            **{"level": 1, "subject": "counting", "image": "p.png"},
+        },
+        *("How many?\n*", "6", r"\boxed{6}"),
+    ),
+    "MMMU, a picture for the explanation alone": (
+        *("mmmu", "rows.parquet"),
+        {
+            **{**SEVEN, "image_2": PICTURE, "id": "validation_Art_2", "question": "What is <image 1>?"},
+            **{"options": "['a bust', 'a vase']", "answer": "B", "question_type": "multiple-choice"},
+            **{"explanation": "See <image 2>.", "topic_difficulty": "Easy", "subfield": "Design", "img_type": "['x']"},
+        },
+        *("What is *?\nA. a bust\nB. a vase", "a vase", "Answer: B"),
+    ),
+    "VLMEvalKit's MMMU, open": (
+        *("mmmu", "kit.tsv"),
+        {**KIT, "question": "How far is <image 1>?", "A": "360", "B": "Other Answers", "answer": "A", "split": "dev"},
+        *("How far is *?", "360", "The answer is 360."),
+    ),
+    "VLMEvalKit's MathVision, parts of a sheet": (
+        *("mathvision", "kit.tsv"),
+        {**KIT, "question": "From <image1> to <image2>?", "choices": "['A', 'B']", "answer": "B", "category": "logic"},
+        *("*From <image1> to <image2>?\nA. A\nB. B", "B", r"\boxed{B}"),
+    ),
+    "VLMEvalKit's MathVerse, vision only": (
+        *("mathverse", "kit.tsv"),
+        {
+            **{**KIT, "question": "", "query_wo": "Answer the question in the image.", "answer": "C"},
+            **{"question_type": "multi-choice", "metadata": "{'subject': 'Plane'}", "problem_version": "Vision Only"},
+        },
+        *("*Answer the question in the image.", "C", "Answer: C"),
+    ),
     "VLMEvalKit's EMMA": (
         *("emma", "kit.tsv"),
         {**KIT, "question": "And <image_1>?", "context": "Look.", "A": "x", "B": "y", "answer": "B", "type": "MCQ"},
