@@ -9,10 +9,10 @@ from string import ascii_uppercase
 from typing import Final
 
 from mmrl.bench.items import ANSWER_TYPES
-from mmrl.bench.layouts import Asked, Named, due, listed_options
+from mmrl.bench.layouts import Asked, Named, due, listed_options, within
 from mmrl.types import Frame, ImageRef, UserError
 from mmrl_datasets import vlmevalkit
-from mmrl_datasets.formats.row import BadRowError, Cells, shown
+from mmrl_datasets.formats.row import Cells, shown
 from mmrl_datasets.mapping import choices, literal
 from mmrl_datasets.media_files import MediaFiles
 
@@ -24,8 +24,6 @@ _LISTS: Final = ("multi-choice", "multi_choice", "MCQ")
 """Types of questions that list their options."""
 _HIDDEN: Final = "Other Answers"
 """The second option of open questions in MMMU's table; the first is what is due."""
-_WHOLE: Final = {Frame.NORM_1: 1.0, Frame.NORM_1000: 1000.0}
-_ROUNDING: Final = 1.01
 _SEEN: Final = Frame.PX_RESIZED  # what a model saw is no table's business
 
 
@@ -64,14 +62,10 @@ class VlmEvalKit:
         told = [vlmevalkit.written(cells, name) for name in ("hint", "context")]
         question = "\n".join([*filter(None, told), str(cells["question"] or cells.get("query_wo") or "")])
         images = vlmevalkit.images_of(cells, files, self.earlier)
-        below = vlmevalkit.options_of(cells)
-        given = below or choices(cells.get("choices") or None)
-        options = given
-        if not options and cells.get("question_type") in _LISTS:
-            options = listed_options(None, question, lists=True)
+        options, lists = _options(cells, question)
         answer = self._answer(cells)
-        if below[1:] == (_HIDDEN,):  # an open question: its options would tell the answer
-            answer, options, below, given = below[0], (), (), ()
+        if options[1:] == (_HIDDEN,):  # an open question: its options would tell the answer
+            answer, options = options[0], ()
         columns = {
             "question": question,
             "options": [*options],
@@ -84,8 +78,6 @@ class VlmEvalKit:
         if (index := cells.get("index")) is not None:
             self.earlier[str(index)] = images
             columns["id"] = str(index)
-        letters = ascii_uppercase[: len(given)]
-        lists = bool(below) or not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
         return (Asked(columns, lists=lists, found=images, named=self.named),)
 
     def _answer(self, cells: Cells) -> object:
@@ -102,22 +94,22 @@ class VlmEvalKit:
             for name, cell in zip(self._answer_columns, written, strict=True)
         ]
         answer = due(given[0] if isinstance(self.answer, str) else given, self.corners)
-        return _within(answer, self.frame) if self.asks_frame else answer
+        return within(answer, self.frame) if self.asks_frame else answer
 
     def _kind(self, cells: Cells) -> str:
         kind = cells.get("answer_type")
         return kind if kind in ANSWER_TYPES else self.kind
 
 
-def _within(answer: object, frame: Frame) -> object:
-    """The box, if it can be of this frame. Raises BadRowError."""
-    sides = [side for side in answer if isinstance(side, int | float)] if isinstance(answer, list | tuple) else []
-    most = max(sides, default=0.0)
-    if frame is not Frame.NORM_1 and most <= 1.0:
-        raise BadRowError(f"the box {shown(answer)} is smaller than one unit of {frame}; is it in norm_1?")
-    if most > _ROUNDING * _WHOLE.get(frame, most):
-        raise BadRowError(f"the box {shown(answer)} lies outside of {frame}, which ends at {_WHOLE[frame]:g}")
-    return answer
+def _options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
+    """The options of a row, and whether they are still to be listed. Raises BadRowError."""
+    if below := vlmevalkit.options_of(cells):
+        return below, True
+    if given := choices(cells.get("choices") or None):
+        letters = ascii_uppercase[: len(given)]
+        return given, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
+    listed = cells.get("question_type") in _LISTS
+    return (listed_options(None, question, lists=True) if listed else ()), False
 
 
 def _groups(cells: Cells) -> dict[str, object]:

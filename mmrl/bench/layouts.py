@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from mmrl.types import ImageRef
+from mmrl.types import Frame, ImageRef
 from mmrl_datasets.columns import Column, column, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, cell, has, shown
 from mmrl_datasets.mapping import choices, literal
@@ -20,8 +20,8 @@ from mmrl_datasets.media_files import Clip, MediaFiles, clip, rate
 ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
 _SEVERAL: Final = re.compile(r"\[\s*['\"]")
 _LISTED: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
-
-
+_WHOLE: Final = {Frame.NORM_1: 1.0, Frame.NORM_1000: 1000.0}
+_ROUNDING: Final = 1.01
 Named = Literal["each", "some", "parts"]
 """What the numbers in a question (`<image 2>`) name: each picture of the row, some, or parts of the only one."""
 
@@ -67,8 +67,9 @@ class Table:
 
     `corners` says how boxes are written; options that the question lists already are read from it where it `lists`
     them, and listed below it otherwise. Where the column `each` holds a list, each of its entries is a question of its
-    own. `named` is what numbers in questions name. `folders` has the folder of the videos by the name of the file that
-    asks about them; those that are folders of frames have `fps` of them a second.
+    own. `named` is what numbers in questions name, `marks` are columns that tell this table from others. `folders` has
+    the folder of the videos by the name of the file that asks about them; those that are folders of frames have `fps`
+    of them a second.
     """
 
     name: str
@@ -83,13 +84,14 @@ class Table:
     folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     fps: float | None = None
     named: Named = "each"
+    marks: tuple[str, ...] = ()
     asks_frame: bool = False
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns of all roles."""
+        """The columns of all roles, and its marks."""
         kind: frozenset[str] = frozenset() if isinstance(self.kind, str) else self.kind.needs
-        return kind.union(*(role.needs for role in self.roles.values()))
+        return kind.union(self.marks, *(role.needs for role in self.roles.values()))
 
     def read(self, cells: Cells, files: MediaFiles, file: str) -> Sequence[Asked]:
         """The questions of a row. Raises BadRowError."""
@@ -121,6 +123,7 @@ class Table:
         }
         if (frame := given.get("frame", self.frame)) is not None:
             columns["frame"] = frame
+            within(columns["answer"], frame)
         seen = clip(given.get("start"), given.get("end"))
         videos = given.get("videos")
         if file in self.folders:
@@ -138,6 +141,19 @@ def due(answer: object, corners: str) -> object:
             return literal(answer, "answer")
         case _:
             return answer
+
+
+def within(answer: object, frame: object) -> object:
+    """The answer; where it is a box, one that can be of this frame. Raises BadRowError."""
+    if not isinstance(answer, list | tuple) or frame not in [*Frame]:
+        return answer
+    most = max((side for side in answer if isinstance(side, int | float)), default=None)
+    whole = _WHOLE.get(Frame(str(frame)))
+    if most is not None and most <= 1.0 and frame != Frame.NORM_1:
+        raise BadRowError(f"the box {shown(answer)} is smaller than one unit of {frame}; is it in norm_1?")
+    if most is not None and whole is not None and most > _ROUNDING * whole:
+        raise BadRowError(f"the box {shown(answer)} lies outside of {frame}, which ends at {whole:g}")
+    return answer
 
 
 def listed_options(given: object, question: str, *, lists: bool) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ _KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
         ),
     }
 )
+_PRO: Final = ("ui_type", "group", "platform", "application")
 _SEEN: Final = "{% if task_progress_metadata %}"  # what was done before was filmed
 _BOX: Final = MappingProxyType({"frame": str(Frame.PX_ORIGINAL)})
 
@@ -139,18 +140,19 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
         ),
     }
 )
+
+
+def _pro(name: str, picture: str, mark: str) -> Table:
+    columns = {"?id": "id", "images": picture, "question": "instruction", "answer": "bbox"}
+    return _vqa(name, "point", columns, *_PRO, marks=(mark,), **_BOX)
+
+
 # Where things are, how many, what is written.
-_PRO: Final = MappingProxyType({"id": "id", "images": "img_filename", "question": "instruction", "answer": "bbox"})
 _PHRASE: Final = MappingProxyType({"images": "image", "question": "Where is {{ answer }}?", "answer": "bbox"})
 _LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
     {
         "refcoco": (
-            _vqa(
-                "VLM-R1's",
-                "box",
-                {"images": "image", "question": "problem", "answer": "solution"},
-                **_BOX,
-            ),
+            _vqa("VLM-R1's", "box", {"images": "image", "question": "problem", "answer": "solution"}, **_BOX),
             _vqa("lmms-lab's", "box", {"id": "question_id", **_PHRASE}, corners="xywh", each="answer", **_BOX),
             _vqa(
                 "jxu124's",
@@ -162,7 +164,8 @@ _LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "screenspot": (
-            _vqa("ScreenSpot-Pro's", "point", _PRO, *("ui_type", "group", "platform", "application"), **_BOX),
+            _pro("ScreenSpot-Pro with its pictures", "image", "ui_type"),
+            _pro("ScreenSpot-Pro's", "img_filename", "id"),
             _vqa(
                 "ScreenSpot-v2's",
                 "point",

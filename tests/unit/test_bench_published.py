@@ -112,6 +112,14 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], str, object, str]] = {
         },
         *("*close", (4, 6, 8, 16), "click(x=7, y=15)"),
     ),
+    "ScreenSpot-Pro with its pictures": (
+        *("screenspot", "rows.parquet"),
+        {
+            **{"image": PICTURE, "img_filename": "word/1.png", "bbox": [4, 6, 8, 16], "instruction": "close"},
+            **{"application": "word", "platform": "mac", "img_size": [40, 30], "ui_type": "icon", "group": "Office"},
+        },
+        *("*close", (4, 6, 8, 16), "click(x=7, y=15)"),
+    ),
     "DocVQA of Hugging Face": (
         *("docvqa", "rows.parquet"),
         {
@@ -399,6 +407,9 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     ):
         with pytest.raises(UserError, match=said):
             read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": written}]}, frame=frame)
+    pixels = {"image": PICTURE, "instruction": "close", "bbox": [4.0, 6.0, 8.0, 16.0]}
+    with pytest.raises(UserError, match="lies outside of norm_1, which ends at 1"):
+        read("screenspot", {"s.parquet": [pixels | {"data_type": "icon", "data_source": "ios"}]})
     with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --frame norm_1"):
         read("refcoco", {"r.jsonl": [REF]}, frame=Frame.NORM_1)
 
