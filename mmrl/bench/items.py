@@ -89,10 +89,10 @@ def canonical(row: Mapping[str, Any]) -> Item:
         id=identity(row["id"]),
         kind=kind,
         answer=due(kind, row["answer"], options),
-        question=row.get("question") or "",
+        question=written(row, "question") or "",
         options=options,
         precision=decimals(row.get("precision")),
-        unit=row.get("unit"),
+        unit=written(row, "unit"),
         frame=frame_of(row.get("frame", Frame.PX_ORIGINAL)),
         size=size_of(row.get("image_size")),
         cluster=str(row.get("cluster") or row["id"]),
@@ -117,8 +117,30 @@ def due(kind: AnswerType, answer: object, options: tuple[str, ...]) -> Value:
             return checked(Kind.BOXES, answer)
         case "integer" | "float" | "count" if next(numbers(str(answer)), None) is None:
             raise ValueError(f"the answer {answer!r:.60} has no number")
+        case "list" if not (_numbered(answer) if isinstance(answer, list) else any(numbers(str(answer)))):
+            raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
+        case "text" if answer is None or answer in ("", [], {}):
+            raise ValueError(f"the answer is {answer!r}: nothing could be right")
         case _:
             return answer
+
+
+def _numbered(values: Sequence[object]) -> bool:
+    return bool(values) and all(any(numbers(str(value))) for value in values)
+
+
+def written(row: Mapping[str, Any], column: str) -> str | None:
+    """The text of a column, None where there is none.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    value = row.get(column)
+    if isinstance(value, float) and isnan(value):  # tables hold NaN for none
+        return None
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{column} is {value!r:.40}, not text")
+    return value
 
 
 def identity(value: object) -> str:
@@ -170,7 +192,9 @@ def chosen(answer: object, options: tuple[str, ...]) -> str:
         return answer
     place = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
     if not 0 <= place < len(options):
-        raise ValueError(f"the answer {answer!r:.60} is none of the options {', '.join(map(repr, options))}")
+        raise ValueError(
+            f"the answer {answer!r:.60} is none of the options {', '.join(map(repr, options)) or '(none)'}"
+        )
     return options[place]
 
 

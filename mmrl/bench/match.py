@@ -97,9 +97,9 @@ def _unit(text: str) -> Unit | None:
 
 
 def _list(item: Item, response: Response, found: Found) -> bool:
-    due = item.answer if isinstance(item.answer, list) else [one.value for one in numbers(str(item.answer))]
-    said = [one.value for one in numbers(found.value or "")]
-    return said == [float(one) for one in due]
+    written = item.answer if isinstance(item.answer, list) else [item.answer]
+    due = [one.value for each in written for one in numbers(str(each))]
+    return [one.value for one in numbers(found.value or "")] == due
 
 
 def _text(item: Item, response: Response, found: Found) -> bool:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from mmrl.bench.items import Item, Response
+from mmrl.bench.numbers import as_number
 from mmrl.bench.stats import bootstrap, maj_at_k, pass_at_k, wilson
 from mmrl.bench.verdict import MISSING, SCORER, Outcome, Verdict
 from mmrl.files import finite
@@ -57,10 +58,10 @@ def summarise(run: Run) -> dict[str, Any]:
         "items": len(run.items),
         "responses": len(run.responses),
         "missing": len(run.missing),
-        "strict": _clustered([float(verdict.strict) for verdict in run.verdicts], run.verdicts),
-        "compat": _clustered([float(verdict.compat) for verdict in run.verdicts], run.verdicts),
+        "strict": _clustered([verdict.strict for verdict in run.verdicts], run.verdicts),
+        "compat": _clustered([verdict.compat for verdict in run.verdicts], run.verdicts),
         **({"judge": _judge(run.judging, run.verdicts)} if run.judging else {}),
-        "score": _rounded(fmean(verdict.score for verdict in run.verdicts)),
+        "score": _rounded(fmean(_by_item([verdict.score for verdict in run.verdicts], run.verdicts).values())),
         "overall": {name: _rounded(value) for name, value in run.overall.items()},
         "outcomes": {str(outcome): outcomes[outcome] for outcome in Outcome},
         "truncated_rate": _rounded(
@@ -85,14 +86,24 @@ def _judge(judging: Judging, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "asked": judging.asked,
         "right": sum(verdict.judged is True for verdict in verdicts),
         "failed": len(judging.failures),
-        "accuracy": _clustered([float(verdict.with_judge) for verdict in verdicts], verdicts),
+        "accuracy": _clustered([verdict.with_judge for verdict in verdicts], verdicts),
     }
 
 
+def _by_item(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The mean over an item's responses, by id: one with few of them, or none, counts as much as any other."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for value, verdict in zip(values, verdicts, strict=True):
+        found[verdict.id].append(value)
+    return {id: fmean(each) for id, each in found.items()}
+
+
 def _clustered(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """A mean over pictures resampled. Where all are alike that leaves no interval: then Wilson's, of the pictures."""
-    clusters = [verdict.cluster or verdict.id for verdict in verdicts]
-    interval = bootstrap(values, clusters, seed=_SEED)
+    """A mean over items, pictures resampled. Where all are alike that leaves no interval: then Wilson's, of those."""
+    of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
+    means = _by_item(values, verdicts)
+    clusters = [of[id] for id in means]
+    interval = bootstrap([*means.values()], clusters, seed=_SEED)
     if interval.low == interval.high:
         count = len({*clusters})
         interval = wilson(count * interval.value, count)
@@ -111,15 +122,18 @@ def _subsets(run: Run) -> Iterator[tuple[str, Iterator[tuple[str, dict[str, Any]
 
 
 def _row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    def mean(values: Sequence[float]) -> float:
+        return fmean(_by_item(values, verdicts).values())
+
     count = len({verdict.id for verdict in verdicts})  # several responses to a question do not make it several
-    strict = wilson(count * fmean(verdict.strict for verdict in verdicts), count)
+    strict = wilson(count * mean([verdict.strict for verdict in verdicts]), count)
     return {
         "n": count,
         "strict": _rounded(strict.value),
         "low": _rounded(strict.low),
         "high": _rounded(strict.high),
-        "compat": _rounded(fmean(verdict.compat for verdict in verdicts)),
-        "score": _rounded(fmean(verdict.score for verdict in verdicts)),
+        "compat": _rounded(mean([verdict.compat for verdict in verdicts])),
+        "score": _rounded(mean([verdict.score for verdict in verdicts])),
     }
 
 
@@ -141,7 +155,15 @@ def _samples(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
 def _at(k: int, items: Sequence[Sequence[Verdict]]) -> Iterator[tuple[str, float]]:
     """pass@k and maj@k, summed over items."""
     yield "pass", sum(pass_at_k(sum(one.strict for one in each), len(each), k) for each in items)
-    yield "maj", sum(maj_at_k([one.value for one in each], [one.strict for one in each], k) for each in items)
+    yield "maj", sum(maj_at_k([_vote(one.value) for one in each], [one.strict for one in each], k) for each in items)
+
+
+def _vote(value: str | None) -> str | float | None:
+    """An answer as votes for it are counted: 5, 5.0 and "5 cm" are one, and so are texts of the same words."""
+    if value is None:
+        return None
+    number = as_number(value)
+    return " ".join(value.casefold().split()) if number is None else number
 
 
 def _rules(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:

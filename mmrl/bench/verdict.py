@@ -118,7 +118,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, _row(path, number, line)

@@ -11,7 +11,7 @@ from mmrl.bench.benches import BENCHES, judge
 from mmrl.bench.items import Response, canonical
 from mmrl.bench.official.mathvista import item as mathvista_item
 from mmrl.bench.stats import wilson
-from mmrl.bench.verdict import read_verdicts, verdict_of
+from mmrl.bench.verdict import read_rows, read_verdicts, verdict_of
 from mmrl.cli import main
 
 FRUIT = ["apple", "pear", "plum"]
@@ -85,6 +85,13 @@ def test_compressed_files(score):
     assert len(read_verdicts(out)) == 3
 
 
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+    write(tmp_path / "responses.jsonl", RESPONSES)
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "responses.jsonl").read_bytes())
+    assert [row for _, row in read_rows(path)] == RESPONSES
+
+
 def test_items_without_a_response_are_named_and_wrong(score):
     code, out, said = score(responses=RESPONSES[:1])
     assert code == 0
@@ -114,6 +121,8 @@ def test_published_columns_beside_the_response_are_left_alone(score):
         ([ITEMS[0] | {"choices": "apple"}], "options are 'apple', not a list of texts"),
         ([ITEMS[0] | {"choices": None}], "answer_type 'text' and 0 choices do not go together"),
         ([ITEMS[1] | {"answer": 3}], "the answer is 3, not text"),
+        ([ITEMS[1] | {"answer": ""}], "the answer '' has no number"),
+        ([ITEMS[1] | {"metadata": "x"}], "metadata is 'x', not an object"),
         ([ITEMS[1] | {"pid": None}], "the id is None"),
         ([], "holds no items"),
     ],
@@ -171,6 +180,13 @@ def test_files_that_are_no_jsonl(tmp_path, capsys, text, complaint):
         ({"id": "1", "answer": "many", "answer_type": "count"}, "the answer 'many' has no number"),
         ({"id": "1", "answer": [9, 0, 1, 1], "answer_type": "box", "frame": "norm_1"}, "inverted or empty box"),
         ({"id": "1", "answer": "a", "answer_type": "choice", "options": ["a"] * 27}, "27 options"),
+        ({"id": "1", "answer": "a", "answer_type": "choice"}, "the answer 'a' is none of the options (none)"),
+        ({"id": "1", "answer": None, "answer_type": "text"}, "the answer is None: nothing could be right"),
+        ({"id": "1", "answer": [], "answer_type": "text"}, "the answer is []: nothing could be right"),
+        ({"id": "1", "answer": [1, "a"], "answer_type": "list"}, "the answer [1, 'a'] is no list of numbers"),
+        ({"id": "1", "answer": "none", "answer_type": "list"}, "the answer 'none' is no list of numbers"),
+        ({"id": "1", "answer": "a", "answer_type": "text", "question": ["q"]}, "question is ['q'], not text"),
+        ({"id": "1", "answer": "1", "answer_type": "integer", "unit": 5}, "unit is 5, not text"),
     ],
 )
 def test_bad_canonical_rows_are_refused(row, complaint):

@@ -73,7 +73,17 @@ def test_an_item_without_a_response_lowers_pass_and_majority():
         "2": {"pass": 0.5, "maj": 0.5},
         "3": {"pass": 0.5, "maj": 0.5},
     }
+    assert (
+        report["strict"]["value"] == report["score"] == 0.3333
+    )  # as pass@1: three responses weigh no more than one item
     assert "| 3 | 50.0 | 50.0 |" in as_markdown(report)
+
+
+def test_equal_answers_written_in_other_ways_vote_together():
+    items = {"a": Item(id="a", kind="integer", answer="3"), "b": Item(id="b", kind="text", answer="Ada L.")}
+    told = {"a": ("4", r"\boxed{3.0}", "The answer is 3 cm."), "b": ("Bob", "ADA  L", "Ada L.")}
+    responses = [Response(id=id, text=text, sample=n) for id, texts in told.items() for n, text in enumerate(texts)]
+    assert summarise(scored(BENCHES["canonical"], items, responses, {}))["samples"]["3"] == {"pass": 1.0, "maj": 1.0}
 
 
 def test_a_picture_without_a_response_lowers_average_precision():

@@ -12,7 +12,17 @@ from typing import Any, Final
 from rapidfuzz.distance import Levenshtein
 
 from mmrl.bench.extract import Found
-from mmrl.bench.items import AnswerType, Item, Response, decimals, grouped, identity, options_in
+from mmrl.bench.items import (
+    AnswerType,
+    Item,
+    Response,
+    decimals,
+    due,
+    grouped,
+    identity,
+    options_in,
+    written,
+)
 
 COLUMNS: Final = ("pid", "answer", "answer_type", "choices", "precision")
 """Columns that every item has."""
@@ -81,16 +91,18 @@ def item(row: Mapping[str, Any]) -> Item:
     if kind == "choice" and row["answer"] not in choices:
         raise ValueError(f"the answer {row['answer']!r:.60} is none of the choices {', '.join(map(repr, choices))}")
     metadata = row.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"metadata is {metadata!r:.40}, not an object")
     groups = {name: grouped(row[name]) for name in ("question_type", "answer_type") if row.get(name)}
     groups |= {name: grouped(metadata[name]) for name in SUBSETS if metadata.get(name)}
     return Item(
         id=identity(row["pid"]),
         kind=kind,
-        answer=row["answer"],
-        question=row.get("question") or "",
+        answer=due(kind, row["answer"], choices),
+        question=written(row, "question") or "",
         options=choices,
         precision=decimals(row["precision"]),
-        unit=row.get("unit"),
+        unit=written(row, "unit"),
         cluster=str(row.get("image") or row["pid"]),
         groups=groups,
     )
