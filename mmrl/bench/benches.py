@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from mmrl.bench.extract import Asked, Found, Wants, extract
 from mmrl.bench.items import Item, Response, canonical
-from mmrl.bench.match import right
+from mmrl.bench.match import LATEX, is_figure, right
 from mmrl.bench.official import choice, formulas, grounding, mathvista, megabench, reading
 from mmrl.bench.verdict import MISSING, Outcome, Verdict
 from mmrl.types import UserError
@@ -83,8 +84,12 @@ def bench_of(name: str) -> Bench:
 
 
 def read(item: Item, response: Response) -> Found:
-    """What a response answers to an item."""
-    return extract(response.text, Asked(wants=_WANTS[item.kind], question=item.question, options=item.options))
+    """What a response answers to an item; where a text is due that is a number, a number, unless a formula is given."""
+    asked = Asked(wants=_WANTS[item.kind], question=item.question, options=item.options)
+    found = extract(response.text, asked)
+    if item.kind == "text" and is_figure(item.answer) and not LATEX.search(found.value or ""):
+        return extract(response.text, replace(asked, wants="number"))
+    return found
 
 
 def judge(bench: Bench, item: Item, response: Response) -> Verdict:

@@ -178,4 +178,8 @@ def _denied(text: str, number: Number) -> bool:
 
 
 def _of(text: str, number: Number | None, rule: str) -> Figure | None:
-    return number and Figure(text[number.start : number.end].strip(), rule, number.start, number.end, number.value)
+    if number is None:
+        return None
+    start, end = number.start, number.end
+    start += text[start] == "$" == text[end : end + 1]  # what LaTeX sets apart is no price
+    return Figure(text[start:end].strip(), rule, start, end, number.value)

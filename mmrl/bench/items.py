@@ -16,16 +16,8 @@ from mmrl.types import Frame, Kind, Size, UserError
 AnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
 ANSWER_TYPES: Final[tuple[str, ...]] = get_args(AnswerType)
 COLUMNS: Final = (
-    "id",
-    "question",
-    "options",
-    "answer",
-    "answer_type",
-    "precision",
-    "unit",
-    "frame",
-    "image_size",
-    "meta",
+    *("id", "question", "options", "answer", "answer_type"),
+    *("precision", "unit", "frame", "image_size", "meta"),
 )
 """The columns of canonical JSONL that scoring reads; only some questions need those after `answer_type`."""
 _NEEDED: Final = ("id", "answer", "answer_type")

@@ -10,7 +10,7 @@ from typing import Final
 from mmrl.bench.earned import earned, same_formula
 from mmrl.bench.extract import Found
 from mmrl.bench.items import Item, Response
-from mmrl.bench.numbers import numbers
+from mmrl.bench.numbers import as_number, numbers
 from mmrl.bench.official.megabench import full_credit
 from mmrl.bench.official.megabench_values import fields_of
 from mmrl.types import Kind, ResizeMap, Size
@@ -20,7 +20,8 @@ from mmrl_rewards.strings import words
 
 _UNIT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]{1,12}(?:/[a-z]{1,2}|\^[23]|[²³])?)")
 _OVERLAP: Final = 0.5
-_LATEX: Final = re.compile(r"\\[a-z]|\^|√|π")
+_FIGURE: Final = re.compile(r"[\s$]*-?(?:0|[1-9][\d,]*)?(?:\.\d+)?\s*(?:\\?%|°|\^\\circ|[A-Za-z]{1,9})?[\s$]*")
+LATEX: Final = re.compile(r"\\[a-z]|\^|√|π")
 
 
 def right(item: Item, response: Response, found: Found) -> bool:
@@ -58,12 +59,17 @@ def detected(item: Item, response: Response, found: Found) -> float:
     return earned(detect.f1, Kind.BOXES, found.regions, item.answer, frames=frames, resize=resize, threshold=_OVERLAP)
 
 
+def is_figure(answer: object) -> bool:
+    """Whether a right answer is one number, with a unit or without; digits that begin with 0 are a code."""
+    return isinstance(answer, str) and as_number(answer) is not None and _FIGURE.fullmatch(answer) is not None
+
+
 def same_text(value: str, target: str) -> bool:
     """Whether two texts have the same words, case and punctuation aside, or are equal as formulas."""
     said, due = words(value), words(target)
     if said == due and (said or value.strip() == target.strip()):
         return True
-    return bool(_LATEX.search(value) or _LATEX.search(target)) and same_formula(value, target)
+    return bool(LATEX.search(value) or LATEX.search(target)) and same_formula(value, target)
 
 
 def _choice(item: Item, response: Response, found: Found) -> bool:
@@ -109,6 +115,8 @@ def _text(item: Item, response: Response, found: Found) -> bool:
             same_text(str(said[name]), str(due)) or full_credit(item, response, found, name)
             for name, due in item.answer.items()
         )
+    if found.number is not None:
+        return _figure(item, response, found)
     answers = item.answer if isinstance(item.answer, list) else [item.answer]
     said_so = any(same_text(found.value or "", str(answer)) for answer in answers)
     return said_so or full_credit(item, response, found, "")

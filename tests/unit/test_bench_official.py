@@ -193,10 +193,31 @@ def test_geometry3k_compares_formulas():
     assert both("geometry3k", item("choice", "pear", options=FRUIT), "(B)") == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("due", "response", "strict"),
+    [
+        ("6", "There are 6 different digits.", True),
+        ("6", "The answer is 6 apples.", True),
+        ("6", r"\boxed{6.0}", True),
+        ("6", r"\boxed{\sqrt{36}}", True),
+        ("6", "<answer>6 cm</answer>", True),
+        ("6", "There are 5 digits, not 6.", False),
+        ("6", "It is 6 or 7.", False),
+        ("6 cm", "The side is 60 mm.", True),
+        ("50%", "So 50 percent of them are red.", True),
+        ("007", "The code is 7.", False),  # a code
+        ("C", "The answer is 6.", False),
+    ],
+)
+def test_a_text_that_is_a_number_is_read_as_one(due, response, strict):
+    assert both("mathvision", item("text", due), response)[0] is strict
+
+
 def test_mathverse_wants_the_letter_itself():
     asked = item("choice", "pear", options=FRUIT)
     assert both("mathverse", asked, "Answer: B") == (True, True)
     assert both("mathverse", item("text", "14"), "The answer is 14.") == (True, True)
+    assert both("mathverse", item("text", "14"), "The answer is $14$.") == (True, True)
     assert both("mathverse", item("text", "14"), "The answer is 15.") == (False, False)
 
 
