@@ -67,6 +67,9 @@ _STEMS: Final = (
 )
 """One of these is in every announcement."""
 
+_NEAR: Final = 40  # characters
+_MOST: Final = 60
+"""Announcements at the end of a response that are looked at: nobody needs more."""
 DENIED: Final = re.compile(
     r"\b(?:not|incorrect|wrong)\s+(?:the\s+)?(?:correct\s+)?$|n't\s+(?:the\s+)?(?:correct\s+)?$", re.I
 )
@@ -193,21 +196,19 @@ def announcements(text: str) -> Iterator[int]:
     if not any(stem in lower for stem in _STEMS):  # looking for words first halves the time of all rules together
         return
     supposed = []
-    for match in reversed([*ANNOUNCED.finditer(text)]):
+    undecided: bool | None = None
+    for match in [*ANNOUNCED.finditer(text)][: -_MOST - 1 : -1]:
         opening = text[sentence_start(text, match.start()) : match.start()]
         case = CONDITION.search(opening)
-        if DENIED.search(opening) or _ALTERNATIVE.search(opening) or (case and _undecided(text)):
+        if case and undecided is None:
+            undecided = bool(REFUSED.search(text) or _ALTERNATIVE.search(text))
+        if DENIED.search(opening[-_NEAR:]) or _ALTERNATIVE.search(opening) or (case and undecided):
             continue
         if case and _MIGHT.search(match[0]):
             supposed.append(match.end())
         else:
             yield match.end()
     yield from supposed
-
-
-def _undecided(text: str) -> bool:
-    """Whether a text declines, or tells cases apart."""
-    return bool(REFUSED.search(text) or _ALTERNATIVE.search(text))
 
 
 def declined(text: str) -> tuple[int, int] | None:

@@ -161,14 +161,16 @@ def _figured(hit: figure.Figure) -> Found:
 
 def _text(text: str) -> Found:
     """Free text: what stands in a box or in tags, what is announced, else all there is."""
-    for find, rule in ((last_box, "boxed"), (last_tag, "answer_tag")):
-        if span := find(text):
-            return _stripped(text, span, rule)
-    for at in cues.announcements(text):
-        span = Span(at, sentence_end(text, at))
+    if span := last_box(text):
+        return _stripped(text, span, "boxed")
+    told = last_tag(text)
+    part = told or Span(0, len(text))
+    for place in cues.announcements(text[slice(*part)]):
+        at = part.start + place
+        span = Span(at, min(part.end, sentence_end(text, at)))
         if text[slice(*span)].strip(_BARE):
-            return _stripped(text, span, "announced_text")
-    return _stripped(text, Span(0, len(text)), "whole_text")
+            return _stripped(text, span, "answer_tag" if told else "announced_text")
+    return _stripped(text, part, "answer_tag" if told else "whole_text")
 
 
 def _stripped(text: str, span: Span, rule: str) -> Found:

@@ -304,4 +304,6 @@ def test_boxes_with_labels():
 def test_free_text_and_lists():
     assert extract("The answer is: Paris.", Asked(wants="text")).value == "Paris"
     assert extract("Paris", Asked(wants="text")).value == "Paris"
+    assert extract("<answer>The answer is Paris.</answer> Bye.", Asked(wants="text")).value == "Paris"
+    assert extract("The answer is Rome. <answer> Paris </answer>", Asked(wants="text")).value == "Paris"
     assert extract("Between [1, 2] or rather [2014, 2016].", Asked(wants="list")).value == "[2014, 2016]"

@@ -38,6 +38,10 @@ UNITS: Mapping[str, str] = {
     "fullwidth": "\uff08\uff11\uff09",
     "tags": "<answer>",
     "thinking": "<think></think>",
+    "second thoughts": "wait, it is A ",
+    "suppositions": "if so, the answer would be A. ",
+    "open answers": "<answer>5 or 6 ",
+    "answers in Chinese": "答案]A",
 }
 
 
