@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -72,11 +72,11 @@ class StageEngine(Engine, Protocol):
     def forget(self) -> None:
         """Drop the moments."""
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, whole on the first rank; every rank must ask."""
+    def state(self) -> dict[str, dict[int, Any]]:
+        """What a checkpoint keeps of this rank's part of the weights, by their places; every rank must ask."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, given whole to every rank."""
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Continue from the `state()` of all ranks, given to each."""
 
 
 class World:

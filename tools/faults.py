@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 
 from mmrl.checkpoint import latest
 from mmrl.checkpoint.folder import HASHES
-from mmrl.checkpoint.snapshot import FILES, WEIGHTS
+from mmrl.checkpoint.snapshot import COMMON, OPTIMIZER, WEIGHTS
 from mmrl.verify import differing
 
 BACKGROUND = "checkpoints.asynchronous=true"
@@ -128,7 +128,7 @@ def drop_capabilities() -> None:
 def corrupt(lab: Lab) -> Iterator[Row]:
     """The newest checkpoint is damaged, in every file and every way."""
     lost, tries = [], 0
-    damages = [(name, how) for name in (HASHES, *FILES) for how in ("lost", "cut", "flipped")]
+    damages = [(name, how) for name in (HASHES, WEIGHTS, OPTIMIZER, *COMMON) for how in ("lost", "cut", "flipped")]
     for name, how in damages if lab.kills >= 50 else lab.dice.sample(damages, 2):
         file = lab.half() / "checkpoints" / "01-000003" / name
         content = bytearray(file.read_bytes())

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -48,29 +48,61 @@ def whole(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full or not writable.
     """
-    aside = folder.parent / f".{folder.name}{PARTIAL}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        with _as_os_error():
-            yield aside
-        for path in aside.rglob("*"):
-            sync(path)
-        sync(aside)
-        retired = folder.parent / f".{folder.name}{RETIRED}"
-        if folder.exists():
-            shutil.rmtree(retired, ignore_errors=True)
-            folder.rename(retired)
-        aside.rename(folder)
-        sync(folder.parent)
-        shutil.rmtree(retired, ignore_errors=True)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        bring_back(folder.parent)
-        if isinstance(error, OSError):
-            raise UserError(_cannot_save(folder, error)) from error
+        with writing(folder):
+            yield begin(folder)
+            finish(folder)
+    except BaseException:
+        drop(folder)
         raise
+
+
+def aside_of(folder: Path) -> Path:
+    """Where a folder is written until it is whole."""
+    return folder.parent / f".{folder.name}{PARTIAL}"
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Tell what the system says against writing there.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
+    try:
+        with _as_os_error():
+            yield
+    except OSError as error:
+        raise UserError(_cannot_save(folder, error)) from error
+
+
+def begin(folder: Path) -> Path:
+    """An empty folder to write into, which `finish` puts in the place of `folder` and `drop` removes."""
+    aside = aside_of(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    return aside
+
+
+def finish(folder: Path) -> None:
+    """Let what was written aside take the place of `folder`."""
+    aside, retired = aside_of(folder), folder.parent / f".{folder.name}{RETIRED}"
+    for path in aside.rglob("*"):
+        sync(path)
+    sync(aside)
+    if folder.exists():
+        shutil.rmtree(retired, ignore_errors=True)
+        folder.rename(retired)
+    aside.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def drop(folder: Path) -> None:
+    """Leave no trace of what was written aside."""
+    shutil.rmtree(aside_of(folder), ignore_errors=True)
+    bring_back(folder.parent)
 
 
 def bring_back(parent: Path) -> None:
@@ -81,23 +113,25 @@ def bring_back(parent: Path) -> None:
             retired.rename(folder)
 
 
-def seal(folder: Path, names: Sequence[str]) -> None:
-    """Write down the hashes of these files."""
-    hashes = {name: sha256_of(folder / name) for name in names}
+def seal(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Write down what the folder's files must hash to."""
     (folder / HASHES).write_text(json.dumps(hashes, indent=1))
 
 
-def damage(folder: Path, names: Sequence[str]) -> str | None:
-    """What is wrong with a folder that was sealed, if anything is."""
-    for name in (HASHES, *names):
-        if not (folder / name).is_file():
-            return f"{name} is missing"
+def damage(folder: Path, needed: Sequence[str]) -> str | None:
+    """What is wrong with a folder that was sealed, if anything is; the `needed` files are among those it has."""
+    if not (folder / HASHES).is_file():
+        return f"{HASHES} is missing"
     try:
         hashes = json.loads((folder / HASHES).read_text())
     except ValueError:
         return f"{HASHES} is not JSON"
     if not isinstance(hashes, dict):
         return f"{HASHES} does not list hashes"
+    names = [*needed, *(hashes.keys() - set(needed))]
+    for name in names:
+        if not (folder / name).is_file():
+            return f"{name} is missing"
     wrong = [name for name in names if sha256_of(folder / name) != hashes.get(name)]
     return f"{wrong[0]} does not match its hash" if wrong else None
 

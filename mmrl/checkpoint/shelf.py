@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from mmrl.checkpoint.folder import bring_back, damage
-from mmrl.checkpoint.snapshot import FILES, Snapshot, save, score_of, still
+from mmrl.checkpoint.folder import aside_of, begin, bring_back, damage, drop, finish, seal, writing
+from mmrl.checkpoint.snapshot import COMMON, Snapshot, score_of, still, write_part
 from mmrl.config.schema import Best, Checkpoints
 from mmrl.files import refusing, sweep
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import UserError
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
@@ -30,13 +32,23 @@ class Place(NamedTuple):
         return f"{self.stage:02d}-{self.step:06d}"
 
 
-class Shelf:
-    """Holds checkpoints as `options` say. At most one is being written; the last good one goes only after."""
+_Part = dict[str, str] | UserError
+"""The hashes of the files that a rank has written, or what went wrong."""
 
-    def __init__(self, folder: Path, options: Checkpoints, warn: Callable[[str], None]) -> None:
-        self._folder, self._options, self._warn = folder, options, warn
+
+class Shelf:
+    """Holds checkpoints as `options` say. At most one is being written; the last good one goes only after.
+
+    Every rank writes its part; once all have, the first makes it a checkpoint. Whatever is called here, every rank
+    must call, and an error of one is raised on all.
+    """
+
+    def __init__(
+        self, folder: Path, options: Checkpoints, warn: Callable[[str], None], ranks: Ranks | None = None
+    ) -> None:
+        self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or Alone()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: tuple[Path, Future[_Part]] | None = None
 
     def __enter__(self) -> Shelf:
         """Itself."""
@@ -45,9 +57,13 @@ class Shelf:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what is being written. Where something else went wrong already, a failure is told, not raised."""
+        """Wait for what is being written. Where something else went wrong already, a failure is told, not raised.
+
+        Of several ranks the others may not come then: what they were writing together is given up.
+        """
         try:
-            self.settle()
+            if kind is None or self._ranks.size == 1:
+                self.settle()
         except UserError as failure:
             if kind is None:
                 raise
@@ -58,24 +74,27 @@ class Shelf:
     def put(self, snapshot: Snapshot, *, first: Callable[[], None]) -> None:
         """Save a checkpoint, calling `first` before, and clear away what need not stay.
 
-        Asynchronously, this returns once the snapshot is copied; it waits for the one before.
+        Asynchronously, this returns once the snapshot is copied; it waits for the one before. What was written in the
+        background becomes a checkpoint at the next look.
 
         Raises:
             UserError: this one cannot be saved, or the one before could not.
         """
         self.settle()
-        if not self._options.asynchronous:
-            self._save(snapshot, first)
-            return
-        self._writing = self._pool.submit(self._save, still(snapshot), first)
+        folder = self._folder / str(Place(snapshot.state.stage, snapshot.state.step))
+        self._ranks.once(partial(_begin, folder))
+        if self._options.asynchronous:
+            self._writing = folder, self._pool.submit(self._write, folder, still(snapshot), first)
+        else:
+            self._complete(folder, self._write(folder, snapshot, first))
 
     def check(self) -> None:
-        """Look whether a write in the background has failed.
+        """Look whether what is written in the background is complete.
 
         Raises:
-            UserError: it has.
+            UserError: it cannot be saved.
         """
-        if self._writing is not None and self._writing.done():
+        if self._writing is not None and all(self._ranks.gather(self._writing[1].done())):
             self.settle()
 
     def settle(self) -> None:
@@ -84,15 +103,42 @@ class Shelf:
         Raises:
             UserError: what was being written cannot be saved.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if self._writing is not None:
+            (folder, part), self._writing = self._writing, None
+            self._complete(folder, part.result())
 
-    def _save(self, snapshot: Snapshot, first: Callable[[], None]) -> None:
-        first()
-        save(self._folder / str(Place(snapshot.state.stage, snapshot.state.step)), snapshot)
+    def _write(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> _Part:
+        try:
+            with writing(folder):
+                first()
+                return write_part(aside_of(folder), snapshot, self._ranks)
+        except UserError as error:
+            return error
+
+    def _complete(self, folder: Path, part: _Part) -> None:
+        """Make a checkpoint of what all ranks have written."""
+        self._ranks.once(partial(self._finish, folder, self._ranks.gather(part)))
+
+    def _finish(self, folder: Path, parts: Sequence[_Part]) -> None:
+        hashes: dict[str, str] = {}
+        try:
+            for part in parts:
+                if isinstance(part, UserError):
+                    raise part
+                hashes |= part
+            with writing(folder):
+                seal(aside_of(folder), hashes)
+                finish(folder)
+        except BaseException:
+            drop(folder)
+            raise
         with refusing(self._folder):
             prune(self._folder, self._options)
+
+
+def _begin(folder: Path) -> None:
+    with writing(folder):
+        begin(folder)
 
 
 def latest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
@@ -119,7 +165,7 @@ def find(checkpoints: Path, name: str | None, best: Best | None, warn: Callable[
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
         raise UserError(f"{checkpoints}: there is no checkpoint {name or ''!r}; there is {listed}{hint}")
-    if problem := damage(saved[chosen], FILES):
+    if problem := damage(saved[chosen], COMMON):
         raise UserError(f"checkpoint {saved[chosen]} is damaged ({problem}); choose another")
     return saved[chosen]
 
@@ -139,7 +185,7 @@ def prune(checkpoints: Path, options: Checkpoints) -> None:
 def _newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
     damaged = []
     for _, folder in sorted(_saved(checkpoints).items(), reverse=True):
-        problem = damage(folder, FILES)
+        problem = damage(folder, COMMON)
         if problem is None:
             return folder
         damaged.append(f"checkpoint {folder} is damaged ({problem})")
