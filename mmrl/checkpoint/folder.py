@@ -7,14 +7,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
 from safetensors import SafetensorError
 
-from mmrl.files import PARTIAL, RETIRED, sha256_of, sync
+from mmrl.files import PARTIAL, RETIRED, sha256_of, sync, write_atomically
 from mmrl.policy.quiet import without_bars
 from mmrl.types import UserError
 
@@ -113,9 +113,19 @@ def bring_back(parent: Path) -> None:
             retired.rename(folder)
 
 
-def seal(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Write down what the folder's files must hash to."""
+def vouch(folder: Path, names: Sequence[str], part: str) -> None:
+    """Once these files are on the disk, let the file `part` appear, with what they must hash to."""
+    for name in names:
+        sync(folder / name)
+    write_atomically(folder / part, json.dumps({name: sha256_of(folder / name) for name in names}))
+
+
+def seal(folder: Path, parts: Sequence[str]) -> None:
+    """Write down what all files of these parts must hash to."""
+    hashes = {name: of for part in parts for name, of in json.loads((folder / part).read_text()).items()}
     (folder / HASHES).write_text(json.dumps(hashes, indent=1))
+    for part in parts:
+        (folder / part).unlink()
 
 
 def damage(folder: Path, needed: Sequence[str]) -> str | None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Final, NamedTuple
 
 from mmrl.checkpoint.folder import aside_of, begin, bring_back, damage, drop, finish, seal, writing
-from mmrl.checkpoint.snapshot import COMMON, Snapshot, score_of, still, write_part
+from mmrl.checkpoint.snapshot import COMMON, Snapshot, part_names, score_of, still, write_part
 from mmrl.config.schema import Best, Checkpoints
 from mmrl.files import refusing, sweep
 from mmrl.ranks import Alone, Ranks
@@ -32,14 +33,13 @@ class Place(NamedTuple):
         return f"{self.stage:02d}-{self.step:06d}"
 
 
-_Part = dict[str, str] | UserError
-"""The hashes of the files that a rank has written, or what went wrong."""
+_LOOK_S: Final = 0.05
 
 
 class Shelf:
     """Holds checkpoints as `options` say. At most one is being written; the last good one goes only after.
 
-    Every rank writes its part; once all have, the first makes it a checkpoint. Whatever is called here, every rank
+    Every rank writes its part; once all have, the first makes them a checkpoint. Whatever is called here, every rank
     must call, and an error of one is raised on all.
     """
 
@@ -48,7 +48,8 @@ class Shelf:
     ) -> None:
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or Alone()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: tuple[Path, Future[_Part]] | None = None
+        self._writing: tuple[Path, Future[UserError | None]] | None = None
+        self._asked = Event()
 
     def __enter__(self) -> Shelf:
         """Itself."""
@@ -69,13 +70,13 @@ class Shelf:
                 raise
             self._warn(str(failure))
         finally:
+            self._asked.set()
             self._pool.shutdown()
 
     def put(self, snapshot: Snapshot, *, first: Callable[[], None]) -> None:
         """Save a checkpoint, calling `first` before, and clear away what need not stay.
 
-        Asynchronously, this returns once the snapshot is copied; it waits for the one before. What was written in the
-        background becomes a checkpoint at the next look.
+        Asynchronously, this returns once the snapshot is copied; it waits for the one before.
 
         Raises:
             UserError: this one cannot be saved, or the one before could not.
@@ -84,18 +85,22 @@ class Shelf:
         folder = self._folder / str(Place(snapshot.state.stage, snapshot.state.step))
         self._ranks.once(partial(_begin, folder))
         if self._options.asynchronous:
-            self._writing = folder, self._pool.submit(self._write, folder, still(snapshot), first)
+            self._asked.clear()
+            self._writing = folder, self._pool.submit(self._write_behind, folder, still(snapshot), first)
         else:
-            self._complete(folder, self._write(folder, snapshot, first))
+            self._agree(folder, self._write(folder, snapshot, first))
 
     def check(self) -> None:
-        """Look whether what is written in the background is complete.
+        """Look whether a write in the background has failed.
 
         Raises:
-            UserError: it cannot be saved.
+            UserError: it has.
         """
-        if self._writing is not None and all(self._ranks.gather(self._writing[1].done())):
-            self.settle()
+        if self._writing is not None:
+            part = self._writing[1]
+            seen = self._ranks.gather((part.done(), part.result() if part.done() else None))
+            if all(done for done, _ in seen) or any(error for _, error in seen):
+                self.settle()
 
     def settle(self) -> None:
         """Wait until nothing is being written.
@@ -105,29 +110,50 @@ class Shelf:
         """
         if self._writing is not None:
             (folder, part), self._writing = self._writing, None
-            self._complete(folder, part.result())
+            self._asked.set()
+            self._agree(folder, part.result())
 
-    def _write(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> _Part:
+    def _write(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> UserError | None:
+        """Write this rank's part; returns what went wrong."""
         try:
             with writing(folder):
                 first()
-                return write_part(aside_of(folder), snapshot, self._ranks)
+                write_part(aside_of(folder), snapshot, self._ranks)
         except UserError as error:
             return error
+        return None
 
-    def _complete(self, folder: Path, part: _Part) -> None:
-        """Make a checkpoint of what all ranks have written."""
-        self._ranks.once(partial(self._finish, folder, self._ranks.gather(part)))
-
-    def _finish(self, folder: Path, parts: Sequence[_Part]) -> None:
-        hashes: dict[str, str] = {}
+    def _write_behind(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> UserError | None:
+        """Also make a checkpoint of it as soon as all have written theirs, unless they are asked for it before."""
+        error = self._write(folder, snapshot, first)
+        if error or self._ranks.rank:
+            return error
+        parts = [aside_of(folder) / name for name in part_names(self._ranks.size)]
+        while not all(part.exists() for part in parts):
+            if self._asked.wait(_LOOK_S):
+                return None
         try:
-            for part in parts:
-                if isinstance(part, UserError):
-                    raise part
-                hashes |= part
+            self._finish(folder)
+        except UserError as failure:
+            return failure
+        return None
+
+    def _agree(self, folder: Path, error: UserError | None) -> None:
+        """Make a checkpoint of what all ranks have written, unless one of them could not."""
+        errors = [each for each in self._ranks.gather(error) if each]
+        self._ranks.once(partial(self._conclude, folder, errors))
+
+    def _conclude(self, folder: Path, errors: Sequence[UserError]) -> None:
+        if errors:
+            drop(folder)
+            raise errors[0]
+        if aside_of(folder).exists():
+            self._finish(folder)
+
+    def _finish(self, folder: Path) -> None:
+        try:
             with writing(folder):
-                seal(aside_of(folder), hashes)
+                seal(aside_of(folder), part_names(self._ranks.size))
                 finish(folder)
         except BaseException:
             drop(folder)

@@ -21,8 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mmrl import codec
-from mmrl.checkpoint.folder import seal, whole
-from mmrl.files import sha256_of, sync
+from mmrl.checkpoint.folder import seal, vouch, whole
 from mmrl.ranks import Alone, Ranks
 from mmrl.types import State, UserError
 
@@ -90,17 +89,23 @@ def save(folder: Path, snapshot: Snapshot) -> None:
         UserError: the disk is full or not writable, or State holds what cannot be written.
     """
     with whole(folder) as aside:
-        seal(aside, write_part(aside, snapshot, Alone()))
+        write_part(aside, snapshot, Alone())
+        seal(aside, part_names(1))
 
 
-def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> dict[str, str]:
-    """Write what is this rank's to write of a checkpoint; returns the hashes of these files, by name.
+def part_names(count: int) -> list[str]:
+    """The files that vouch for what each of so many ranks has written, until all have."""
+    return [_named("part.json", rank, count) for rank in range(count)]
+
+
+def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
+    """Write what is this rank's to write of a checkpoint.
 
     Raises:
         OSError: the disk is full or not writable.
-        UserError: State holds what cannot be written.
+        UserError: it is, or State holds what cannot be written.
     """
-    names = [_named(WEIGHTS, ranks), _named(OPTIMIZER, ranks)]
+    names = [_named(name, ranks.rank, ranks.size) for name in (WEIGHTS, OPTIMIZER)]
     _write(snapshot.weights, folder / names[0])
     _pickle({table: dict(kept) for table, kept in snapshot.optimizer.items()}, folder / names[1])
     if ranks.rank == 0:
@@ -109,9 +114,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> dict[str, str]
         (folder / STATE).write_text(codec.dumps(snapshot.state))
         (folder / SCORE).write_text(json.dumps(snapshot.score))
         (folder / CONFIG).write_text(snapshot.config)
-    for name in names:
-        sync(folder / name)
-    return {name: sha256_of(folder / name) for name in names}
+    vouch(folder, names, part_names(ranks.size)[ranks.rank])
 
 
 def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State, dict[str, dict[Any, Any]]]:
@@ -182,10 +185,10 @@ def load_weights(folder: Path, weights: Weights, *, mapped: bool = False) -> Non
                 tensor.copy_(holder[name].get_tensor(name))
 
 
-def _named(name: str, ranks: Ranks) -> str:
+def _named(name: str, rank: int, count: int) -> str:
     """A file's name where several ranks write one each, as Hugging Face has it."""
     stem, _, kind = name.partition(".")
-    return name if ranks.size == 1 else f"{stem}-{ranks.rank + 1:05d}-of-{ranks.size:05d}.{kind}"
+    return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{kind}"
 
 
 def _parts(folder: Path, name: str) -> list[Path]:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Event
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
@@ -389,18 +390,32 @@ def test_what_one_rank_cannot_write_ends_all_and_leaves_the_checkpoint_before(tm
 
 def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
     """Nobody waits for a rank that will not come."""
+    left = Event()
 
     def keep(ranks):
         with pytest.raises(ValueError, match="a bug"), Shelf(tmp_path, BACKGROUND, print, ranks) as shelf:
             shelf.put(part_of(ranks, step=1), first=lambda: None)
             shelf.settle()
-            shelf.put(part_of(ranks, step=2), first=lambda: None)
-            if ranks.rank == 1:
-                raise ValueError("a bug")
-            raise ValueError("a bug's effect")
+            shelf.put(part_of(ranks, step=2), first=lambda: left.wait(60) if ranks.rank else None)
+            raise ValueError("a bug, or its effect on the others")
+        left.set()
 
     by_ranks(2, keep)
     assert names(tmp_path) == [".00-000002.partial", "00-000001"]
+
+
+def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
+    def keep(ranks):
+        with Shelf(tmp_path, BACKGROUND, refuse_warnings, ranks) as shelf:
+            shelf.put(part_of(ranks, step=1), first=lambda: None)
+            for _ in range(1200):
+                if (tmp_path / "00-000001").exists():
+                    return
+                sleep(0.05)
+
+    by_ranks(3, keep)
+    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
+    assert not [name for name in names(tmp_path / "00-000001") if name.startswith("part")]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 48])
