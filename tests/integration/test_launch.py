@@ -93,7 +93,9 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
 
 
 def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
-    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}), tmp_path / "tiny.yaml")
+    """They see it within a second, in a stage that lasts much longer."""
+    stages = [imitation(steps=100_000)]
+    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
     assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
@@ -106,7 +108,7 @@ def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: P
     pytest.importorskip("deepspeed")
     sections = {"deepspeed": {"zero": 2}, "checkpoints": {"every": 50, "keep": 2}}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
-    done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=6)
+    done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert "Saved. Go on with: mmrl train" in done.output
     assert processes_of(config) == []
