@@ -168,7 +168,7 @@ class _Run:
         return any(self._ranks.gather(self._stop.wanted()))
 
     def _resume(self) -> tuple[State, dict[str, Any]]:
-        folder = self._ranks.once(lambda: checkpoint.latest(self._dir.checkpoints, self._console.warn))
+        folder = checkpoint.latest(self._dir.checkpoints, self._console.warn, self._ranks)
         if folder is None:
             return State(), {}
         refuse_another(folder, changes(read_settings(folder / checkpoint.CONFIG), self._config))

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 
 from mmrl.files import PARTIAL, RETIRED, sha256_of, sync, write_atomically
 from mmrl.policy.quiet import without_bars
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import UserError
 
 HASHES: Final = "hashes.json"
@@ -128,8 +130,23 @@ def seal(folder: Path, parts: Sequence[str]) -> None:
         (folder / part).unlink()
 
 
-def damage(folder: Path, needed: Sequence[str]) -> str | None:
-    """What is wrong with a folder that was sealed, if anything is; the `needed` files are among those it has."""
+def damage(folder: Path, needed: Sequence[str], ranks: Ranks | None = None) -> str | None:
+    """What is wrong with a folder that was sealed, if anything is; the `needed` files are among those it has.
+
+    Of several `ranks` all must ask, and each reads a part of the files.
+    """
+    ranks = ranks or Alone()
+    hashes = ranks.once(partial(_vouched, folder, needed))
+    if isinstance(hashes, str):
+        return hashes
+    names = list(hashes)[ranks.rank :: ranks.size]
+    found = ranks.gather([name for name in names if sha256_of(folder / name) != hashes[name]])
+    wrong = [name for of_rank in found for name in of_rank]
+    return f"{wrong[0]} does not match its hash" if wrong else None
+
+
+def _vouched(folder: Path, needed: Sequence[str]) -> dict[str, str] | str:
+    """What the folder's files must hash to, by name; or what is wrong before any is read."""
     if not (folder / HASHES).is_file():
         return f"{HASHES} is missing"
     try:
@@ -138,12 +155,10 @@ def damage(folder: Path, needed: Sequence[str]) -> str | None:
         return f"{HASHES} is not JSON"
     if not isinstance(hashes, dict):
         return f"{HASHES} does not list hashes"
-    names = [*needed, *(hashes.keys() - set(needed))]
-    for name in names:
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-    wrong = [name for name in names if sha256_of(folder / name) != hashes.get(name)]
-    return f"{wrong[0]} does not match its hash" if wrong else None
+    lost = [name for name in (*needed, *hashes) if not (folder / name).is_file()]
+    if lost:
+        return f"{lost[0]} is missing"
+    return dict.fromkeys(needed, "") | hashes
 
 
 @contextmanager

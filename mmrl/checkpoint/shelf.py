@@ -20,6 +20,7 @@ from mmrl.ranks import Alone, Ranks
 from mmrl.types import UserError
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
+_LOOK_S: Final = 0.05
 
 
 class Place(NamedTuple):
@@ -31,9 +32,6 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """The name of its checkpoint."""
         return f"{self.stage:02d}-{self.step:06d}"
-
-
-_LOOK_S: Final = 0.05
 
 
 class Shelf:
@@ -167,14 +165,17 @@ def _begin(folder: Path) -> None:
         begin(folder)
 
 
-def latest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
+def latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
     """The newest checkpoint that is whole, if there are any; one that is not is passed over with a warning.
+
+    Of several `ranks` all must ask.
 
     Raises:
         UserError: there are checkpoints, and every one is damaged.
     """
-    bring_back(checkpoints)
-    return _newest(checkpoints, warn)
+    ranks = ranks or Alone()
+    ranks.once(partial(bring_back, checkpoints))
+    return _newest(checkpoints, warn, ranks)
 
 
 def find(checkpoints: Path, name: str | None, best: Best | None, warn: Callable[[str], None]) -> Path:
@@ -184,7 +185,7 @@ def find(checkpoints: Path, name: str | None, best: Best | None, warn: Callable[
         UserError: there is none, or it is damaged.
     """
     saved = _saved(checkpoints)
-    if name is None and (newest := _newest(checkpoints, warn)):
+    if name is None and (newest := _newest(checkpoints, warn, Alone())):
         return newest
     chosen = _best(saved, best) if name == "best" else next((at for at in saved if saved[at].name == name), None)
     if chosen is None:
@@ -208,10 +209,10 @@ def prune(checkpoints: Path, options: Checkpoints) -> None:
     sweep(checkpoints)
 
 
-def _newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
+def _newest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
     damaged = []
-    for _, folder in sorted(_saved(checkpoints).items(), reverse=True):
-        problem = damage(folder, COMMON)
+    for _, folder in sorted(ranks.once(partial(_saved, checkpoints)).items(), reverse=True):
+        problem = damage(folder, COMMON, ranks)
         if problem is None:
             return folder
         damaged.append(f"checkpoint {folder} is damaged ({problem})")

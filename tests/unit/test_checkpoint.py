@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Event
 from time import sleep
@@ -330,6 +331,13 @@ def part_of(ranks, **state):
     return Snapshot(weights=Weights(learned=learned), optimizer=optimizer, rng=RNG, state=State(**state))
 
 
+def save_twice(folder, ranks):
+    """What each rank does to save its part of two checkpoints."""
+    with Shelf(folder, Checkpoints(), refuse_warnings, ranks) as shelf:
+        for step in (1, 2):
+            shelf.put(part_of(ranks, step=step), first=lambda: None)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, asynchronous):
@@ -358,16 +366,29 @@ def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, async
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt"])
 def test_a_checkpoint_without_the_part_of_one_rank_is_damaged(tmp_path, name):
-    def keep(ranks):
-        with Shelf(tmp_path, Checkpoints(), refuse_warnings, ranks) as shelf:
-            for step in (1, 2):
-                shelf.put(part_of(ranks, step=step), first=lambda: None)
-
-    by_ranks(3, keep)
+    by_ranks(3, partial(save_twice, tmp_path))
     (tmp_path / "00-000002" / name).unlink()
+    flipped = tmp_path / "00-000001" / name
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
     warnings = []
-    assert checkpoint.latest(tmp_path, warnings.append) == tmp_path / "00-000001"
-    assert f"00-000002 is damaged ({name} is missing)" in warnings[0]
+    with pytest.raises(UserError, match=f"00-000002 is damaged .{name} is missing., and no other is whole"):
+        checkpoint.latest(tmp_path, warnings.append)
+    assert f"00-000001 is damaged ({name} does not match its hash)" in warnings[1]
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt", "state.json"])
+def test_ranks_check_a_checkpoint_together(tmp_path, name):
+    """Each reads a part of the files, and all hear of what is wrong with any."""
+    by_ranks(3, partial(save_twice, tmp_path))
+    assert (
+        by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, refuse_warnings, ranks)) == [tmp_path / "00-000002"] * 2
+    )
+    flipped = tmp_path / "00-000002" / name
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
+    warnings = []
+    found = by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, warnings.append, ranks))
+    assert found == [tmp_path / "00-000001"] * 2
+    assert len(warnings) == 2 and f"00-000002 is damaged ({name} does not match" in warnings[0]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
