@@ -196,7 +196,10 @@ def _of_files(request: Request, exam: Exam) -> Asked:
     folders = folders_of(request.data, request.media, Path.cwd())
     access = access_of(exam.limits, (*folders, request.out), schemes=("data",))
     place = Place(work=request.out.absolute(), base=Path.cwd(), seed=exam.run.seed, access=access)
-    questions = read_files(
-        request.bench, request.data, place, split=request.split, media=request.media, frame=request.frame
-    )
+    try:
+        questions = read_files(
+            request.bench, request.data, place, split=request.split, media=request.media, frame=request.frame
+        )
+    except UserError as error:
+        raise UserError(f"--data: {error}") from error
     return by_rule(request.bench, request.bench, questions, access)
