@@ -27,7 +27,6 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.ranks import Alone
 from mmrl.rollout.tool_replies import Workshop
-from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers
 from mmrl.types import Frame, Place, UserError
 from mmrl_rewards.services.judge import JudgeService
@@ -148,7 +147,6 @@ class _Examination:
             self._exam,
             examinee.policy,
             examinee.processor,
-            weights=PolicyWeights(examinee.policy),
             adapter=examinee.adapter,
             run_dir=RunDir(self._request.out),
             ranks=ranks,
