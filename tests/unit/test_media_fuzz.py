@@ -1,4 +1,4 @@
-"""Damaged files by the hundred: each ends in a named refusal or a real picture or clip, without a crash."""
+"""Damaged files by the hundred: each ends in a named refusal or a real picture or clip, soon and without a crash."""
 
 import itertools
 import multiprocessing
@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from videos import picture, video_ref, write_video
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, bounded
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.image import MediaError
@@ -61,6 +61,7 @@ def insert(content, rng):
 MUTATORS = (truncate, overwrite, blank, cut, insert)
 
 
+@bounded()
 def open_it(path, rule=SOME):
     """The frames a file gives, a picture being one, or None when it is refused. Runs in a process of its own."""
     torch.set_num_threads(1)
