@@ -53,7 +53,6 @@ from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
-from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.supply import Supply
@@ -130,7 +129,6 @@ class World:
             config,
             self.policy,
             self.processor,
-            weights=PolicyWeights(self.policy),
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,

@@ -1,7 +1,7 @@
 """A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
 
-Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, S new
-columns, K cached columns, V vocabulary.
+Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, S new columns, K cached columns,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Policy:
     """The model being trained. All forwards go through the model's own top-level call.
 
     Logits exist for `logits_chunk` tokens at a time while scoring. `vision` keeps what the vision tower made of a
-    medium; a policy that freezes the tower as a whole makes
-    its own, and shares it with its copies, unless it `remembers_media` not: ranks that march in step run it every time.
+    medium; a policy that freezes the tower as a whole makes its own, and shares it with its copies, unless
+    `remembers_media` is False: ranks that march in step run it every time.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ def launch(folder: Path, lessons: Lessons, size: int) -> dict:
         for rank in range(size)
     ]
     try:
-        said = [process.communicate(timeout=600)[0] for process in processes]
+        said = [process.communicate(timeout=1200)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
