@@ -91,10 +91,10 @@ class Grammar:
             UserError: the result would not parse: a missing thought or section, a target not of its kind, tags inside.
         """
         if thought is None:
-            return self._checked({}, target)
+            return self._checked({}, target)[0]
         if self.style != "json" and thought.lstrip().startswith(tuple(f"<{tag}>" for tag in self._order())):
-            return self._checked({}, target, opening=thought)
-        return self._checked({self.think_tag: thought} if self.think != "none" else {}, target)
+            return self._checked({}, target, opening=thought)[0]
+        return self._checked({self.think_tag: thought} if self.think != "none" else {}, target)[0]
 
     def without_thinking(self, response: str) -> str:
         """A response in tags or boxed style without its thinking."""
@@ -107,8 +107,9 @@ class Grammar:
         start = response.rfind(opening)
         return start if start >= 0 else None
 
-    def specimen(self, target: Target) -> str:
-        """A response that is right in every respect, with `...` for all that comes before the answer.
+    def specimen(self, target: Target) -> tuple[str, Answer]:
+        """A response that is right in every respect, with `...` for all that comes before the answer; and what is read
+        in it.
 
         Raises:
             UserError: the target cannot be written.
@@ -200,18 +201,17 @@ class Grammar:
     def _called(self, tag: str) -> str:
         return "thinking" if tag == self.think_tag else f"<{tag}>"
 
-    def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
-        """A response of these parts, proven to parse."""
-        refusal = f"a {target.kind} target {target.value!r} cannot be written as an answer"
+    def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> tuple[str, Answer]:
+        """A response of these parts, and what is read in it: it is proven to parse."""
         try:
             content = written(target)
         except ValueError as error:
-            raise UserError(f"{refusal}: {error}: {str(target.value)!r}") from None
+            raise _refusal(target, f"{error}: {str(target.value)!r}") from None
         text = opening + self._assembled(parts, self._enclosed(target.kind, content))
-        problems = self.parse(text, target.kind).problems
-        if problems:
-            raise UserError(f"{refusal}: {problems[0]}")
-        return text
+        answer = self.parse(text, target.kind)
+        if answer.problems:
+            raise _refusal(target, answer.problems[0])
+        return text, answer
 
     def _enclosed(self, kind: Kind, content: str) -> str:
         """What the answer's content stands in."""
@@ -240,6 +240,10 @@ def _value(kind: Kind, content: str) -> tuple[Any, str]:
     except ValueError as error:
         excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
         return None, f"{error}: {excerpt!r}"
+
+
+def _refusal(target: Target, why: str) -> UserError:
+    return UserError(f"a {target.kind} target {target.value!r} cannot be written as an answer: {why}")
 
 
 def _units(kind: Kind, frame: Frame | None) -> str:
