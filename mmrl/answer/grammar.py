@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from mmrl.answer.text import FORMS, WORDS, read, written
 from mmrl.answer.values import FRAMED
 from mmrl.types import Answer, Frame, Kind, Target, UserError
 
-_EXCERPT = 40
+_EXCERPT, _SHORT = 40, 200
 _UNITS = MappingProxyType(
     {
         Frame.PX_ORIGINAL: "in pixels",
@@ -91,10 +92,10 @@ class Grammar:
             UserError: the result would not parse: a missing thought or section, a target not of its kind, tags inside.
         """
         if thought is None:
-            return self._checked({}, target)[0]
+            return self._checked({}, target)
         if self.style != "json" and thought.lstrip().startswith(tuple(f"<{tag}>" for tag in self._order())):
-            return self._checked({}, target, opening=thought)[0]
-        return self._checked({self.think_tag: thought} if self.think != "none" else {}, target)[0]
+            return self._checked({}, target, opening=thought)
+        return self._checked({self.think_tag: thought} if self.think != "none" else {}, target)
 
     def without_thinking(self, response: str) -> str:
         """A response in tags or boxed style without its thinking."""
@@ -107,9 +108,8 @@ class Grammar:
         start = response.rfind(opening)
         return start if start >= 0 else None
 
-    def specimen(self, target: Target) -> tuple[str, Answer]:
-        """A response that is right in every respect, with `...` for all that comes before the answer; and what is read
-        in it.
+    def specimen(self, target: Target) -> str:
+        """A response that is right in every respect, with `...` for all that comes before the answer.
 
         Raises:
             UserError: the target cannot be written.
@@ -201,17 +201,17 @@ class Grammar:
     def _called(self, tag: str) -> str:
         return "thinking" if tag == self.think_tag else f"<{tag}>"
 
-    def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> tuple[str, Answer]:
-        """A response of these parts, and what is read in it: it is proven to parse."""
+    def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
+        """A response of these parts, proven to parse."""
         try:
             content = written(target)
         except ValueError as error:
             raise _refusal(target, f"{error}: {str(target.value)!r}") from None
         text = opening + self._assembled(parts, self._enclosed(target.kind, content))
-        answer = self.parse(text, target.kind)
-        if answer.problems:
-            raise _refusal(target, answer.problems[0])
-        return text, answer
+        short = len(text) <= _SHORT
+        if problems := _problems(self, text, target.kind) if short else self.parse(text, target.kind).problems:
+            raise _refusal(target, problems[0])
+        return text
 
     def _enclosed(self, kind: Kind, content: str) -> str:
         """What the answer's content stands in."""
@@ -240,6 +240,11 @@ def _value(kind: Kind, content: str) -> tuple[Any, str]:
     except ValueError as error:
         excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
         return None, f"{error}: {excerpt!r}"
+
+
+@lru_cache(maxsize=4096)  # answers without a thought come again and again
+def _problems(grammar: Grammar, text: str, kind: Kind) -> tuple[str, ...]:
+    return grammar.parse(text, kind).problems
 
 
 def _refusal(target: Target, why: str) -> UserError:

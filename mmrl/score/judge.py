@@ -105,11 +105,7 @@ class Judge:
         nothing = {kind: grammar.parse("", kind) for kind in Kind}
         for start in range(0, len(samples), _AT_ONCE):
             chunk = samples[start : start + _AT_ONCE]
-            pairs = [
-                (_probe(text, answer, sample), sample)
-                for sample in chunk
-                for text, answer in (("", nothing[sample.target.kind]), _specimen(sample, grammar))
-            ]
+            pairs = [(response, sample) for sample in chunk for response in _probes(sample, grammar, nothing)]
             called = self._call(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, called, strict=True):
                 self._score(sample, outcomes, None)
@@ -220,12 +216,14 @@ def _seen(rollout: Rollout) -> Pair:
     return response, prompt.sample
 
 
-def _specimen(sample: Sample, grammar: Grammar) -> tuple[str, Answer]:
-    """The right response to a sample."""
+def _probes(sample: Sample, grammar: Grammar, nothing: Mapping[Kind, Answer]) -> tuple[Response, Response]:
+    """An empty response, which reads as `nothing`, and the right one."""
+    kind = sample.target.kind
     try:
-        return grammar.specimen(sample.target)
+        right = grammar.specimen(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
+    return _probe("", nothing[kind], sample), _probe(right, grammar.parse(right, kind), sample)
 
 
 def _probe(text: str, answer: Answer, sample: Sample) -> Response:
