@@ -19,7 +19,7 @@ Words = NDArray[np.uint32]
 def streams(seed: int, names: Sequence[str]) -> list[np.random.Generator]:
     """A stream for each name, as `np.random.default_rng` begins it from the first 128 bits of sha256("seed/name").
 
-    Begun one by one, three streams a sample take as long as drawing a small picture.
+    One by one they would take five times as long: numpy makes many small arrays for each.
     """
     hashed = b"".join(hashlib.sha256(f"{seed}/{name}".encode()).digest()[: 4 * POOL] for name in names)
     entropy = np.frombuffer(hashed, ">u4").reshape(-1, POOL)[:, ::-1]  # a big number, its lowest word first

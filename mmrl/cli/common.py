@@ -45,8 +45,8 @@ def positive(text: str) -> int:
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import torch and its like inside. They make half a million objects that stay, and looking for garbage among them,
-    while they are imported and ever after, takes two seconds before the first step of a run.
+    """Import torch and its like inside. They make half a million objects that stay, which Python would look through for
+    garbage again and again, while it imports them and ever after.
     """
     if "torch" in sys.modules:
         yield
