@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,10 @@ from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
 from mmrl.ports import Chooser, Sampler, Source, Tools
-from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
+from mmrl.ranks import Homes, Ranks, SharedLook, SharedProgram, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
-from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.supply import Supply
@@ -72,11 +71,11 @@ class StageEngine(Engine, Protocol):
     def forget(self) -> None:
         """Drop the moments."""
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, whole on the first rank; every rank must ask."""
+    def state(self) -> dict[str, dict[int, Any]]:
+        """What a checkpoint keeps of this rank's part of the weights, by their places; every rank must ask."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, given whole to every rank."""
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Continue from the `state()` of all ranks, given to each."""
 
 
 class World:
@@ -130,7 +129,6 @@ class World:
             config,
             self.policy,
             self.processor,
-            weights=PolicyWeights(self.policy),
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,
@@ -190,9 +188,9 @@ class World:
             warn=self.console.warn,
         )
 
-    def kit(self, stage: Rl | SampleStage, sampler: Sampler) -> Kit:
-        """What the steps of a stage's program work with."""
-        return Kit(
+    def program(self, stage: Rl | SampleStage, sampler: Sampler) -> SharedProgram:
+        """What a stage does with its prompts, of which every rank has a part."""
+        kit = Kit(
             sampler=sampler,
             judge=self.judge,
             processor=self.processor,
@@ -204,6 +202,9 @@ class World:
             others=self.samples.train,
             ranks=self.ranks,
         )
+        places = stage.places if isinstance(stage, Rl) else stage.prompts_per_step
+        program = compose(stage.program, kit)
+        return SharedProgram(program=program, ranks=self.ranks, places=places, whole=self.samplers.whole)
 
     def law(self, options: Sampling | Evaluation) -> SamplingLaw:
         """What rollouts are drawn from."""
