@@ -14,6 +14,8 @@ from mmrl.bench.text import HEAD, Span, content_words, last_box, last_tag, sente
 _CONDITIONAL: Final = re.compile(r"\s*(?:if|when|since|because|as|given)\b[^,.\n]{0,160},", re.IGNORECASE)
 _SAID: Final = re.compile(r"\s*(?:\(?[A-Z]\)?\s*[).:]\s*)?(yes|no)\b(?! one)", re.IGNORECASE)
 _TRUTH: Final = re.compile(r"\b(?:true|false|correct|incorrect)\b", re.IGNORECASE)
+_NOT: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
+_BUT: Final = re.compile(r"\b(?:but|rather)\s+(?:option\s+)?\(?([A-Z])\b")
 _OR: Final = re.compile(r"\bor\b|或")
 _DRESS: Final = re.compile(letters.DRESS)
 
@@ -50,6 +52,11 @@ def announced(text: str, options: Options) -> Choice | None:
     named = cues.NAMED.finditer(text) if "answer" in text or "solution" in text else ()
     for match in sorted((*judged, *named), key=lambda match: -match.start()):
         letter = match.end(1) if match[1] else match.end(2)
+        if _NOT.search(text, max(0, match.start() - 12), match.start()):
+            other = _BUT.search(text, match.start(), match.end())
+            if other is None:
+                continue
+            letter = other.end(1)
         covering = [one.place for one in _texts(text, max(0, letter - 40), letter, options) if one.end == letter]
         place = covering[0] if covering else options.place(text[letter - 1])
         if place is not None and not cues.NEGATION.search(match[0]):

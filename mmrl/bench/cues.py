@@ -48,22 +48,8 @@ ANNOUNCED: Final = re.compile(
 
 _STEMS: Final = (
     *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
-    *(
-        "conclude",
-        "####",
-        "letter",
-        "答",
-        "结果",
-        "选",
-        "正确",
-        "ans:",
-        "ans.",
-        "ans ",
-        "actually",
-        "wait",
-        "result",
-        "output",
-    ),
+    *("conclude", "####", "letter", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
+    *("答", "结果", "选", "正确"),
 )
 """One of these is in every announcement."""
 

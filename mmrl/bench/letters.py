@@ -17,7 +17,7 @@ _LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
     rf"(?:(?:option|letter|choice|answer|one|labell?ed|选项|选择?)(?:\s+(?:letter|is))?\s*:?\s*)*{_OPENING}"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=\s*[).:,;\"'\]}=>/\\$。\uff0c\uff1b、]|\s*$|\s*\n"
-    r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff]))"
+    r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
 _ANOTHER: Final = re.compile(
@@ -51,6 +51,7 @@ _LAST: Final = re.compile(
     rf"(?i:(?:(?:and|but)\s+)?{cues.SO}?[,:]?\s*(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
     r"(?:option|choice)?)\s*[(\[]?([A-Z])[)\]]?(?:\s+it is)?[.!]?[\W_]*\Z"
 )
+_SO_LAST: Final = re.compile(rf"[,;] (?i:(?:and )?{cues.SO},? (?:it is |option )?)\(?([A-Z])\)?(?: it is)?[.!]?\s*\Z")
 
 
 class Choice(NamedTuple):
@@ -65,7 +66,7 @@ class Choice(NamedTuple):
 def label(text: str, at: int, options: Options) -> Choice | None:
     """The letter that the words from `at` on give; none where they give two."""
     match = _LABEL.match(text, at)
-    letter = match and (match[1] or match[2])
+    letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
         bare = _BARE_LABEL.match(text, at)
         place = options.place(bare[1]) if bare else None
@@ -74,10 +75,10 @@ def label(text: str, at: int, options: Options) -> Choice | None:
         rest = bare[2].strip(" .\"'")
         own = options.spelled(rest) == place or (bare[1] != "A" and not rest[:1].islower())
         return Choice(place, "announced_letter", bare.start(1), bare.end(1)) if own else None
-    place, group = options.place(letter), 1 if match[1] else 2
+    place, (start, end) = options.place(letter), match.span(match.lastindex or 0)
     if place is None or several(text, letter, match.end()):
         return None
-    return Choice(place, "announced_letter", match.start(group), match.end(group))
+    return Choice(place, "announced_letter", start, end)
 
 
 def several(text: str, letter: str, end: int) -> str | None:
@@ -104,8 +105,9 @@ def taken(text: str, options: Options) -> Choice | None:
 
 
 def last(text: str, part: Span, options: Options) -> Choice | None:
-    """The letter that the last sentence is all of: "B", "Therefore, B.", "So B it is."."""
+    """The letter that the last sentence is all of, or ends with: "B", "Therefore, B.", ".., so B it is."."""
     match = _LAST.match(text, part.start, part.end) if part.end - part.start < 60 else None
+    match = match or _SO_LAST.search(text, max(part.start, part.end - 40), part.end)
     place = options.place(match[1]) if match else None
     return None if match is None or place is None else Choice(place, "last_letter", match.start(1), match.end(1))
 

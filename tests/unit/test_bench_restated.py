@@ -37,6 +37,9 @@ CHOOSING = [
     "I'd say {letter}.",
     "I cannot be certain without a clearer picture, but my best guess is {letter}.",
     "The others fail. So {letter}.",
+    "We can rule out {other}, so {letter} it is.",
+    "The side is opposite, thus {letter}.",
+    "Not {other} but {letter} is correct.",
     "We look at the triangle. A line is drawn.\n{letter}",
     "We can eliminate {other}. This leaves {letter}.",
     "The correct option is the one labelled {letter}.",
@@ -116,6 +119,12 @@ def test_a_letter_that_is_an_option_is_no_article():
     asked = Asked(wants="choice", options=("A", "B", "C"), question="Which point is nearest?")
     assert extract("A line is drawn through the two points, and", asked).value is None
     assert extract("The nearest is B", asked).value == "B"
+
+
+def test_a_small_letter_ends_a_response():
+    asked = Asked(wants="choice", options=SIDES)
+    assert extract("The answer is c.", asked).value == "C"
+    assert extract("The answer is a matter of taste", asked).value is None
 
 
 @pytest.mark.parametrize(("written", "value"), [("9{,}079", 9079), ("10\\,000", 10000), ("1{,}234{,}567.5", 1234567.5)])
