@@ -42,8 +42,8 @@ def refusal(error: ErrorDetails, root: Node, schema: type[BaseModel] = Config) -
         case "extra_forbidden":
             text = f"unknown key; {_suggest(owner, str(path[-1]))}"
         case "literal_error":
-            text = f"must be {_listed(get_args(_bare(wanted)))}, got {_shown(given)}"
-            text += _meant(str(given), [str(choice) for choice in get_args(_bare(wanted))])
+            text = f"must be {_listed(_choices(wanted))}, got {_shown(given)}"
+            text += _meant(str(given), [*map(str, _choices(wanted))])
         case "value_error":
             text = str(error["ctx"]["error"])
         case "too_short" if len(given) >= error["ctx"]["min_length"]:
@@ -85,6 +85,14 @@ def _inside(owner: object, step: int | str) -> object:
 
 def _bare(annotation: object) -> object:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _choices(annotation: object) -> tuple[object, ...]:
+    """The words a value of this type may be; of one that may be left open, those that name something."""
+    bare = _bare(annotation)
+    parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
+    named = (choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
+    return tuple(str(choice) if isinstance(choice, str) else choice for choice in named)
 
 
 def _models(annotation: object) -> tuple[type[BaseModel], ...]:

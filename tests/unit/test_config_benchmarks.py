@@ -38,7 +38,8 @@ def test_several_greedy_responses_are_refused(tmp_path):
 def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
     path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.frame="
     assert load(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].frame is Frame.NORM_1
-    assert "evaluation.benchmarks.1.frame: must be" in refused(path, frame + "px_resized")
+    said = "evaluation.benchmarks.1.frame: must be 'px_original', 'norm_1' or 'norm_1000', got the text 'px_resized'"
+    assert said in refused(path, frame + "px_resized")
 
 
 def test_two_of_one_name_are_refused(tmp_path):
