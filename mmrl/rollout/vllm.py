@@ -205,12 +205,20 @@ def _drawn(completion: CompletionOutput) -> Drawn:
 
 @contextmanager
 def _groups_kept() -> Iterator[None]:
-    """An engine that shuts down ends every process group of torch: let it end those of its models alone."""
-    from vllm.distributed.parallel_state import destroy_model_parallel
+    """An engine that shuts down ends every process group of torch: let it end its own alone.
+
+    Its picture of the world is one of them: a successor would find in it what torch has ended since.
+    """
+    from vllm.distributed import parallel_state
     from vllm.v1.engine import core
 
+    def end_own() -> None:
+        parallel_state.destroy_model_parallel()
+        parallel_state.get_world_group().destroy()
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
     kept = core.cleanup_dist_env_and_memory
-    core.cleanup_dist_env_and_memory = destroy_model_parallel
+    core.cleanup_dist_env_and_memory = end_own
     try:
         yield
     finally:
