@@ -97,6 +97,10 @@ class VllmEngine:
                 return self._draw(requests, inputs)
             except RuntimeError as failure:
                 if not self._restarts:
+                    failure.add_note(
+                        "the rollout engine may not be started anew, or not again (rollout.vllm.restarts); the same "
+                        "command goes on from the last checkpoint"
+                    )
                     raise
                 why = str(failure)
             self._revive(why)  # out here, as an exception that is being handled keeps what it came from in memory

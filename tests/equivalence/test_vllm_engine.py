@@ -81,6 +81,12 @@ def test_another_models_weights_are_refused_and_leave_the_engine_as_it_was(facts
     assert max(facts["in_process"]["gaps after refusal"].values()) <= 1e-5
 
 
+@pytest.mark.parametrize("scene", ["agreement:qwen2_vl", "agreement:qwen3_vl"])
+def test_an_adapter_may_be_merged_into_what_is_sent(facts, scene):
+    assert min(facts[scene]["gaps without an adapter"].values()) > 0.001
+    assert max(facts[scene]["gaps after merging"].values()) <= 2e-5
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_adapter_alone_reaches_the_engine_and_is_replaced(facts, version):
     assert min(facts["adapted"][f"gaps before {version}"].values()) > 0.001

@@ -16,6 +16,7 @@ from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
 
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import Lora
+from mmrl.policy.adapters import Adapter
 from mmrl.policy.families import Clock
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.scratch import make_model
@@ -36,7 +37,7 @@ def agreement(questions: Questions) -> dict[str, Any]:
     scene = Scene(questions)
     engine = engine_of(scene)
     sampler = scene.sampler(engine)
-    facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler)
+    facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
     engine.close()
     return facts
 
@@ -114,6 +115,17 @@ def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> di
     sampler.sync(2)
     after = scene.gaps(scene.draw(sampler))
     return {"gaps with old weights": old, "given back while resting": given_back, "gaps after sync": after}
+
+
+def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
+    """An adapter that vLLM knows nothing of is sent as what it makes of the matrices, vision's too."""
+    Adapter(scene.policy.model, Lora(rank=4, targets=("language.mlp", "language.attention", "vision.mlp")), seed=2)
+    scene.policy = Policy(scene.policy.model)
+    scene.learn()
+    sampler = scene.sampler(engine)
+    without = scene.gaps(scene.draw(sampler))
+    sampler.sync(3)
+    return {"gaps without an adapter": without, "gaps after merging": scene.gaps(scene.draw(sampler))}
 
 
 def _lost(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
