@@ -161,14 +161,18 @@ def _memory() -> int:
 
 
 def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
-    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in scene.prompts.values()]
+    prompts = list(scene.prompts.values())
+    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in prompts]
+    likeliest, greedy = (
+        sampler.generate(prompts, 1, replace(scene.law, **law), step=STEP)
+        for law in ({"top_k": 1}, {"temperature": 0.0})
+    )
     return {
         "alone": ids(alone) == ids(groups),
         "again": ids(scene.draw(sampler)) == ids(groups),
         "another step": ids(scene.draw(sampler, step=STEP + 1)) == ids(groups),
         "distinct siblings": min(len({tuple(row) for row in group}) for group in ids(groups)),
-        "likeliest alone": ids(scene.draw(sampler, replace(scene.law, top_k=1)))
-        == ids(scene.draw(sampler, replace(scene.law, temperature=0.0))),
+        "likeliest alone": ids(likeliest) == ids(greedy),
         "banned": sorted(set(scene.law.banned) & {token for group in ids(groups) for row in group for token in row}),
     }
 

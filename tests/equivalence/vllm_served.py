@@ -41,9 +41,8 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
         with _another_kind_of_server() as url:
             facts["no vLLM"] = refusal(lambda: longest_of([url], Server(deadline_s=5.0)))
-        facts["broke as it was given weights"] = refusal(
-            lambda: _engine(scene, Fragile()).load(PolicyWeights(scene.policy))
-        )
+        fragile = ServerEngine([Fragile()], scene.processor, spread=1, warn=lambda text: None)
+        facts["broke as it was given weights"] = refusal(lambda: fragile.load(PolicyWeights(scene.policy)))
         words = Segment(ids=(groups[0][0].prompt.ids[0],) * LONGEST, logps=(0.0,) * LONGEST, author=Author.ENV)
         overlong = Request(begun=replace(groups[0][0], segments=(words,)), times=1, seed=0, law=scene.law)
         facts["refused"] = refusal(lambda: engine.draw([overlong]))
