@@ -144,6 +144,7 @@ def of_every_kind(folder: Path) -> dict[str, Any]:
         folder,
         {**FOR_VLLM, "family": "qwen3_vl"},
         rollout=BY_VLLM,
+        answer={"instruct": False, "more_stops": ["a", "e", "t", " "]},
         stages=[
             imitation(steps=2, batch_size=10, imitate="target"),
             reinforcement(
@@ -152,7 +153,7 @@ def of_every_kind(folder: Path) -> dict[str, Any]:
                 group_size=2,
                 sampling={"max_new_tokens": 12},
                 program=[
-                    {"kind": "generate", "chunk": 4, "over_sample": 1.5},
+                    {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 150},
                     {**LOOK, "correct": ["letters"], "threshold": 0.2},
                 ],
                 replay={"capacity": 64, "drop_zero": False, "refill": "fraction", "share": 0.3},
