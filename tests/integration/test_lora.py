@@ -67,11 +67,12 @@ def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: 
     def config(name: str, **sections: Any) -> Path:
         changed = {**adapting(tmp_path / name, base), "checkpoints": {"every": 50, "keep": 2}, **sections}
         changed["model"] = {**changed["model"], "lora": {**LORA, "dropout": 0.0}}  # chance is of each process
+        changed["stages"][1] |= {"steps": 12}  # that none ends before it is struck
         return write(changed, tmp_path / f"{name}.yaml")
 
     assert here("train", config("alone")).code == 0
     shared = config("shared", deepspeed={"zero": zero})
-    done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=2)
+    done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
     assert done.code == 128 + signal.SIGTERM, done.errors
     done = mmrl("train", shared, strike=("mmrl.learner.learner:GrpoLearner.learn", 2, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
