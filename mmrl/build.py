@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,6 @@ from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
-from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers, law_of, prompt_limit
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.supply import Supply
@@ -72,11 +71,11 @@ class StageEngine(Engine, Protocol):
     def forget(self) -> None:
         """Drop the moments."""
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, whole on the first rank; every rank must ask."""
+    def state(self) -> dict[str, dict[int, Any]]:
+        """What a checkpoint keeps of this rank's part of the weights, by their places; every rank must ask."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, given whole to every rank."""
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Continue from the `state()` of all ranks, given to each."""
 
 
 class World:
@@ -130,7 +129,6 @@ class World:
             config,
             self.policy,
             self.processor,
-            weights=PolicyWeights(self.policy),
             adapter=self.adapter,
             run_dir=run_dir,
             ranks=ranks,

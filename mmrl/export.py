@@ -69,7 +69,7 @@ def restored(run: RunDir, folder: Path, config: Config) -> Restored:
     loaded = model_of(config, partial(load_reader, config.model.model_copy(update={"path": str(run.reader)})))
     adapter = adapter_of(loaded.model, config.model.lora, config.run.seed)
     policy = Policy(loaded.model, freeze=config.model.freeze)
-    given = checkpoint.fingerprint(policy.given)
+    given = checkpoint.fingerprint(policy.given.items())
     checkpoint.load_weights(folder, checkpoint.Weights(learned=policy.learned, given=given))
     return Restored(loaded, adapter, policy)
 

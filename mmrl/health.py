@@ -182,7 +182,7 @@ def summary(watch: Watch) -> str:
 def _failing(means: Mapping[str, float]) -> dict[str, float]:
     """The share of calls that fail, by the step of the program that answers them."""
     steps = {name.removesuffix(CALLS): calls for name, calls in means.items() if name.endswith(CALLS) and calls}
-    return {step: (means[f"{step}/errors"] + means[f"{step}/timeouts"]) / calls for step, calls in steps.items()}
+    return {s: (means.get(f"{s}/errors", 0.0) + means.get(f"{s}/timeouts", 0.0)) / n for s, n in steps.items()}
 
 
 def _gaps(means: Mapping[str, float]) -> dict[str, float]:

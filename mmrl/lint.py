@@ -6,11 +6,12 @@ import multiprocessing
 import pickle
 import random
 import sys
-import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from statistics import median
 from types import BuiltinFunctionType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -279,13 +280,9 @@ def _speed(reward: BoundReward, samples: Sequence[Sample]) -> Finding:
 
 
 def _seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
-    """Time of one call, the first one aside: libraries load then."""
-    calls = 20
+    """Median time of twenty calls, the first one aside: libraries load then. Other work may delay one, but not all."""
     _called(reward, response, sample)
-    start = time.perf_counter()
-    for _ in range(calls):
-        _called(reward, response, sample)
-    return (time.perf_counter() - start) / calls
+    return median(timeit.repeat(lambda: _called(reward, response, sample), number=1, repeat=20))
 
 
 def _huge(reward: BoundReward, samples: Sequence[Sample]) -> Finding:

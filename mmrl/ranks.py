@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
 from mmrl.ports import Judge, Learner, Program, Tools
@@ -68,6 +69,15 @@ class Alone:
 def share(count: int, ranks: Ranks) -> slice:
     """This rank's part of `count` things in a row; the parts follow each other and differ by one at most."""
     return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
+
+
+def even_part(sizes: Sequence[int], ranks: Ranks) -> range:
+    """Which of things in a row this rank takes, so that each takes about as much; the parts follow each other."""
+    whole = max(1, sum(sizes))
+    middles = [end - size / 2 for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    takers = [min(int(middle / whole * ranks.size), ranks.size - 1) for middle in middles]
+    mine = [place for place, taker in enumerate(takers) if taker == ranks.rank]
+    return range(mine[0], mine[-1] + 1) if mine else range(0)
 
 
 class Rows(Protocol[RowT_co]):
@@ -218,32 +228,6 @@ class SharedLook:
         return {
             digest: problem for found in self.ranks.gather(dict(self.look(mine))) for digest, problem in found.items()
         }
-
-
-class Shelf(Protocol):
-    """Where the first rank writes checkpoints."""
-
-    def check(self) -> None:
-        """Raises UserError when a write in the background has failed."""
-
-    def settle(self) -> None:
-        """Wait until nothing is being written; raises as `check`."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedShelf:
-    """What goes wrong with the first rank's shelf ends every rank."""
-
-    inner: Shelf
-    ranks: Ranks
-
-    def check(self) -> None:
-        """Raises UserError when a write in the background has failed."""
-        self.ranks.once(self.inner.check)
-
-    def settle(self) -> None:
-        """Wait until nothing is being written; raises as `check`."""
-        self.ranks.once(self.inner.settle)
 
 
 def shared_measure(measure: Callable[[Sequence[Sample]], HeldOut], samples: Sequence[Sample], ranks: Ranks) -> HeldOut:

@@ -31,7 +31,7 @@ from mmrl.log.teller import Muted, Teller
 from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
-from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, SharedShelf, shared_measure
+from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, shared_measure
 from mmrl.rollout.compose import compose
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import AlsoLooking, HeldOutGate, OpenGate, Saver, Stop, compare, summarize
@@ -113,9 +113,10 @@ class _Run:
         self._teller = Muted() if self._ranks.rank else Teller(self._dir, self._console, keep_rollouts_every=every)
         kinds = [stage.kind for stage in self._config.stages]
         self._subject = kinds.index("rl") if "rl" in kinds else len(kinds) - 1 - kinds[::-1].index("sft")
-        self._given = checkpoint.fingerprint(world.policy.given)
+        self._given = checkpoint.fingerprint(world.policy.given.items())
         self._settings = dump(self._config)
-        self._shelf = checkpoint.Shelf(self._dir.checkpoints, self._config.checkpoints, self._console.warn)
+        options = self._config.checkpoints
+        self._shelf = checkpoint.Shelf(self._dir.checkpoints, options, self._console.warn, self._ranks)
         self._state, self._optimizer = self._resume()
         world.shard()
         self._ranks.once(lambda: self._teller.go_on_from(self._state.metrics_bytes))
@@ -138,7 +139,7 @@ class _Run:
                 self._do(stages[index])
             self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
             self._save({}, self._state)
-            self._ranks.once(self._shelf.settle)
+            self._shelf.settle()
             if self._stop_wanted():
                 raise Interrupted
 
@@ -167,7 +168,7 @@ class _Run:
         return any(self._ranks.gather(self._stop.wanted()))
 
     def _resume(self) -> tuple[State, dict[str, Any]]:
-        folder = self._ranks.once(lambda: checkpoint.latest(self._dir.checkpoints, self._console.warn))
+        folder = checkpoint.latest(self._dir.checkpoints, self._console.warn, self._ranks)
         if folder is None:
             return State(), {}
         refuse_another(folder, changes(read_settings(folder / checkpoint.CONFIG), self._config))
@@ -179,18 +180,18 @@ class _Run:
         return state, optimizer
 
     def _save(self, optimizer: dict[str, Any], state: State) -> None:
-        """The first rank writes; of what is sharded, all have given it their part."""
+        """Every rank writes its part."""
         state.metrics_bytes = self._teller.metrics.position()
         best = self._config.checkpoints.best
         snapshot = checkpoint.Snapshot(
-            weights=checkpoint.Weights(learned=self._world.policy.collected(), given=self._given),
+            weights=checkpoint.Weights(learned=self._world.policy.collected(self._ranks), given=self._given),
             optimizer=optimizer,
             rng=checkpoint.rng_states(),
             state=state,
             config=self._settings,
             score=self._teller.last(best.metric) if best else None,
         )
-        self._ranks.once(lambda: self._shelf.put(snapshot, first=self._teller.metrics.sync))
+        self._shelf.put(snapshot, first=self._teller.metrics.sync)
 
     def _train(self, stage: Sft | Rl, source: Source) -> None:
         world, state = self._world, self._state
@@ -203,7 +204,7 @@ class _Run:
             learner = Followed(learner, reference, engine, stage.reference)
         keeper = Saver(
             lambda state: self._save({**engine.state(), **(reference.state() if reference else {})}, state),
-            SharedShelf(self._shelf, self._ranks),
+            self._shelf,
             self._stop_wanted,
             every=self._config.checkpoints.every,
         )
@@ -303,7 +304,7 @@ class _Run:
         )
         if options.start == "base" or (options.update == "never" and unchanged):
             return Reference(policy, options, start=policy.without_adapter())  # a new adapter has changed nothing
-        reference = Reference(policy, options)
+        reference = Reference(policy, options, ranks=self._ranks)
         folder = self._dir.references / stage.name
         if not reference.frozen:
             if self._optimizer:

@@ -24,7 +24,7 @@ from mmrl.rollout.engine import Engine, EngineSampler, Publisher, Resting
 from mmrl.rollout.hf import HfSampler
 from mmrl.rollout.shared import FedByFirst, Remembering
 from mmrl.rollout.vllm_options import engine_arguments
-from mmrl.rollout.weights import Weights
+from mmrl.rollout.weights import PolicyWeights
 from mmrl.types import SamplingLaw, UserError
 
 _WORDS = 100  # bytes, at most, of what stands beside each thing that a tool shows
@@ -39,20 +39,19 @@ class Samplers:
         policy: Policy,
         processor: QwenProcessor,
         *,
-        weights: Weights,
         adapter: Adapter | None,
         run_dir: RunDir,
         ranks: Ranks,
         warn: Callable[[str], None],
     ) -> None:
-        """Start the engine. It begins with the model that the policy began with, and gets `weights` before it draws;
-        `warn` is told when it had to be started again.
+        """Start the engine. It begins with the model that the policy began with, and gets the policy's weights before
+        it draws; `warn` is told when it had to be started again.
 
         Raises:
             UserError: it does not start.
         """
         self._config, self._policy, self._processor = config, policy, processor
-        self._weights, self._adapter, self._ranks, self._warn = weights, adapter, ranks, warn
+        self._adapter, self._ranks, self._warn = adapter, ranks, warn
         self._copy = run_dir.engine / "model"  # transformers writes on the first rank alone
         self._place = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
         self._overlaps = isinstance(config, Config) and config.overlaps
@@ -149,7 +148,7 @@ class Samplers:
 
     def _push(self, engine: Engine) -> None:
         if self._adapter is None or not self._sends_adapters:
-            engine.load(self._weights)
+            engine.load(PolicyWeights(self._policy))
             return
         folder = self._place / "adapter"
         with self._policy.part(list(self._policy.learned.values())):

@@ -41,8 +41,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
     done = world.ranks.once(lambda: sample.steps_done(plan))
     with teller.stage(stage.name, plan.steps, done):
         for step in sample.sample(plan, parts):
-            if isinstance(teller, Teller):
-                teller.console.step(step, {}, {})
+            teller.progress(step)
         teller.record(state, world.ranks.once(lambda: sample.describe(plan.path)))
 
 

@@ -3,6 +3,7 @@ too big. Each check takes source text, and the tests at the end prove that each 
 """
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -294,6 +295,16 @@ def test_the_check_sees_the_code():
 def test_nothing_shadows_hugging_face_datasets():
     assert not (ROOT / "datasets" / "__init__.py").exists()
     assert not (ROOT / "rewards" / "__init__.py").exists()
+
+
+def test_the_page_shows_every_room_on_its_floor():
+    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")[1]
+    shown, floor = {}, 0
+    for line in table.strip().splitlines():
+        number, rooms = line[:2].strip(), re.split(" {3,}", line[3:])[0]
+        floor = int(number) if number else floor
+        shown |= dict.fromkeys(rooms.split(), floor)
+    assert shown == {room: floor for room, floor in FLOOR_OF.items() if room not in ("__main__", "mmrl")}
 
 
 def test_every_package_is_shipped():

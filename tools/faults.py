@@ -27,16 +27,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab import GRACE_S, Lab, Row, ended
-from rank_faults import all_die, launcher_dies, rank_dies
+from lab import BACKGROUND, GRACE_S, Lab, Row, ended, is_saving
+from rank_faults import all_die, launcher_dies, rank_dies, rank_dies_saving
 from safetensors.torch import load_file
 
 from mmrl.checkpoint import latest
 from mmrl.checkpoint.folder import HASHES
-from mmrl.checkpoint.snapshot import FILES, WEIGHTS
+from mmrl.checkpoint.snapshot import COMMON, OPTIMIZER, WEIGHTS
 from mmrl.verify import differing
 
-BACKGROUND = "checkpoints.asynchronous=true"
 HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
 BEGIN, END = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
 
@@ -57,11 +56,6 @@ def kill(lab: Lab) -> Iterator[Row]:
             lost += lab.finish(*overrides)
         tried = f"{tries} random moments, {saving} of them inside a save in {where}"
         yield Row("kill -9", tried, "resumed; all bytes equal", lost)
-
-
-def is_saving(run: Path) -> bool:
-    """Whether a checkpoint or export is half-written."""
-    return any(run.glob(".*.partial")) or any(run.glob("checkpoints/.*.partial"))
 
 
 def terminate(lab: Lab) -> Iterator[Row]:
@@ -128,7 +122,7 @@ def drop_capabilities() -> None:
 def corrupt(lab: Lab) -> Iterator[Row]:
     """The newest checkpoint is damaged, in every file and every way."""
     lost, tries = [], 0
-    damages = [(name, how) for name in (HASHES, *FILES) for how in ("lost", "cut", "flipped")]
+    damages = [(name, how) for name in (HASHES, WEIGHTS, OPTIMIZER, *COMMON) for how in ("lost", "cut", "flipped")]
     for name, how in damages if lab.kills >= 50 else lab.dice.sample(damages, 2):
         file = lab.half() / "checkpoints" / "01-000003" / name
         content = bytearray(file.read_bytes())
@@ -199,6 +193,7 @@ FAULTS: dict[str, Callable[[Lab], Iterator[Row]]] = {
     "not_a_number": not_a_number,
     "clock": clock,
     "rank_dies": rank_dies,
+    "rank_dies_saving": rank_dies_saving,
     "launcher_dies": launcher_dies,
     "all_die": all_die,
 }

@@ -46,6 +46,7 @@ CONFIG = {
 }
 FORK = get_context("fork")
 GRACE_S = 10.0
+BACKGROUND = "checkpoints.asynchronous=true"
 
 
 class Row(NamedTuple):
@@ -133,6 +134,11 @@ def child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -
     if prepare is not None:
         prepare()
     sys.exit(mmrl_command(arguments))
+
+
+def is_saving(run: Path) -> bool:
+    """Whether a checkpoint or export is half-written."""
+    return any(run.glob(".*.partial")) or any(run.glob("checkpoints/.*.partial"))
 
 
 def ended(process: ForkProcess) -> int:

@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from lab import GRACE_S, Lab, Row, ended
+from lab import BACKGROUND, GRACE_S, Lab, Row, ended, is_saving
 
 from mmrl.verify import ranks_of
 
@@ -33,6 +34,23 @@ def rank_dies(lab: Lab) -> Iterator[Row]:
             lost += still_there(ranks, within_s=0.0) + lab.finish(*overrides)
         outcome = "the other ended with an error that names both, no process was left; resumed; all bytes equal"
         yield Row(f"a rank of two dies ({engine})", f"{tries_of(lab)} times in a step", outcome, lost)
+
+
+def rank_dies_saving(lab: Lab) -> Iterator[Row]:
+    """Kill -9 to one of two ranks while both write their parts of a checkpoint."""
+    for where, overrides in {"the loop's thread": TWO, "the background": (BACKGROUND, *TWO)}.items():
+        lost, saving = [], 0
+        for number in range(tries_of(lab)):
+            launcher, ranks = under_way(lab, *overrides)
+            while launcher.is_alive() and not is_saving(lab.run):
+                pass
+            with suppress(ProcessLookupError):
+                os.kill(ranks[number % 2], signal.SIGKILL)
+            ended(launcher)
+            saving += is_saving(lab.run)
+            lost += still_there(ranks, within_s=0.0) + lab.finish(*overrides)
+        tried = f"{tries_of(lab)} times, {saving} of them inside a save in {where}"
+        yield Row("a rank of two dies while both save", tried, "resumed; all bytes equal", lost)
 
 
 def launcher_dies(lab: Lab) -> Iterator[Row]:

@@ -46,7 +46,7 @@ def rows(
 
 def _rows(folder: Path) -> Iterator[Row]:
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):
         try:
             content: Any = load(file)

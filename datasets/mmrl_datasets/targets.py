@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, TypeGuard, TypeVar
+from typing import Final, Literal, TypeVar
 
 from mmrl.answer import FORMS, FRAMED, MAY_BE_FRAMED, Value, checked, places, read
+from mmrl.answer.values import is_number
 from mmrl.types import Frame, Kind, Target, UserError
 from mmrl_datasets.formats.row import BadRowError, did_you_mean, shown
 
@@ -63,7 +64,7 @@ class AnswerForm:
 
     def _box(self, value: object, role: str) -> list[float]:
         box = _parsed(value) if isinstance(value, str) else value
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(number) for number in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(number) for number in box):
             raise BadRowError(f"{role} must be four finite numbers {self.corners}, is {shown(value)}")
         x1, y1, x2, y2 = box
         if self.corners == "xywh":
@@ -108,7 +109,7 @@ def _number(value: object, role: str) -> float:
     number = value
     if isinstance(value, str) and NUMERAL.fullmatch(value.strip()):
         number = float(value) if "." in value else int(value)
-    if not _is_number(number):
+    if not is_number(number):
         raise BadRowError(f"{role} must be a finite number, is {shown(value)}")
     return number
 
@@ -129,7 +130,7 @@ def _letter(value: object, role: str, options: Sequence[str]) -> str:
 def _cornered(entry: Value) -> Value:
     """An entry of a list of boxes, x, y, width, height before and x1, y1, x2, y2 after; left as it is if it is none."""
     match entry:
-        case [x, y, width, height] if all(map(_is_number, entry)):
+        case [x, y, width, height] if all(map(is_number, entry)):
             return [x, y, x + width, y + height]
         case {"bbox_2d": box}:
             return {**entry, "bbox_2d": _cornered(box)}
@@ -142,10 +143,6 @@ def _parsed(written: str) -> object:
         return json.loads(written)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _one_of(words: type[_Word], value: str, option: str) -> _Word:

@@ -9,13 +9,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from safetensors import SafetensorError
 
-from mmrl.files import PARTIAL, RETIRED, sha256_of, sync
+from mmrl.files import PARTIAL, RETIRED, sha256_of, sync, write_atomically
 from mmrl.policy.quiet import without_bars
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import UserError
 
 HASHES: Final = "hashes.json"
@@ -48,29 +50,61 @@ def whole(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full or not writable.
     """
-    aside = folder.parent / f".{folder.name}{PARTIAL}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        with _as_os_error():
-            yield aside
-        for path in aside.rglob("*"):
-            sync(path)
-        sync(aside)
-        retired = folder.parent / f".{folder.name}{RETIRED}"
-        if folder.exists():
-            shutil.rmtree(retired, ignore_errors=True)
-            folder.rename(retired)
-        aside.rename(folder)
-        sync(folder.parent)
-        shutil.rmtree(retired, ignore_errors=True)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        bring_back(folder.parent)
-        if isinstance(error, OSError):
-            raise UserError(_cannot_save(folder, error)) from error
+        with writing(folder):
+            yield begin(folder)
+            finish(folder)
+    except BaseException:
+        drop(folder)
         raise
+
+
+def aside_of(folder: Path) -> Path:
+    """Where a folder is written until it is whole."""
+    return folder.parent / f".{folder.name}{PARTIAL}"
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Tell what the system says against writing there.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
+    try:
+        with _as_os_error():
+            yield
+    except OSError as error:
+        raise UserError(_cannot_save(folder, error)) from error
+
+
+def begin(folder: Path) -> Path:
+    """An empty folder to write into, which `finish` puts in the place of `folder` and `drop` removes."""
+    aside = aside_of(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    return aside
+
+
+def finish(folder: Path) -> None:
+    """Let what was written aside take the place of `folder`."""
+    aside, retired = aside_of(folder), folder.parent / f".{folder.name}{RETIRED}"
+    for path in aside.rglob("*"):
+        sync(path)
+    sync(aside)
+    if folder.exists():
+        shutil.rmtree(retired, ignore_errors=True)
+        folder.rename(retired)
+    aside.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def drop(folder: Path) -> None:
+    """Leave no trace of what was written aside."""
+    shutil.rmtree(aside_of(folder), ignore_errors=True)
+    bring_back(folder.parent)
 
 
 def bring_back(parent: Path) -> None:
@@ -81,25 +115,50 @@ def bring_back(parent: Path) -> None:
             retired.rename(folder)
 
 
-def seal(folder: Path, names: Sequence[str]) -> None:
-    """Write down the hashes of these files."""
-    hashes = {name: sha256_of(folder / name) for name in names}
+def vouch(folder: Path, names: Sequence[str], part: str) -> None:
+    """Once these files are on the disk, let the file `part` appear, with what they must hash to."""
+    for name in names:
+        sync(folder / name)
+    write_atomically(folder / part, json.dumps({name: sha256_of(folder / name) for name in names}))
+
+
+def seal(folder: Path, parts: Sequence[str]) -> None:
+    """Write down what all files of these parts must hash to."""
+    hashes = {name: of for part in parts for name, of in json.loads((folder / part).read_text()).items()}
     (folder / HASHES).write_text(json.dumps(hashes, indent=1))
+    for part in parts:
+        (folder / part).unlink()
 
 
-def damage(folder: Path, names: Sequence[str]) -> str | None:
-    """What is wrong with a folder that was sealed, if anything is."""
-    for name in (HASHES, *names):
-        if not (folder / name).is_file():
-            return f"{name} is missing"
+def damage(folder: Path, needed: Sequence[str], ranks: Ranks | None = None) -> str | None:
+    """What is wrong with a folder that was sealed, if anything is; the `needed` files are among those it has.
+
+    Of several `ranks` all must ask, and each reads a part of the files.
+    """
+    ranks = ranks or Alone()
+    hashes = ranks.once(partial(_vouched, folder, needed))
+    if isinstance(hashes, str):
+        return hashes
+    names = list(hashes)[ranks.rank :: ranks.size]
+    found = ranks.gather([name for name in names if sha256_of(folder / name) != hashes[name]])
+    wrong = [name for of_rank in found for name in of_rank]
+    return f"{wrong[0]} does not match its hash" if wrong else None
+
+
+def _vouched(folder: Path, needed: Sequence[str]) -> dict[str, str] | str:
+    """What the folder's files must hash to, by name; or what is wrong before any is read."""
+    if not (folder / HASHES).is_file():
+        return f"{HASHES} is missing"
     try:
         hashes = json.loads((folder / HASHES).read_text())
     except ValueError:
         return f"{HASHES} is not JSON"
     if not isinstance(hashes, dict):
         return f"{HASHES} does not list hashes"
-    wrong = [name for name in names if sha256_of(folder / name) != hashes.get(name)]
-    return f"{wrong[0]} does not match its hash" if wrong else None
+    lost = [name for name in (*needed, *hashes) if not (folder / name).is_file()]
+    if lost:
+        return f"{lost[0]} is missing"
+    return dict.fromkeys(needed, "") | hashes
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """A run as of one moment: what is saved, and how it is restored.
 
 A checkpoint holds the weights that training changes. The others are those of the model the run was given; a
-fingerprint of them tells whether it is given the same again.
+fingerprint of them tells whether it is given the same again. Several ranks write it together, each its part of the
+weights and of what the optimizer keeps of them; every weight is whole in one of the files, so that any number of
+ranks can go on from it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mmrl import codec
-from mmrl.checkpoint.folder import seal, whole
+from mmrl.checkpoint.folder import seal, vouch, whole
+from mmrl.ranks import Alone, Ranks
 from mmrl.types import State, UserError
 
 WEIGHTS: Final = "model.safetensors"
@@ -27,7 +31,8 @@ RNG: Final = "rng.pt"
 STATE: Final = "state.json"
 SCORE: Final = "score.json"
 CONFIG: Final = "config.yaml"
-FILES: Final = (WEIGHTS, OPTIMIZER, RNG, STATE, SCORE, CONFIG)
+COMMON: Final = (RNG, STATE, SCORE, CONFIG)
+"""Written by the first rank, beside the parts of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +45,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that a run goes on from. `score` is what the best checkpoint is chosen by, `config` the settings as YAML."""
+    """All that a run goes on from: of weights and `optimizer`, tables by weight, this rank's part.
+
+    `score` is what the best checkpoint is chosen by, `config` the settings as YAML.
+    """
 
     weights: Weights
-    optimizer: Mapping[str, Any]
+    optimizer: Mapping[str, Mapping[Any, Any]]
     rng: Mapping[str, torch.Tensor]
     state: State
     config: str = ""
@@ -65,13 +73,13 @@ def still(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, weights=weights, optimizer=_still(dict(snapshot.optimizer)), state=state)
 
 
-def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Tells sets of weights apart by names, types, shapes and about a thousand values of each tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    told = {}
+    for name, tensor in tensors:
         values = tensor.detach().flatten()[:: max(1, tensor.numel() // 1000)].float().cpu()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes())
-    return digest.hexdigest()
+        told[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
+    return hashlib.sha256(b"".join(told[name] for name in sorted(told))).hexdigest()
 
 
 def save(folder: Path, snapshot: Snapshot) -> None:
@@ -81,17 +89,36 @@ def save(folder: Path, snapshot: Snapshot) -> None:
         UserError: the disk is full or not writable, or State holds what cannot be written.
     """
     with whole(folder) as aside:
-        _write(aside, snapshot.weights)
-        _pickle(dict(snapshot.optimizer), aside / OPTIMIZER)
-        _pickle(dict(snapshot.rng), aside / RNG)
-        (aside / STATE).write_text(codec.dumps(snapshot.state))
-        (aside / SCORE).write_text(json.dumps(snapshot.score))
-        (aside / CONFIG).write_text(snapshot.config)
-        seal(aside, FILES)
+        write_part(aside, snapshot, Alone())
+        seal(aside, part_names(1))
 
 
-def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State, dict[str, Any]]:
-    """Restore weights and RNG in place; returns the State and the optimizer's state. `mapped` as `load_weights`.
+def part_names(count: int) -> list[str]:
+    """The files that vouch for what each of so many ranks has written, until all have."""
+    return [_named("part.json", rank, count) for rank in range(count)]
+
+
+def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
+    """Write what is this rank's to write of a checkpoint.
+
+    Raises:
+        OSError: the disk is full or not writable.
+        UserError: it is, or State holds what cannot be written.
+    """
+    names = [_named(name, ranks.rank, ranks.size) for name in (WEIGHTS, OPTIMIZER)]
+    _write(snapshot.weights, folder / names[0])
+    _pickle({table: dict(kept) for table, kept in snapshot.optimizer.items()}, folder / names[1])
+    if ranks.rank == 0:
+        names += COMMON
+        _pickle(dict(snapshot.rng), folder / RNG)
+        (folder / STATE).write_text(codec.dumps(snapshot.state))
+        (folder / SCORE).write_text(json.dumps(snapshot.score))
+        (folder / CONFIG).write_text(snapshot.config)
+    vouch(folder, names, part_names(ranks.size)[ranks.rank])
+
+
+def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State, dict[str, dict[Any, Any]]]:
+    """Restore weights and RNG in place; returns the State and the optimizer's tables. `mapped` as `load_weights`.
 
     Raises:
         UserError: the model is not the one the run began with.
@@ -101,8 +128,11 @@ def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and torch.cuda.is_available():
         torch.cuda.set_rng_state(rng["cuda"])
-    # Mapped: processes of one machine share it, and those that take a part read no more than that.
-    optimizer: dict[str, Any] = torch.load(folder / OPTIMIZER, weights_only=True, mmap=True)
+    optimizer: dict[str, dict[Any, Any]] = {}
+    for path in _parts(folder, OPTIMIZER):
+        # Mapped: processes of one machine share it, and those that take a part read no more than that.
+        for table, kept in torch.load(path, weights_only=True, mmap=True).items():
+            optimizer.setdefault(table, {}).update(kept)
     return load_state(folder), optimizer
 
 
@@ -127,7 +157,7 @@ def save_weights(folder: Path, weights: Weights) -> None:
         UserError: the disk is full or not writable.
     """
     with whole(folder) as aside:
-        _write(aside, weights)
+        _write(weights, aside / WEIGHTS)
 
 
 @torch.no_grad()
@@ -137,10 +167,12 @@ def load_weights(folder: Path, weights: Weights, *, mapped: bool = False) -> Non
     Raises:
         UserError: the model is not the one whose weights were saved.
     """
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in _parts(folder, WEIGHTS)]
+        holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items()}
         expected = {name: tuple(tensor.shape) for name, tensor in weights.learned.items()}
-        if file.metadata()["given"] != weights.given or saved != expected:
+        if any(file.metadata()["given"] != weights.given for file in files) or saved != expected:
             what = "that are not trained" if saved == expected else "that are trained"
             raise UserError(
                 f"{folder} was saved from another model: the weights {what} differ. Restore model.path "
@@ -148,15 +180,27 @@ def load_weights(folder: Path, weights: Weights, *, mapped: bool = False) -> Non
             )
         for name, tensor in weights.learned.items():
             if mapped:
-                tensor.data = file.get_tensor(name)
+                tensor.data = holder[name].get_tensor(name)
             else:
-                tensor.copy_(file.get_tensor(name))
+                tensor.copy_(holder[name].get_tensor(name))
 
 
-def _write(folder: Path, weights: Weights) -> None:
+def _named(name: str, rank: int, count: int) -> str:
+    """A file's name where several ranks write one each, as Hugging Face has it."""
+    stem, _, kind = name.partition(".")
+    return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{kind}"
+
+
+def _parts(folder: Path, name: str) -> list[Path]:
+    """The files that ranks have written under such names, in their order."""
+    stem, _, kind = name.partition(".")
+    return sorted(folder.glob(f"{stem}*.{kind}"))
+
+
+def _write(weights: Weights, path: Path) -> None:
     learned = {name: tensor.detach().contiguous() for name, tensor in weights.learned.items()}
     # One entry: safetensors writes several in another order each time.
-    save_file(learned, folder / WEIGHTS, metadata={"given": weights.given})
+    save_file(learned, path, metadata={"given": weights.given})
 
 
 def _pickle(content: object, path: Path) -> None:

@@ -22,8 +22,8 @@ difference within every subset, by strict verdicts: of twenty subsets one differ
 def add_parser(commands: Commands) -> None:
     """Declare the command."""
     parser = add_command(commands, "diff", "compare two runs: flips, McNemar's test, paired bootstrap", DETAILS)
-    parser.add_argument("a", type=Path, metavar="A")
-    parser.add_argument("b", type=Path, metavar="B")
+    parser.add_argument("a", type=Path, metavar="A", help="one run, the earlier, say")
+    parser.add_argument("b", type=Path, metavar="B", help="the other")
     parser.add_argument("--flips", type=positive, default=10, metavar="N", help="flips to name each way (10)")
     parser.set_defaults(run=run)
 

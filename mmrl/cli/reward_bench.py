@@ -17,7 +17,7 @@ from rich.text import Text
 from mmrl.catalogue import cases_of, find, full_name, get, rewards, tables
 from mmrl.lint import Report, lint, subjects, usable
 from mmrl.types import Kind, Sample, UserError
-from mmrl_rewards.cases import Case, load
+from mmrl_rewards.cases import Case, first_problem, load, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
 
@@ -78,25 +78,24 @@ def run_lint(names: Sequence[str], args: Mapping[str, Any], table: Path | None) 
 
 def score(row: Mapping[str, Any], sample: Path, response: str) -> int:
     """Score one response and print value and reason as JSON; the value may be "unscorable"."""
+    fields = {"expected": 0, "source": "", "sample": load_sample(sample), "response": _written(response)}
     try:
-        written = Path(response[1:]).read_text(encoding="utf-8") if response.startswith("@") else response
-        fields = {
-            "expected": 0,
-            "source": "",
-            "sample": json.loads(sample.read_text(encoding="utf-8")),
-            "response": written,
-        }
         case = Case.model_validate({**fields, **row})
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {sample if str(sample) in str(error) else response[1:]}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{sample} is no JSON: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{sample}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UserError(f"--case: {first_problem(error)}") from error
     outcome = case.outcome(find(case.fn, Path(), case.args))
     print(json.dumps({"value": outcome.got, "reason": outcome.reason}, ensure_ascii=False))
     return int(outcome.got is None)
+
+
+def _written(response: str) -> str:
+    """The text itself, or that of the file it names."""
+    if not response.startswith("@"):
+        return response
+    try:
+        return Path(response[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--response {response}: cannot be read: {error}") from error
 
 
 def _chosen(what: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:

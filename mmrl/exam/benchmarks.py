@@ -115,7 +115,7 @@ class Benchmarks:
         if moment == "before" and (state.step or state.stage != self._first):
             return {}
         due = [ready for ready in self._all if ready.is_due(state.step, moment)]
-        revision = checkpoint.fingerprint(self._world.policy.collected()) if due else ""
+        revision = checkpoint.fingerprint(self._world.policy.passed()) if due else ""
         return {name: value for ready in due for name, value in self._taken(ready, state, revision).items()}
 
     def _ready(self, options: Benchmark, questions: Questions, base: Path) -> _Ready:

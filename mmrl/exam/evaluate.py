@@ -27,7 +27,6 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.ranks import Alone
 from mmrl.rollout.tool_replies import Workshop
-from mmrl.rollout.weights import PolicyWeights
 from mmrl.samplers import Samplers
 from mmrl.types import Frame, Place, UserError
 from mmrl_rewards.services.judge import JudgeService
@@ -148,7 +147,6 @@ class _Examination:
             self._exam,
             examinee.policy,
             examinee.processor,
-            weights=PolicyWeights(examinee.policy),
             adapter=examinee.adapter,
             run_dir=RunDir(self._request.out),
             ranks=ranks,
@@ -196,7 +194,10 @@ def _of_files(request: Request, exam: Exam) -> Asked:
     folders = folders_of(request.data, request.media, Path.cwd())
     access = access_of(exam.limits, (*folders, request.out), schemes=("data",))
     place = Place(work=request.out.absolute(), base=Path.cwd(), seed=exam.run.seed, access=access)
-    questions = read_files(
-        request.bench, request.data, place, split=request.split, media=request.media, frame=request.frame
-    )
+    try:
+        questions = read_files(
+            request.bench, request.data, place, split=request.split, media=request.media, frame=request.frame
+        )
+    except UserError as error:
+        raise UserError(f"--data: {error}") from error
     return by_rule(request.bench, request.bench, questions, access)

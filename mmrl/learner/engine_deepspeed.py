@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from mmrl.config.schema import Deepspeed, Optimizer, Role
 from mmrl.policy.qwen_vl import Policy, gradient_of
-from mmrl.ranks import Ranks
+from mmrl.ranks import Ranks, even_part
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000
@@ -99,12 +99,8 @@ class Sharded:
             yield
 
     def collected(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Whole weights in the first rank's host memory, a few at a time."""
-        first, found = self.ranks.rank == 0, {}
-        for name, tensor in self.passed(parameters):
-            if first:
-                found[name] = tensor.detach().cpu().clone()
-        return found
+        """This rank's part of the weights, each whole, in its host memory."""
+        return self._taken(parameters, even_part([_numel(p) for p in parameters.values()], self.ranks))
 
     def passed(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights one after the other, each whole while it is looked at; every rank must look at all."""
@@ -130,7 +126,7 @@ class Sharded:
     def dissolve(self, policy: Policy) -> None:
         """Back to an ordinary model, whole in the first rank's memory and empty elsewhere; DeepSpeed's work is done."""
         names = dict(self._model.named_parameters())
-        weights = self.collected(names)
+        weights = self._taken(names, range(0 if self.ranks.rank else len(names)))
         self.engine.destroy()
         fresh = {
             id(parameter): nn.Parameter(weights.get(name, torch.empty(0)), requires_grad=parameter.requires_grad)
@@ -140,6 +136,11 @@ class Sharded:
             own = {name: None if p is None else fresh[id(p)] for name, p in dict.items(module._parameters)}
             module._parameters = own
         policy.run_by(None)
+
+    def _taken(self, parameters: Mapping[str, nn.Parameter], own: range) -> dict[str, torch.Tensor]:
+        """The weights at these places, gathered a few at a time."""
+        every = enumerate(self.passed(parameters))
+        return {name: _kept(tensor) for place, (name, tensor) in every if place in own}
 
     @contextmanager
     def _called_directly(self) -> Iterator[None]:
@@ -263,29 +264,29 @@ class DeepspeedEngine:
             for tensor in moments.values():
                 tensor.zero_()
 
-    def state(self) -> dict[str, Any]:
-        """What `TorchEngine` would have, whole, on the first rank; the others take part and have nothing."""
-        sharded, first = self._sharded, self._sharded.ranks.rank == 0
-        steps = sharded.steps()
-        moments = {
-            index: {name: _kept(sharded.whole_state(parameter, name), first) for name in _MOMENTS}
-            for index, parameter in enumerate(sharded.ordered)
-        }
-        masters = [_kept(sharded.whole_state(parameter), first) for parameter in sharded.narrow]
-        if not first:
-            return {}
-        state = {index: {"step": torch.tensor(steps), **own} for index, own in moments.items()} if steps else {}
-        return {"optimizer": {"state": state}, "masters": masters}
+    def state(self) -> dict[str, dict[int, Any]]:
+        """What `TorchEngine` would have: of this rank's part, whole; all ranks must ask."""
+        sharded, steps = self._sharded, self._sharded.steps()
+        own = even_part([_numel(parameter) for parameter in sharded.ordered], sharded.ranks)
+        moments, masters = {}, {}
+        for place, parameter in enumerate(sharded.ordered):
+            whole = {name: sharded.whole_state(parameter, name) for name in _MOMENTS if steps}
+            master = None if parameter.dtype == torch.float32 else sharded.whole_state(parameter)
+            if place in own and steps:
+                moments[place] = {"step": torch.tensor(steps), **{name: _kept(whole[name]) for name in _MOMENTS}}
+            if place in own and master is not None:
+                masters[place] = _kept(master)
+        return {"moments": moments, "masters": masters}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, which every rank must be given, and take its own part of."""
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Continue from the `state()` of all ranks, of which each takes its own pieces."""
         sharded = self._sharded
-        for index, moments in state["optimizer"]["state"].items():
+        for place, moments in state["moments"].items():
             for name in _MOMENTS:
-                sharded.set_state(sharded.ordered[index], moments[name], name)
+                sharded.set_state(sharded.ordered[place], moments[name], name)
             sharded.set_steps(float(moments["step"]))
-        for parameter, master in zip(sharded.narrow, state["masters"], strict=True):
-            sharded.set_state(parameter, master)
+        for place, master in state["masters"].items():
+            sharded.set_state(sharded.ordered[place], master)
 
     def _norms(self) -> dict[Role, float]:
         """Every rank adds up its own pieces of the gradient, unless it has all of it."""
@@ -299,8 +300,8 @@ class DeepspeedEngine:
         return dict(zip(sharded.parameters, squares.sqrt().tolist(), strict=True))
 
 
-def _kept(tensor: torch.Tensor, keep: bool) -> torch.Tensor:
-    return tensor.detach().cpu().clone() if keep else torch.empty(0)
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone()
 
 
 def _chunks(named: Iterable[tuple[str, nn.Parameter]], elements: int) -> Iterator[list[tuple[str, nn.Parameter]]]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mmrl.config.schema import Optimizer, Role
-from mmrl.ranks import Alone, Ranks
+from mmrl.ranks import Alone, Ranks, even_part
 
 
 class TorchEngine:
@@ -58,21 +58,32 @@ class TorchEngine:
         """Drop the moments, as if the stage began here."""
         self._optimizer.state.clear()
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: optimizer moments, and the masters where they are not the weights themselves."""
-        masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
-        return {"optimizer": self._optimizer.state_dict(), "masters": masters}
+    def state(self) -> dict[str, dict[int, Any]]:
+        """What a checkpoint keeps of this rank's part: the moments of each weight, and its master where it has one.
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`."""
+        By the weight's place in AdamW's groups.
+        """
+        moments, ordered = self._optimizer.state_dict()["state"], self._ordered
+        own = even_part([master.numel() for master in ordered], self._ranks)
+        narrow = {id(m) for m, p in zip(self._masters, self._parameters, strict=True) if m is not p}
+        return {
+            "moments": {place: moments[place] for place in own if place in moments},
+            "masters": {place: ordered[place] for place in own if id(ordered[place]) in narrow},
+        }
+
+    def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
+        """Continue from the `state()` of all ranks."""
         groups = self._optimizer.state_dict()["param_groups"]  # the stage's own, not what was written down of them
-        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        saved = iter(state["masters"])
+        self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
+        ordered = self._ordered
         with torch.no_grad():
-            for master, parameter in zip(self._masters, self._parameters, strict=True):
-                if master is not parameter:
-                    master.copy_(next(saved))
+            for place, master in state["masters"].items():
+                ordered[place].copy_(master)
         self._publish()
+
+    @property
+    def _ordered(self) -> list[torch.Tensor]:
+        return [master for group in self._optimizer.param_groups for master in group["params"]]
 
     def _groups(self, options: Optimizer) -> Iterator[dict[str, Any]]:
         """By role, matrices apart from vectors."""

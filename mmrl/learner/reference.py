@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -11,15 +11,18 @@ from mmrl.batch import Batch
 from mmrl.config import schema
 from mmrl.policy.qwen_vl import Policy, TokenScores
 from mmrl.ports import Learner
+from mmrl.ranks import Alone, Ranks, even_part
 from mmrl.types import Experience
 
 
 class Reference:
     """A copy of the policy as it is now. `ema` keeps its average in float32, where a small change is not lost."""
 
-    def __init__(self, policy: Policy, options: schema.Reference, *, start: Policy | None = None) -> None:
+    def __init__(
+        self, policy: Policy, options: schema.Reference, *, start: Policy | None = None, ranks: Ranks | None = None
+    ) -> None:
         """`start` is the policy as it is now, where there is one that takes no copy; it must stay as it is."""
-        self._options, self._policy = options, policy
+        self._options, self._policy, self._ranks = options, policy, ranks or Alone()
         self._copy = start or policy.frozen_copy()
         followed = {} if self.frozen else policy.learned
         self._followed = list(followed.values())
@@ -56,15 +59,16 @@ class Reference:
         self._publish()
         return self._options.update == "reset"
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of one that moves."""
-        return {} if self.frozen else {"reference": self._averages}
+    def state(self) -> dict[str, dict[int, torch.Tensor]]:
+        """What a checkpoint keeps of one that moves: this rank's part of the weights, by their places."""
+        own = even_part([average.numel() for average in self._averages], self._ranks)
+        return {} if self.frozen else {"reference": {place: self._averages[place] for place in own}}
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
-        for average, saved in zip(self._averages, state["reference"], strict=True):
-            average.copy_(saved)
+    def load_state(self, state: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
+        """Continue from the `state()` of all ranks."""
+        for place, saved in state["reference"].items():
+            self._averages[place].copy_(saved)
         self._publish()
 
     def _publish(self) -> None:

@@ -65,6 +65,10 @@ class Teller:
         self._timings.append({"stage": self._stage, "step": state.step, **times})
         self.console.step(state.step, metrics, times)
 
+    def progress(self, step: int) -> None:
+        """Show that a step of a stage without metrics has ended."""
+        self.console.step(step, {}, {})
+
     def record(self, state: State, metrics: Mapping[str, float]) -> None:
         """Write numbers to the metrics file alone (an evaluation, say); `stage` is null between stages."""
         self._last |= {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
@@ -118,6 +122,9 @@ class Muted:
 
     def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Told by the first."""
+
+    def progress(self, step: int) -> None:
+        """Shown by the first."""
 
     def record(self, state: State, metrics: Mapping[str, float]) -> None:
         """Recorded by the first."""

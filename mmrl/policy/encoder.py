@@ -223,7 +223,9 @@ class Encoder:
         image, video = re.escape(self.hf.image_token), re.escape(self.hf.video_token)
         texts = re.split(rf"{re.escape(_START)}(?:{image}|{video}){re.escape(_END)}", self.question(sample))
         if len(texts) - 1 != len(layouts):
-            raise UserError(f"the chat template of the model shows {len(texts) - 1} of {len(layouts)} media")
+            raise UserError(
+                f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
+            )
         media = list(zip(sample.media, layouts, strict=True))
         shown = [self._shown(ref, layout) for ref, layout in media]
         return self._expanded("".join(map("".join, zip(texts, [*shown, ""], strict=True))), media)

@@ -1,7 +1,7 @@
 """A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
 
-Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, S new
-columns, K cached columns, V vocabulary.
+Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, S new columns, K cached columns,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mmrl.policy.scoring_head import Request, ScoringHead
 from mmrl.policy.tree_attention import NAME as TREE
 from mmrl.policy.tree_attention import install
 from mmrl.policy.vision_cache import VisionCache
+from mmrl.ranks import Ranks, even_part
 
 _TOWER: tuple[Role, Role] = ("vision", "projector")
 _VISION_BYTES = 2**30
@@ -65,15 +66,15 @@ class Runner(Protocol):
         """Weights one after the other, each whole while it is looked at; every process must look at all."""
 
     def collected(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Whole weights in the first process's host memory; on other processes there are none."""
+        """This process's part of the weights, each whole, in its host memory; all must ask together."""
 
 
 class Policy:
     """The model being trained. All forwards go through the model's own top-level call.
 
     Logits exist for `logits_chunk` tokens at a time while scoring. `vision` keeps what the vision tower made of a
-    medium; a policy that freezes the tower as a whole makes
-    its own, and shares it with its copies, unless it `remembers_media` not: ranks that march in step run it every time.
+    medium; a policy that freezes the tower as a whole makes its own, and shares it with its copies, unless
+    `remembers_media` is False: ranks that march in step run it every time.
     """
 
     def __init__(
@@ -118,9 +119,18 @@ class Policy:
         """Within this block these few weights are whole on every rank; all must ask for them together."""
         return self._runner.part(parameters) if self._runner else nullcontext()
 
-    def collected(self) -> Mapping[str, torch.Tensor]:
-        """What training changes, whole, by name; of a sharded model on the first rank alone."""
-        return self._runner.collected(self.learned) if self._runner else self.learned
+    def passed(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What training changes, one weight after the other, each whole while it is looked at; all ranks together."""
+        learned = self.learned
+        yield from self._runner.passed(learned) if self._runner else learned.items()
+
+    def collected(self, ranks: Ranks) -> dict[str, torch.Tensor]:
+        """This rank's part of what training changes, by name, each weight whole; all ranks together."""
+        learned = self.learned
+        if self._runner:
+            return self._runner.collected(learned)
+        own = even_part([parameter.numel() for parameter in learned.values()], ranks)
+        return dict(list(learned.items())[own.start : own.stop])
 
     def gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
         """The gradient of a loss in all that is trained; of a model that is divided this rank's pieces of it."""
@@ -169,8 +179,8 @@ class Policy:
                 with self.part(list(self.model.get_submodule(name).parameters())):
                     yield f"{name}.weight", merged(layer)
             return
-        embeddings, learned = self.model.get_input_embeddings().weight, self.learned
-        for name, parameter in self._runner.passed(learned) if self._runner else learned.items():
+        embeddings = self.model.get_input_embeddings().weight
+        for name, parameter in self.passed():
             yield name, parameter
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter

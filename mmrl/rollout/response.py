@@ -60,7 +60,7 @@ class Stops:
 
 def _stopped(rollout: Rollout, drawn: Drawn, law: SamplingLaw, processor: QwenProcessor) -> Drawn:
     """What was drawn, up to the token that completes a stop string begun before: engines look at new tokens alone."""
-    if not law.stop or rollout.finish is not Finish.LENGTH:
+    if not (law.stop and rollout.segments) or rollout.finish is not Finish.LENGTH:
         return drawn
     own = takewhile(lambda segment: segment.author is Author.POLICY, reversed(rollout.segments))
     stops = Stops(law.stop, processor.decode)

@@ -217,5 +217,11 @@ def _read(adapter: TypeAdapter[_Read], path: Path, what: str, where: str) -> _Re
     except OSError as error:
         raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: {where}{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UserError(f"{path}: {first_problem(error, where)}") from error
+
+
+def first_problem(error: ValidationError, where: str = "") -> str:
+    """What is wrong, behind the keys that lead there; `where` stands before them."""
+    first = error.errors()[0]
+    at = ".".join(map(str, first["loc"]))
+    return f"{where}{at}: {first['msg']}" if at else first["msg"]

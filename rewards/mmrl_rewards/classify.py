@@ -12,10 +12,10 @@ from rapidfuzz import fuzz, process
 
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.strings import shown
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _JOINTS: Final = str.maketrans("_-", "  ")
-_EXCERPT: Final = 40
 
 
 @reward(name="label", kinds=(Kind.TEXT,))
@@ -37,7 +37,7 @@ def label(response: Response, sample: Sample, *, verbatim: bool = False, aliases
     other_names = {_normal(name): stands_for for name, stands_for in aliases.items()}
     named = other_names.get(_normal(content), content)
     equal = named == target if verbatim else _normal(named) == _normal(target)
-    return Term(float(equal), f"{_shown(content)}, expected {_shown(target)}")
+    return Term(float(equal), f"{shown(content)}, expected {shown(target)}")
 
 
 @reward(name="fuzzy", kinds=(Kind.TEXT,))
@@ -65,9 +65,9 @@ def fuzzy(
     answer = _normal(response.answer.value)
     nearest = process.extractOne(answer, classes, scorer=fuzz.ratio, score_cutoff=100 * threshold)
     if nearest is None:
-        return Term(0.0, f"{_shown(answer)} is near none, expected {_shown(target)}")
+        return Term(0.0, f"{shown(answer)} is near none, expected {shown(target)}")
     name, ratio, _ = nearest
-    return Term(float(name == target), f"{_shown(answer)} is {ratio:.0f} % {_shown(name)}, expected {_shown(target)}")
+    return Term(float(name == target), f"{shown(answer)} is {ratio:.0f} % {shown(name)}, expected {shown(target)}")
 
 
 @reward(name="labels", kinds=(Kind.LIST,))
@@ -93,13 +93,9 @@ def _classes(names: object, column: str, target: str) -> list[str]:
         raise Unscorable(f"the column {column!r} holds {names!r:.80}, not a list of classes")
     classes = [_normal(name) for name in names]
     if target not in classes:
-        raise Unscorable(f"the target {_shown(target)} is none of the {len(classes)} classes in {column!r}")
+        raise Unscorable(f"the target {shown(target)} is none of the {len(classes)} classes in {column!r}")
     return classes
 
 
 def _normal(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().translate(_JOINTS).split())
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= _EXCERPT else name[:_EXCERPT] + "...")

@@ -13,6 +13,7 @@ from pydantic import Field
 from mmrl.answer import checked, read
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards.contract import reward
+from mmrl_rewards.strings import shown
 
 _KINDS: Final = (Kind.LATEX, Kind.TEXT, Kind.NUMBER)
 _LONGEST: Final = 300  # characters; parsing takes milliseconds for each ten
@@ -44,7 +45,9 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
         answer = _formula(response.answer.value)
     except ValueError as error:
         return Term(0.0, f"the answer is {error}")
-    return Term(float(_equal(target, answer, decimals)), f"{_shown(answer)}, expected {_shown(target)}")
+    return Term(
+        float(_equal(target, answer, decimals)), f"{shown(answer, _EXCERPT)}, expected {shown(target, _EXCERPT)}"
+    )
 
 
 def _target(sample: Sample) -> str:
@@ -101,7 +104,3 @@ class _MathVerify:
 
 
 _math_verify = lru_cache(maxsize=1)(_MathVerify)
-
-
-def _shown(formula: str) -> str:
-    return repr(formula if len(formula) <= _EXCERPT else formula[:_EXCERPT] + "...")

@@ -9,7 +9,6 @@ from mmrl.answer import checked
 from mmrl.types import Kind, Sample, Unscorable
 from mmrl_rewards.contract import gold
 
-_EXCERPT = 40
 # Normalising a run of combining marks takes CPython time that grows with its square, so long runs that are not ASCII
 # are cut. Nothing composes with an ASCII character that follows it: every other seam is exact.
 _PIECE = re.compile(r"[\x00-\x7f]*[^\x00-\x7f]{0,200}")
@@ -47,9 +46,9 @@ def targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     return normalised
 
 
-def shown(text: str) -> str:
+def shown(text: str, most: int = 40) -> str:
     """An excerpt for a reason."""
-    return repr(text if len(text) <= _EXCERPT else text[:_EXCERPT] + "...")
+    return repr(text if len(text) <= most else text[:most] + "...")
 
 
 def _listed(sample: Sample, column: str) -> tuple[str, ...]:

@@ -103,8 +103,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         feeder.load(weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
-            shared = ranks.gather((dict(policy.collected()), engine.state()))[0]
-            saved, state = copy.deepcopy(shared)
+            saved, state = copy.deepcopy(everything(policy, engine, ranks))
             policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
         plan = LearnPlan(
@@ -120,7 +119,9 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         )
         learner = GrpoLearner(policy, lessons.processor, engine, plan, reference, ranks=ranks, homes=Homes(trial.homes))
         metrics.append(dict(learner.learn(experiences, step=step)))
-    result = {"apart": apart, "metrics": metrics, "weights": dict(policy.collected()), "state": engine.state()}
+    parts = ranks.gather(sum(tensor.numel() for tensor in policy.collected(ranks).values()))
+    kept, state = everything(policy, engine, ranks)
+    result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
         result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
@@ -128,6 +129,17 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
         sharded.dissolve(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
+
+
+def everything(policy: Policy, engine, ranks: Ranks):
+    """Weights and the engine's tables, from the parts of all ranks."""
+    weights, tables = {}, {}
+    for part, state in ranks.gather((policy.collected(ranks), engine.state())):
+        assert not part.keys() & weights.keys()
+        weights |= part
+        for table, kept in state.items():
+            tables.setdefault(table, {}).update(kept)
+    return weights, tables
 
 
 def fed_once_more(feeder: FedByFirst, engine: Fed, weights: Weights) -> str:

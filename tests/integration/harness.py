@@ -76,7 +76,7 @@ def write(config: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = None, timeout: float = 400.0) -> Done:
+def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = None, timeout: float = 1200.0) -> Done:
     """`python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them."""
     program = [Path(__file__).with_name("sabotage.py"), *strike] if strike else ["-m", "mmrl"]
     done = subprocess.run(

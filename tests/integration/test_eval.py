@@ -166,7 +166,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         (("{run}", "--bench", "run:exam"), "a run has run:validation, run:test, run:train"),
         (("{run}", "--bench", "canonical", "samples=4"), "samples 4 of a greedy law are all the same"),
         (("{run}", "--bench", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
-        (("{run}", "--bench", "canonical", "--data", "no.jsonl"), "no such file"),
+        (("{run}", "--bench", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}/model", "--bench", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),
     ],
 )

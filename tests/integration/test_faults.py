@@ -21,7 +21,7 @@ def test_nothing_is_lost() -> None:
         [sys.executable, TOOL, "--kills", "4", "--only", *FAULTS],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

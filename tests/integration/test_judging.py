@@ -34,7 +34,7 @@ def mood(response, sample, *, offset: float = 0.0) -> Term:
     return Term(min(1.0, offset + len(response.text) % 5 / 5), f"{len(response.text)} characters")
 
 
-@reward(name="danger", deadline_s=0.5)
+@reward(name="danger", deadline_s=2.0)
 def danger(response, sample) -> Term:
     match fate(response, sample):
         case 0:

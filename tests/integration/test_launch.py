@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from harness import Command, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from waiting import PATIENCE_S, wait_for
 
 from mmrl.checkpoint import latest
 from mmrl.cli import launch
@@ -42,13 +42,15 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    written, until = run_dir / "metrics.jsonl", time.monotonic() + 240
-    while not written.exists() or written.read_bytes().count(b"\n") < lines:
+    written = run_dir / "metrics.jsonl"
+
+    def due() -> bool:
         assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        return written.exists() and written.read_bytes().count(b"\n") >= lines
+
+    wait_for(due)
     os.kill(launcher.pid if rank is None else processes_of(config)[rank], which)
-    output, errors = launcher.communicate(timeout=240)
+    output, errors = launcher.communicate(timeout=PATIENCE_S)
     return Done(launcher.returncode, output, errors)
 
 
@@ -85,7 +87,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
     if "deepspeed" in launcher[1]:
         pytest.importorskip("deepspeed")
     words = [sys.executable, *launcher, str(launch._free_port()), *module, "mmrl", "train", str(config)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [(record["stage"], record["step"]) for record in metrics(tmp_path / "run") if "learner/lr" in record]
     assert steps == [("cold", 1), ("cold", 2), ("rl", 1), ("rl", 2)]  # once, though two processes made them
@@ -93,7 +95,9 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
 
 
 def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
-    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}), tmp_path / "tiny.yaml")
+    """They see it within a second, in a stage that lasts much longer."""
+    stages = [imitation(steps=100_000)]
+    config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
     assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
@@ -106,7 +110,7 @@ def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: P
     pytest.importorskip("deepspeed")
     sections = {"deepspeed": {"zero": 2}, "checkpoints": {"every": 50, "keep": 2}}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
-    done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=6)
+    done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert "Saved. Go on with: mmrl train" in done.output
     assert processes_of(config) == []

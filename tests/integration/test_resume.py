@@ -81,7 +81,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
 
 TERMS = (  # at the Nth call of a function; what is then saved last
     ("mid-step", "mmrl.learner.learner:GrpoLearner.learn", 5, "00-000005"),
-    ("while a checkpoint is written", "mmrl.checkpoint.snapshot:seal", 1, "00-000003"),
+    ("while a checkpoint is written", "mmrl.checkpoint.shelf:seal", 1, "00-000003"),
     ("between the stages and the end", "mmrl.run:_Run._measure", 2, "02-000000"),
 )
 

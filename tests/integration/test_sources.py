@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.store as store_module
 import mmrl.policy.processor as processor_module
@@ -109,19 +109,12 @@ def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> Non
     wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(metrics(tmp_path / "run")) > 3)
     if blow is signal.SIGINT:
         os.killpg(run.pid, blow)  # as a terminal does: every process gets it
-        assert run.wait(60) == 128 + signal.SIGINT
+        assert run.wait(PATIENCE_S) == 128 + signal.SIGINT
     else:
         run.kill()
-        run.wait(60)
+        run.wait(PATIENCE_S)
     wait_for(lambda: not group_lives(run.pid))
     assert "Traceback" not in (tmp_path / "errors").read_text()
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def group_lives(pgid: int) -> bool:

@@ -76,9 +76,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
         two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
-        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, timeout=1200.0)
+        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2)
         odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "scratch": TINY}}
-        headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"), timeout=1200.0)
+        headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"))
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
             capture_output=True,
@@ -300,7 +300,7 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
         stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
     )
     config["model"]["scratch"] = FOR_VLLM
-    done = mmrl("train", write(config, tmp_path / "served.yaml"), timeout=1200.0)
+    done = mmrl("train", write(config, tmp_path / "served.yaml"))
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
@@ -349,7 +349,7 @@ def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_
     with serving(base, tmp_path / "server.log") as url:
         for name, more, engine in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero": 3}})):
             config = write(served(tmp_path / name, base, url, **engine), tmp_path / f"{name}.yaml")
-            done = mmrl("train", config, *more, timeout=1200.0)
+            done = mmrl("train", config, *more)
             assert done.code == 0, done.errors
     once = metrics(tmp_path / "once")
     steps = [record for record in once if record["stage"] == "rl" and "learner/loss" in record]

@@ -102,7 +102,7 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$State"]
     assert "$View" in json.dumps(state["ahead"])
     assert here("train", once).code == 0
-    done = mmrl("train", twice, "--nproc", 2, timeout=400.0)
+    done = mmrl("train", twice, "--nproc", 2)
     assert done.code == 0, done.errors
     told = metrics(tmp_path / "once")
     assert {record["tools/shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}

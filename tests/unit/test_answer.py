@@ -1,9 +1,9 @@
 """The answer grammar: what parses, what does not and why, and that rendering and parsing agree."""
 
 import random
-import time
 
 import pytest
+from waiting import bounded
 
 from mmrl.answer import FRAMED, Grammar
 from mmrl.types import Frame, Kind, Target, UserError
@@ -212,9 +212,8 @@ def test_parsing_is_total_and_linear():
         for kind in Kind:
             answer = OPTIONAL.parse(text, kind)
             assert (answer.value is None) <= bool(answer.problems)
-    start = time.process_time()
     for piece in pieces:
         for kind in Kind:
-            OPTIONAL.parse(piece * (200_000 // len(piece)), kind)
-            OPTIONAL.parse(f"<answer>{piece * (200_000 // len(piece))}</answer>", kind)
-    assert time.process_time() - start < 10
+            with bounded():
+                OPTIONAL.parse(piece * (200_000 // len(piece)), kind)
+                OPTIONAL.parse(f"<answer>{piece * (200_000 // len(piece))}</answer>", kind)

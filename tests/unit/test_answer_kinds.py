@@ -1,10 +1,10 @@
 """Every kind and style of answer: what parses and to what, what is refused, and that targets parse as written."""
 
 import random
-import time
 from dataclasses import replace
 
 import pytest
+from waiting import bounded
 
 from mmrl.answer import Grammar, Section, checked, places, reframed
 from mmrl.types import Action, Frame, Kind, Region, ResizeMap, Size, Target, UserError
@@ -397,10 +397,9 @@ def test_every_style_is_total_and_linear():
             for kind in Kind:
                 answer = grammar.parse(text, kind)
                 assert (answer.value is None) <= bool(answer.problems)
-    start = time.perf_counter()
     for piece in pieces:
         for grammar in (BOXED, JSON):
             for kind in (Kind.BOXES, Kind.LATEX, Kind.SVG):
-                grammar.parse(piece * (200_000 // len(piece)), kind)
-                grammar.parse(f"\\boxed{{{piece * (200_000 // len(piece))}}}", kind)
-    assert time.perf_counter() - start < 10
+                with bounded():
+                    grammar.parse(piece * (200_000 // len(piece)), kind)
+                    grammar.parse(f"\\boxed{{{piece * (200_000 // len(piece))}}}", kind)

@@ -1,9 +1,9 @@
 """Hostile responses: ten thousand of them without a crash, and a megabyte of anything without a hang."""
 
 import random
-import time
 
 import pytest
+from waiting import bounded
 
 from mmrl.bench.benches import BENCHES, judge
 from mmrl.bench.earned import same_formula
@@ -84,17 +84,14 @@ def test_fuzz():
     rng = random.Random(0)
     cases = [(kind, bench) for kind, benches in SUITED.items() for bench in benches]
     same_formula("x + 1", "2")  # loads math-verify, which takes a second
-    times = []
     for number in range(10_000):
         kind, bench = cases[number % len(cases)]
         text = "".join(rng.choice(PIECES) for _ in range(rng.choice((1, 3, 10, 40))))
-        start = time.process_time()
-        verdict = judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))
-        times.append(time.process_time() - start)
+        with bounded():
+            verdict = judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))
         assert 0 <= verdict.start <= verdict.end <= len(text)
         assert 0.0 <= verdict.score <= 1.0
         assert (verdict.value is None) <= (not verdict.strict)
-    assert sorted(times)[9_900] < 0.05
 
 
 UNITS = [
@@ -120,11 +117,10 @@ WORST = ("(", "1", "{}", "\\", "<answer>", "the answer is ", "\n", "[1,2,3,4],")
         *((bench, unit) for bench in ("mmmu", "emma", "textvqa", "refcoco", "screenspot") for unit in WORST),
     ],
 )
-def test_a_megabyte_takes_no_time(bench, unit):
+def test_a_megabyte_takes_time_in_proportion(bench, unit):
     same_formula("x + 1", "2")
     text = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     kinds = [kind for kind, benches in SUITED.items() if bench in benches]
-    start = time.process_time()
     for kind in kinds:
-        judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))
-    assert time.process_time() - start < 0.5 * len(kinds)
+        with bounded():
+            judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))

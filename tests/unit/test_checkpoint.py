@@ -3,9 +3,13 @@
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
+from time import sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from mmrl import checkpoint, codec
 from mmrl.checkpoint import Shelf, Snapshot, Weights
 from mmrl.checkpoint.folder import damage
 from mmrl.config.schema import Best, Checkpoints
+from mmrl.ranks import even_part
 from mmrl.types import State, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
@@ -39,7 +44,7 @@ def weights(net):
 
 def snapshot(seed=0, score=None, **state):
     net, optimizer = trained(seed)
-    moments, rng = optimizer.state_dict(), checkpoint.rng_states()
+    moments, rng = {"moments": optimizer.state_dict()["state"]}, checkpoint.rng_states()
     return Snapshot(weights=weights(net), optimizer=moments, rng=rng, state=State(**state), config="run:", score=score)
 
 
@@ -60,29 +65,31 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     net, optimizer = trained(1)
     evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
     state = State(stage=1, step=7, cursor=70, version=9, barren_steps=2, metrics_bytes=11, evals=evals)
-    taken = replace(snapshot(), weights=weights(net), optimizer=optimizer.state_dict(), state=state)
+    kept = {"moments": optimizer.state_dict()["state"], "masters": {}}
+    taken = replace(snapshot(), weights=weights(net), optimizer=kept, state=state)
     checkpoint.save(tmp_path / "c", replace(taken, rng=checkpoint.rng_states()))
     expected = torch.rand(4)
-    other, fresh = trained(2)
-    found, moments = checkpoint.load(tmp_path / "c", weights=weights(other))
+    other, _ = trained(2)
+    found, tables = checkpoint.load(tmp_path / "c", weights=weights(other))
     assert found == state
     assert torch.equal(torch.rand(4), expected)
     assert torch.equal(other[0].weight, net[0].weight)
     assert other[1].weight is other[0].weight
-    fresh.load_state_dict(moments)
-    theirs, ours = optimizer.state_dict()["state"][0], fresh.state_dict()["state"][0]
+    assert tables.keys() == kept.keys() and tables["masters"] == {}
+    theirs, ours = kept["moments"][0], tables["moments"][0]
     assert theirs.keys() == ours.keys() == {"step", "exp_avg", "exp_avg_sq"}
     assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
 
 
 def test_weights_that_will_be_divided_are_the_files_own_and_outlive_it(tmp_path):
     net, other = save(tmp_path / "c"), trained(1)[0]
-    _, moments = checkpoint.load(tmp_path / "c", weights=weights(other), mapped=True)
+    _, tables = checkpoint.load(tmp_path / "c", weights=weights(other), mapped=True)
+    moments = tables["moments"]
     assert file_behind(other[0].weight) == str(tmp_path / "c" / "model.safetensors")
-    assert file_behind(moments["state"][0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
+    assert file_behind(moments[0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
     shutil.rmtree(tmp_path / "c")
     assert torch.equal(other[0].weight, net[0].weight)
-    moments["state"][0]["exp_avg"].add_(1.0)
+    moments[0]["exp_avg"].add_(1.0)
 
 
 def file_behind(tensor):
@@ -233,13 +240,13 @@ BACKGROUND = Checkpoints(asynchronous=True)
 def test_a_snapshot_does_not_follow_the_run(tmp_path):
     net, optimizer = trained(1)
     state = State(step=1, evals={"before": {"count": {"a": 0.5}}})
-    live = Snapshot(weights=weights(net), optimizer=optimizer.state_dict(), rng=checkpoint.rng_states(), state=state)
+    moments = {"moments": optimizer.state_dict()["state"]}
+    live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.rng_states(), state=state)
     taken = checkpoint.still(live)
     checkpoint.save(tmp_path / "00-000001", live)
     with torch.no_grad():
         net[0].weight.add_(1.0)
     optimizer.state_dict()["state"][0]["exp_avg"].add_(1.0)
-    optimizer.param_groups[0]["lr"] = 7.0
     state.step, state.evals["before"]["count"]["a"] = 2, 0.0
     checkpoint.save(tmp_path / "00-000002", taken)
     one, two = ((tmp_path / f"00-00000{n}" / "hashes.json").read_text() for n in (1, 2))
@@ -251,10 +258,11 @@ def test_a_write_in_the_background_lets_the_run_go_on_and_the_next_one_waits(tmp
     with Shelf(tmp_path, BACKGROUND, refuse_warnings) as shelf:
         shelf.put(snapshot(step=1), first=lambda: order.append(may.wait(10)))
         shelf.check()
-        assert names(tmp_path) == []  # nothing is written, and nobody waited
+        assert names(tmp_path) == [".00-000001.partial"]  # nothing is in it, and nobody waited
+        assert names(tmp_path / ".00-000001.partial") == []
         may.set()
         shelf.put(snapshot(step=2), first=lambda: order.append(names(tmp_path)))
-    assert order == [True, ["00-000001"]]
+    assert order == [True, [".00-000002.partial", "00-000001"]]
     assert names(tmp_path) == ["00-000001", "00-000002"]
 
 
@@ -263,7 +271,7 @@ def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
     with pytest.raises(UserError, match=r"cannot save .*00-000002"), Shelf(folder, BACKGROUND, print) as shelf:
         shelf.put(snapshot(step=1), first=lambda: None)
         shelf.settle()
-        shelf.put(snapshot(step=2), first=(folder / ".00-000002.partial").touch)
+        shelf.put(snapshot(step=2), first=(folder / ".00-000002.partial").rmdir)
         while True:  # as the loop does, step after step
             shelf.check()
     assert checkpoint.latest(folder, refuse_warnings) == folder / "00-000001"
@@ -272,9 +280,173 @@ def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
 def test_a_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
     warnings = []
     with pytest.raises(KeyboardInterrupt), Shelf(tmp_path, BACKGROUND, warnings.append) as shelf:
-        shelf.put(snapshot(step=2), first=(tmp_path / ".00-000002.partial").touch)
+        shelf.put(snapshot(step=2), first=(tmp_path / ".00-000002.partial").rmdir)
         raise KeyboardInterrupt
     assert len(warnings) == 1 and "cannot save" in warnings[0]
+
+
+class Together:
+    """One of several ranks that are threads of this process."""
+
+    def __init__(self, rank, meeting, places):
+        self.rank, self.size = rank, meeting.parties
+        self._meeting, self._places = meeting, places
+
+    def gather(self, mine):
+        self._places[self.rank] = mine
+        self._meeting.wait(60)
+        every = list(self._places)
+        self._meeting.wait(60)
+        return every
+
+    def once(self, work):
+        result = None
+        if self.rank == 0:
+            try:
+                result = work()
+            except UserError as error:
+                result = error
+        result = self.gather(result)[0]
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+
+def by_ranks(count, work):
+    """What `work` returns on each of so many ranks."""
+    meeting, places = Barrier(count), [None] * count
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda rank: work(Together(rank, meeting, places)), range(count)))
+
+
+SIZES, RNG = (5, 1, 40, 3, 3, 30, 2), checkpoint.rng_states()
+
+
+def part_of(ranks, **state):
+    """This rank's part of seven weights, each as many times its place as it has values."""
+    own = even_part(SIZES, ranks)
+    learned = {f"w{place}": torch.full((SIZES[place],), float(place)) for place in own}
+    moments = {place: {"exp_avg": torch.full((SIZES[place],), place / 2)} for place in own}
+    optimizer = {"moments": moments, "masters": {}}
+    return Snapshot(weights=Weights(learned=learned), optimizer=optimizer, rng=RNG, state=State(**state))
+
+
+def save_twice(folder, ranks):
+    """What each rank does to save its part of two checkpoints."""
+    with Shelf(folder, Checkpoints(), refuse_warnings, ranks) as shelf:
+        for step in (1, 2):
+            shelf.put(part_of(ranks, step=step), first=lambda: None)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, asynchronous):
+    """Nine ranks are more than there are weights."""
+
+    def keep(ranks):
+        with Shelf(tmp_path, Checkpoints(asynchronous=asynchronous), refuse_warnings, ranks) as shelf:
+            for step in (1, 2):
+                shelf.put(part_of(ranks, step=step), first=lambda: None)
+            while shelf._writing:  # as the loop does, step after step
+                shelf.check()
+                assert checkpoint.latest(tmp_path, refuse_warnings).name in ("00-000001", "00-000002")
+            assert checkpoint.latest(tmp_path, refuse_warnings).name == "00-000002"
+
+    by_ranks(count, keep)
+    assert names(tmp_path) == ["00-000001", "00-000002"]
+    assert len(names(tmp_path / "00-000002")) == 5 + 2 * count
+    learned = {f"w{place}": torch.zeros(size) for place, size in enumerate(SIZES)}
+    state, tables = checkpoint.load(tmp_path / "00-000002", weights=Weights(learned=learned))
+    assert state.step == 2
+    assert list(tables["moments"]) == list(range(len(SIZES))) and tables["masters"] == {}
+    for place, size in enumerate(SIZES):
+        assert torch.equal(learned[f"w{place}"], torch.full((size,), float(place)))
+        assert torch.equal(tables["moments"][place]["exp_avg"], torch.full((size,), place / 2))
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt"])
+def test_a_checkpoint_without_the_part_of_one_rank_is_damaged(tmp_path, name):
+    by_ranks(3, partial(save_twice, tmp_path))
+    (tmp_path / "00-000002" / name).unlink()
+    flipped = tmp_path / "00-000001" / name
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
+    warnings = []
+    with pytest.raises(UserError, match=f"00-000002 is damaged .{name} is missing., and no other is whole"):
+        checkpoint.latest(tmp_path, warnings.append)
+    assert f"00-000001 is damaged ({name} does not match its hash)" in warnings[1]
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "optimizer-00003-of-00003.pt", "state.json"])
+def test_ranks_check_a_checkpoint_together(tmp_path, name):
+    """Each reads a part of the files, and all hear of what is wrong with any."""
+    by_ranks(3, partial(save_twice, tmp_path))
+    assert (
+        by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, refuse_warnings, ranks)) == [tmp_path / "00-000002"] * 2
+    )
+    flipped = tmp_path / "00-000002" / name
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
+    warnings = []
+    found = by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, warnings.append, ranks))
+    assert found == [tmp_path / "00-000001"] * 2
+    assert len(warnings) == 2 and f"00-000002 is damaged ({name} does not match" in warnings[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_rank_cannot_write_ends_all_and_leaves_the_checkpoint_before(tmp_path, failing, asynchronous):
+    def keep(ranks):
+        def first():
+            if ranks.rank == failing:
+                raise OSError(28, "No space left on device")
+
+        with Shelf(tmp_path, Checkpoints(asynchronous=asynchronous), refuse_warnings, ranks) as shelf:
+            shelf.put(part_of(ranks, step=1), first=lambda: None)
+            with pytest.raises(UserError, match="cannot save .*00-000002: No space left on device .*free some space"):
+                shelf.put(part_of(ranks, step=2), first=first)
+                shelf.settle()
+
+    by_ranks(2, keep)
+    assert names(tmp_path) == ["00-000001"]
+
+
+def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
+    """Nobody waits for a rank that will not come."""
+    left = Event()
+
+    def keep(ranks):
+        with pytest.raises(ValueError, match="a bug"), Shelf(tmp_path, BACKGROUND, print, ranks) as shelf:
+            shelf.put(part_of(ranks, step=1), first=lambda: None)
+            shelf.settle()
+            shelf.put(part_of(ranks, step=2), first=lambda: left.wait(60) if ranks.rank else None)
+            raise ValueError("a bug, or its effect on the others")
+        left.set()
+
+    by_ranks(2, keep)
+    assert names(tmp_path) == [".00-000002.partial", "00-000001"]
+
+
+def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
+    def keep(ranks):
+        with Shelf(tmp_path, BACKGROUND, refuse_warnings, ranks) as shelf:
+            shelf.put(part_of(ranks, step=1), first=lambda: None)
+            for _ in range(1200):
+                if (tmp_path / "00-000001").exists():
+                    return
+                sleep(0.05)
+
+    by_ranks(3, keep)
+    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
+    assert not [name for name in names(tmp_path / "00-000001") if name.startswith("part")]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 48])
+def test_ranks_share_evenly(count):
+    """No part is larger than an even one by more than the largest of its things."""
+    sizes = [7, 1, 1, 500, 20, 300, 0, 300, 2, 60, 60, 60, 0]
+    parts = [even_part(sizes, SimpleNamespace(rank=rank, size=count)) for rank in range(count)]
+    assert [place for part in parts for place in part] == list(range(len(sizes)))
+    assert all(sum(sizes[place] for place in part) <= sum(sizes) / count + 500 for part in parts)
+    assert even_part([], SimpleNamespace(rank=0, size=count)) == range(0)
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
@@ -340,7 +512,7 @@ class Killer:
     def __reduce__(self):
         os._exit(9)
 weights = checkpoint.Weights(learned={"w": torch.ones(2)})
-taken = checkpoint.Snapshot(weights=weights, optimizer={"x": Killer()}, rng={}, state=State(step=2))
+taken = checkpoint.Snapshot(weights=weights, optimizer={"x": {0: Killer()}}, rng={}, state=State(step=2))
 checkpoint.save(Path(sys.argv[1]), taken)
 """
 
@@ -372,7 +544,7 @@ folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for attempt in (
     lambda: save(size=10_000),
-    lambda: save(optimizer={"moments": torch.zeros(10_000)}),
+    lambda: save(optimizer={"moments": {0: torch.zeros(10_000)}}),
     lambda: save(state=State(evals={"before": {"task": {str(i): 0.5 for i in range(3000)}}})),
     lambda: checkpoint.export_hf(folder, Model()),
 ):
@@ -421,13 +593,13 @@ def test_weights_of_another_shape_are_refused(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     net, _ = trained(1)
     learned, given = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
-    saved = Weights(learned=learned, given=checkpoint.fingerprint(given))
+    saved = Weights(learned=learned, given=checkpoint.fingerprint(given.items()))
     checkpoint.save_weights(tmp_path / "w", saved)
     checkpoint.load_weights(tmp_path / "w", saved)
     before = net[1].weight.detach().clone()
     given["0.weight"][3, 2] += 1e-4
     for other in (
-        Weights(learned=learned, given=checkpoint.fingerprint(given)),
+        Weights(learned=learned, given=checkpoint.fingerprint(given.items())),
         Weights(learned={**learned, "more": torch.ones(1)}, given=saved.given),
         Weights(learned={}, given=saved.given),
     ):
@@ -445,9 +617,9 @@ def test_a_fingerprint_follows_names_types_shapes_and_values():
         {**weights, "a": weights["a"] + 1e-3},
         {"a": weights["a"]},
     ]
-    prints = [checkpoint.fingerprint(each) for each in (weights, *others)]
+    prints = [checkpoint.fingerprint(each.items()) for each in (weights, *others)]
     assert len(set(prints)) == len(prints)
-    assert checkpoint.fingerprint(dict(reversed(weights.items()))) == prints[0]
+    assert checkpoint.fingerprint(reversed(weights.items())) == prints[0]
 
 
 def test_an_export_replaces_the_one_before(tmp_path):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import TCPStore
+from waiting import wait_for
 
 from mmrl.batch import by_prompt, collate
 from mmrl.cli import launch
@@ -235,15 +235,16 @@ def test_a_rank_that_waits_says_for_whom_and_what_that_one_does(capfd):
     waiting = Diary(store.clone(), 0, 2, patience_s=2)
     waiting.note("waiting in gather after: judging")
     waiting.start()
-    said = ""
-    until = time.monotonic() + 60
-    while "Thread" not in said and time.monotonic() < until:
-        time.sleep(0.1)
-        said += capfd.readouterr().err
+    said = []
+
+    def told_where():
+        said.append(capfd.readouterr().err)
+        return "test_a_rank_that_waits" in "".join(said)  # where this process stands, the last that is said
+
+    wait_for(told_where)
     for diary in (waiting, slow):
         diary.stop()
     told = (
         r"rank 0 has been at it for \d+ s: waiting in gather after: judging\. rank 1 for \d+ s: learning from boxes-17"
     )
-    assert re.search(told, said)
-    assert "test_a_rank_that_waits" in said  # where this process stands
+    assert re.search(told, "".join(said))

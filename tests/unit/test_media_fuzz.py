@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from videos import picture, video_ref, write_video
+from waiting import PATIENCE_S, bounded
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.image import MediaError
@@ -27,7 +28,7 @@ VIDEOS = {
     "vp8.webm": {"codec": "libvpx"},
 }
 PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MUTANTS, SECONDS = 660, 5.0
+MUTANTS = 660
 
 
 def truncate(content, rng):
@@ -60,6 +61,7 @@ def insert(content, rng):
 MUTATORS = (truncate, overwrite, blank, cut, insert)
 
 
+@bounded()
 def open_it(path, rule=SOME):
     """The frames a file gives, a picture being one, or None when it is refused. Runs in a process of its own."""
     torch.set_num_threads(1)
@@ -95,7 +97,7 @@ def test_every_damaged_file_is_refused_by_name_or_really_opened(whole, tmp_path)
         for number, (mutate, path) in enumerate(jobs):
             damaged = tmp_path.resolve() / f"{number}-{mutate.__name__}{path.suffix}"
             damaged.write_bytes(mutate(whole[path], rng))
-            result = pool.apply_async(open_it, (str(damaged),)).get(timeout=SECONDS)  # a crash never answers either
+            result = pool.apply_async(open_it, (str(damaged),)).get(timeout=PATIENCE_S)  # a crash never answers either
             outcomes[path.suffix, "refused" if result is None else "opened"] += 1
             if result is not None:
                 assert min(result.shape) > 0

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pyarrow
 import pytest
 from pyarrow import parquet
+from waiting import bounded
 
 from mmrl.types import Access, ImageRef, Kind, Place, Reject, Sample, Target, UserError, VideoRef
 from mmrl_datasets import chat, fetch, table
@@ -94,9 +94,8 @@ def test_a_file_beyond_the_limit_is_not_even_hashed(place):
     big = place.base / "media" / "big.mp4"
     with big.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte of nothing
-    started = time.monotonic()
-    check(read(place, {"videos": "big.mp4"}), ["must have 1 to 2,000,000,000; see data.limits.max_video_bytes"])
-    assert time.monotonic() - started < 30
+    with bounded():
+        check(read(place, {"videos": "big.mp4"}), ["must have 1 to 2,000,000,000; see data.limits.max_video_bytes"])
 
 
 def test_what_is_no_file_is_named(place):
@@ -197,7 +196,7 @@ class Server(BaseHTTPRequestHandler):
                 while self.server.open:
                     self.wfile.write(PNG * 1000)
             case "/silent":
-                self.server.closing.wait(5)
+                self.server.closing.wait(60)
             case _:
                 self.send_error(404)
 
@@ -255,15 +254,16 @@ def test_a_fetched_file_that_was_damaged_is_fetched_again(place, server):
 
 
 def test_what_the_network_gives_is_checked(place, server, monkeypatch):
-    monkeypatch.setattr(fetch, "SILENCE_S", 0.3)
     results = read(
         allowing(place, "http", max_bytes=1_000_000),
-        *({"images": at(server, path)} for path in ("/none", "/page", "/short", "/endless", "/silent", "/away")),
+        *({"images": at(server, path)} for path in ("/none", "/page", "/short", "/endless", "/away")),
         {"images": "http://127.0.0.1:1/a.png"},
         {"images": "http://[/a.png"},
     )
-    wanted = ["404", "is no picture", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes", "timed out"]
+    wanted = ["404", "is no picture", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
     check(results, [*wanted, "cannot be fetched", "refused", "cannot be fetched"])
+    monkeypatch.setattr(fetch, "SILENCE_S", 0.3)
+    check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
     assert [file for file in (place.work / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
 
 

@@ -73,7 +73,7 @@ def test_one_restored_goes_on_exactly(tiny, update):
     reference = Reference(world.policy, options)
     nudge(world, 0.5)
     reference.follow(1)
-    saved = {name: [value.clone() for value in values] for name, values in reference.state().items()}
+    saved = {table: {place: kept.clone() for place, kept in of.items()} for table, of in reference.state().items()}
     nudge(world, 0.5)
     again = Reference(world.policy, options)
     again.load_state(saved)
@@ -101,7 +101,7 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     resets = [followed.learn([], step=step) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first(reference.policy.model) == first(world.policy.model)
-    assert (engine.state()["optimizer"]["state"] == {}) == reset_optimizer
+    assert (engine.state()["moments"] == {}) == reset_optimizer
     for parameter in world.policy.learned.values():
         parameter.grad = torch.ones_like(parameter)
     assert all(norm > 0.0 for norm in engine.step(1e-3).values())  # and goes on from there

@@ -138,10 +138,10 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"{", "is no JSON"),
-        (b'{"kind": "box"}', "sample.value: Field required"),
-        (b"\xff\xfe", "cannot read"),
-        (None, "cannot read"),
+        (b"{", "s.json: Invalid JSON"),
+        (b'{"kind": "box"}', "s.json: value: Field required"),
+        (b"\xff\xfe", "s.json: Invalid JSON"),
+        (None, "cannot read the sample"),
     ],
 )
 def test_score_refuses_a_broken_sample(tmp_path, content, complaint, capsys):
@@ -152,12 +152,19 @@ def test_score_refuses_a_broken_sample(tmp_path, content, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+def test_score_refuses_a_key_that_no_row_has(tmp_path, capsys):
+    (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
+    words = ["reward", "score", "--fn", "number:exact", "--sample", str(tmp_path / "s.json"), "--response", "3"]
+    assert main([*words, "--case", '{"frmae": "norm_1"}']) == 2
+    assert "--case: frmae: Extra inputs are not permitted" in capsys.readouterr().err
+
+
 def test_score_refuses_a_response_that_is_not_text(tmp_path, capsys):
     (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
     (tmp_path / "r.txt").write_bytes(b"<answer>\xff\xfe3</answer>")
     words = ["reward", "score", "--fn", "number:exact", "--sample", str(tmp_path / "s.json")]
     assert main([*words, "--response", f"@{tmp_path / 'r.txt'}"]) == 2
-    assert "r.txt: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+    assert "r.txt: cannot be read: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
 
 
 def test_help_starts_at_once_and_loads_nothing_heavy():
@@ -214,12 +221,12 @@ def test_lint_finds_what_cannot_be_pickled(made):
 
 
 def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
-    monkeypatch.setattr("mmrl.lint._DEADLINE_S", 0.5)
+    monkeypatch.setattr("mmrl.lint._DEADLINE_S", 5.0)
     report = report_on(
         made('return bool(re.match("(a|aa)+$", "a" * 60 + "b")) if len(response.text) > 5 * 10**6 else right * 1.0')
     )
     assert wrong_with(report) == ["10 MB response"]
-    assert "hung for 0.5 s" in report.findings[-1].detail
+    assert "hung for 5 s" in report.findings[-1].detail
 
 
 def test_lint_survives_a_reward_that_kills_its_process(made):

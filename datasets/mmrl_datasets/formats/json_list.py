@@ -21,7 +21,7 @@ def load(file: Path) -> object:
         UserError: there is no such file, or it is too large, or not JSON.
     """
     if not file.is_file():
-        raise UserError(f"{file}: no such file")
+        raise UserError(f"{file}: no such file; correct the path")
     if file.stat().st_size > MAX_BYTES:
         raise UserError(f"{file}: is larger than {MAX_BYTES >> 20} MiB; write it as JSON Lines, which is read in parts")
     try:

@@ -5,7 +5,7 @@ What the stage says itself wins over its bundle. A penalty's weight is never par
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import log
 from typing import Literal, TypeAlias
 
@@ -78,3 +78,11 @@ RETHINKING: Mapping[Rethinking, Settings] = {
         "kept_per_group": 2,
     },
 }
+
+
+def refuse_gaps(bundle: str, settings: Settings, given: Collection[str], part: str = "") -> None:
+    """Raises ValueError where a setting of a bundle is neither given nor filled in; `part` is where they stand."""
+    if missing := settings.keys() - given:
+        raise ValueError(
+            f"{bundle} stands for {part}{min(missing)} too, which only loading a config file fills in; set it"
+        )

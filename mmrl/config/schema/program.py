@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mmrl.config.schema.base import Count, Fraction, Positive, Strict, Word
-from mmrl.config.schema.presets import RETHINKING, Rethinking
+from mmrl.config.schema.presets import RETHINKING, Rethinking, refuse_gaps
 
 Above0 = Annotated[float, Field(gt=0.0)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -108,11 +108,7 @@ class ContinueWith(Strict):
 
     @model_validator(mode="after")
     def _preset_is_in_place(self) -> ContinueWith:
-        if missing := RETHINKING[self.preset].keys() - self.model_fields_set:
-            raise ValueError(
-                f"preset {self.preset!r} stands for {min(missing)} too, which only loading a config file fills in; "
-                "set it"
-            )
+        refuse_gaps(f"preset {self.preset!r}", RETHINKING[self.preset], self.model_fields_set)
         return self
 
     @property

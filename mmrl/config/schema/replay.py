@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mmrl.config.schema.base import Positive, Strict
-from mmrl.config.schema.presets import Settings
+from mmrl.config.schema.presets import Settings, refuse_gaps
 
 ReplayPreset = Literal["default", "paper", "code"]
 
@@ -63,9 +63,5 @@ class Replay(Strict):
 
     @model_validator(mode="after")
     def _preset_is_in_place(self) -> Replay:
-        if missing := REPLAY_PRESETS[self.preset].keys() - self.model_fields_set:
-            raise ValueError(
-                f"preset {self.preset!r} stands for {min(missing)} too, which only loading a config file fills in; "
-                "set it"
-            )
+        refuse_gaps(f"preset {self.preset!r}", REPLAY_PRESETS[self.preset], self.model_fields_set)
         return self

@@ -11,7 +11,7 @@ from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Stri
 from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
 from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
-from mmrl.config.schema.presets import PRESETS, Algorithm
+from mmrl.config.schema.presets import PRESETS, Algorithm, refuse_gaps
 from mmrl.config.schema.program import ONCE, Generate, Steps, UseTools, check_order, check_room
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.sift import Filter
@@ -289,9 +289,5 @@ class Rl(Stage):
     @model_validator(mode="after")
     def _bundle_is_in_place(self) -> Rl:
         for part, settings in PRESETS[self.algorithm].items():
-            if missing := settings.keys() - getattr(self, part).model_fields_set:
-                raise ValueError(
-                    f"algorithm {self.algorithm!r} stands for {part}.{min(missing)} too, which only loading a config "
-                    "file fills in; set it"
-                )
+            refuse_gaps(f"algorithm {self.algorithm!r}", settings, getattr(self, part).model_fields_set, f"{part}.")
         return self
