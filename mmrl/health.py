@@ -181,8 +181,12 @@ def summary(watch: Watch) -> str:
 
 def _failing(means: Mapping[str, float]) -> dict[str, float]:
     """The share of calls that fail, by the step of the program that answers them."""
-    steps = {name.removesuffix(CALLS): calls for name, calls in means.items() if name.endswith(CALLS) and calls}
-    return {s: (means.get(f"{s}/errors", 0.0) + means.get(f"{s}/timeouts", 0.0)) / n for s, n in steps.items()}
+    failed: dict[str, float] = {}
+    for name, calls in means.items():
+        if name.endswith(CALLS) and calls:
+            step = name.removesuffix(CALLS)
+            failed[step] = (means.get(f"{step}/errors", 0.0) + means.get(f"{step}/timeouts", 0.0)) / calls
+    return failed
 
 
 def _gaps(means: Mapping[str, float]) -> dict[str, float]:
