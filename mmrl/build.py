@@ -49,7 +49,7 @@ from mmrl.policy.roles import census, recompute_activations
 from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
 from mmrl.policy.threads import use_threads
 from mmrl.ports import Chooser, Sampler, Source, Tools
-from mmrl.ranks import Homes, Ranks, SharedLook, SharedTools
+from mmrl.ranks import Homes, Ranks, SharedLook, SharedProgram, SharedTools
 from mmrl.rollout.compose import Kit, check, compose
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.traces import Traces
@@ -188,9 +188,9 @@ class World:
             warn=self.console.warn,
         )
 
-    def kit(self, stage: Rl | SampleStage, sampler: Sampler) -> Kit:
-        """What the steps of a stage's program work with."""
-        return Kit(
+    def program(self, stage: Rl | SampleStage, sampler: Sampler) -> SharedProgram:
+        """What a stage does with its prompts, of which every rank has a part."""
+        kit = Kit(
             sampler=sampler,
             judge=self.judge,
             processor=self.processor,
@@ -202,6 +202,9 @@ class World:
             others=self.samples.train,
             ranks=self.ranks,
         )
+        places = stage.places if isinstance(stage, Rl) else stage.prompts_per_step
+        program = compose(stage.program, kit)
+        return SharedProgram(program=program, ranks=self.ranks, places=places, whole=self.samplers.whole)
 
     def law(self, options: Sampling | Evaluation) -> SamplingLaw:
         """What rollouts are drawn from."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,11 @@ def check(names: Iterable[str], base: Path) -> None:
     Raises:
         UserError: a row came out otherwise.
     """
+    read = cache(load)
     for name in dict.fromkeys(names):
         full, beside = _table_beside(name, base)
         places = _shipped() if beside is None else tuple(path for path in (beside,) if path.is_file())
-        for case in _rows(full, places):
+        for case in _rows(full, places, read):
             if failure := case.failure(find(name, base, case.args)):
                 raise UserError(f"reward {name!r} contradicts its case table: {failure}")
 
@@ -131,5 +132,5 @@ def _table_beside(name: str, base: Path) -> tuple[str, Path | None]:
     return f"./{Path(where).name}:{function}", (base / where).with_suffix(".json")
 
 
-def _rows(full: str, places: Iterable[Path]) -> tuple[Case, ...]:
-    return tuple(case for table in places for case in load(table) if case.fn == full)
+def _rows(full: str, places: Iterable[Path], read: Callable[[Path], tuple[Case, ...]] = load) -> tuple[Case, ...]:
+    return tuple(case for table in places for case in read(table) if case.fn == full)

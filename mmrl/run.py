@@ -31,8 +31,7 @@ from mmrl.log.teller import Muted, Teller
 from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
-from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, SharedProgram, shared_measure
-from mmrl.rollout.compose import compose
+from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, shared_measure
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import AlsoLooking, HeldOutGate, OpenGate, Saver, Stop, compare, summarize
 from mmrl.types import HeldOut, Interrupted, Sample, State
@@ -221,12 +220,7 @@ class _Run:
             sft.train(sft.plan_of(stage, self._config.run.seed), parts, state)
             return
         sampler = self._sampler(stage)
-        program = SharedProgram(
-            program=compose(stage.program, world.kit(stage, sampler)),
-            ranks=self._ranks,
-            places=stage.places,
-            whole=world.samplers.whole,
-        )
+        program = world.program(stage, sampler)
         watch = Watch(stage.health, self._console.warn)
         loop.train(
             self._plan(stage),

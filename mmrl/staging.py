@@ -9,8 +9,7 @@ from mmrl.build import World
 from mmrl.config.schema import Rl, Sample, Select
 from mmrl.log.teller import Muted, Teller
 from mmrl.outputs import write_history
-from mmrl.ranks import Homes, SharedJudge, SharedProgram
-from mmrl.rollout.compose import compose
+from mmrl.ranks import Homes, SharedJudge
 from mmrl.types import State
 
 
@@ -28,12 +27,7 @@ def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop
     world.samplers.follow(state.version)
     parts = sample.Parts(
         asker=world.processor,
-        program=SharedProgram(
-            program=compose(stage.program, world.kit(stage, sampler)),
-            ranks=world.ranks,
-            places=stage.prompts_per_step,
-            whole=world.samplers.whole,
-        ),
+        program=world.program(stage, sampler),
         judge=SharedJudge(inner=world.judge, ranks=world.ranks, homes=Homes()),
         ranks=world.ranks,
         stop_wanted=stop_wanted,

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, scatter
+from mmrl_datasets.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, picks, scatter
 from mmrl_datasets.films import Film
 from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, shuffled
 from mmrl_datasets.mapping import listed
@@ -58,7 +58,7 @@ class _Still(NamedTuple):
 class _Screen(NamedTuple):
     """What all clips of a source share."""
 
-    textures: list[Image.Image]
+    textures: Sequence[Image.Image]
     image_px: int
     frames: int
     fps: int
@@ -194,7 +194,7 @@ def _moving(
     rng: np.random.Generator, asked: str, ways: Sequence[str], distractors: int, screen: _Screen
 ) -> list[_Still]:
     """Things that move at constant speeds, the last one the asked way; they may pass each other."""
-    chosen = [*(ways[int(i)] for i in rng.integers(len(ways), size=distractors)), asked]
+    chosen = [*picks(rng, ways, distractors), asked]
     paths = [_path(rng, WAYS[way], screen) for way in chosen]
     names = _names(rng, len(paths))
     return [
@@ -244,9 +244,7 @@ def _side(rng: np.random.Generator, image_px: int) -> int:
 def _names(rng: np.random.Generator, count: int) -> list[str]:
     """Names of different colours."""
     colours = [COLOURS[int(i)] for i in rng.permutation(len(COLOURS))[:count]]
-    return [
-        f"{colour} {SHAPES[int(i)]}" for colour, i in zip(colours, rng.integers(len(SHAPES), size=count), strict=True)
-    ]
+    return [f"{colour} {shape}" for colour, shape in zip(colours, picks(rng, SHAPES, count), strict=True)]
 
 
 def _draft(dice: Dice, screen: _Screen, stills: Sequence[_Still], question: str, target: Target) -> Draft:

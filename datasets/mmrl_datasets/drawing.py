@@ -1,10 +1,11 @@
-"""What the scene generators share: seeded streams, boxes that do not overlap, held-out compositions, PNG files."""
+"""What the scene generators share: boxes that do not overlap, held-out compositions, PNG files."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from mmrl_datasets.store import write_once
 
 Box = tuple[int, int, int, int]
 _Fact = TypeVar("_Fact", bound=tuple[Any, ...] | str)  # sorts, and its repr is the same in every process
+_Option = TypeVar("_Option")
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "red": (226, 32, 38),
@@ -38,10 +40,9 @@ class Thing(NamedTuple):
     box: Box
 
 
-def stream(seed: int, *names: str) -> np.random.Generator:
-    """A random stream that depends on these names alone, never on order, size or clock."""
-    digest = hashlib.sha256("/".join((str(seed), *names)).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+def picks(rng: np.random.Generator, options: Sequence[_Option], count: int) -> list[_Option]:
+    """Options, each equally often; one may come again. For a few, numpy takes longer to make an array than to draw."""
+    return [options[int(rng.integers(len(options)))] for _ in range(count)]
 
 
 def split_of(facts: Sequence[_Fact]) -> Split:
@@ -86,7 +87,7 @@ def backdrop(
 ) -> Image.Image:
     """A square patch of a real texture, faded towards `grey`: `strength` 1 keeps it, 0 leaves plain grey."""
     patch = cutout(rng, textures[int(rng.integers(len(textures)))], image_px, image_px)
-    return Image.blend(Image.new("RGB", patch.size, (grey, grey, grey)), patch, strength)
+    return Image.blend(_plain(patch.size, grey), patch, strength)
 
 
 def paste_print(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
@@ -102,20 +103,7 @@ def paint_shape(canvas: Image.Image, thing: Thing) -> None:
     """Draw a thing named "<colour> <shape>" so that it touches all four sides of its box."""
     colour, shape = thing.name.split()
     x1, y1, x2, y2 = thing.box
-    width, height = x2 - x1, y2 - y1
-    stencil = Image.new("L", (width * FINENESS, height * FINENESS))
-    draw = ImageDraw.Draw(stencil)
-    right, bottom = stencil.width - 1, stencil.height - 1
-    match shape:
-        case "disc":
-            draw.ellipse((0, 0, right, bottom), fill=255)
-        case "square":
-            draw.rectangle((0, 0, right, bottom), fill=255)
-        case "triangle":
-            draw.polygon(((right / 2, 0), (right, bottom), (0, bottom)), fill=255)
-        case _:
-            raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
-    canvas.paste(COLOURS[colour], (x1, y1), stencil.resize((width, height), Image.Resampling.BOX))
+    canvas.paste(COLOURS[colour], (x1, y1), _stencil(shape, x2 - x1, y2 - y1))
 
 
 def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
@@ -131,6 +119,29 @@ def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
     path = folder / f"{stem}-{digest[:8]}.png"
     write_once(path, content)
     return ImageRef(path=str(path), sha256=digest)
+
+
+@lru_cache(maxsize=64)
+def _stencil(shape: str, width: int, height: int) -> Image.Image:
+    """How much of each pixel a shape covers that fills a box of this size."""
+    stencil = Image.new("L", (width * FINENESS, height * FINENESS))
+    draw = ImageDraw.Draw(stencil)
+    right, bottom = stencil.width - 1, stencil.height - 1
+    match shape:
+        case "disc":
+            draw.ellipse((0, 0, right, bottom), fill=255)
+        case "square":
+            draw.rectangle((0, 0, right, bottom), fill=255)
+        case "triangle":
+            draw.polygon(((right / 2, 0), (right, bottom), (0, bottom)), fill=255)
+        case _:
+            raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
+    return stencil.resize((width, height), Image.Resampling.BOX)
+
+
+@lru_cache(maxsize=8)
+def _plain(size: tuple[int, int], grey: int) -> Image.Image:
+    return Image.new("RGB", size, (grey, grey, grey))
 
 
 def _touch(a: Box, b: Box, gap: int) -> bool:

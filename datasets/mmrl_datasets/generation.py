@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
 from mmrl.types import Part, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import Thing, save_png, stream
+from mmrl_datasets.drawing import Thing, save_png
 from mmrl_datasets.films import Film, save_mp4
 from mmrl_datasets.pictures import Split
+from mmrl_datasets.streams import streams
 from mmrl_datasets.targets import LETTERS
+
+AT_ONCE: Final = 256  # samples whose streams are begun together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +46,10 @@ def samples(
     """`size` samples, or samples without end; each depends on the seed, the split and its index alone."""
     root = place.seed if seed is None else seed
     folder = place.work / f"{task}-{split}"
-    for index in count() if size is None else range(size):
-        name = f"{task}/{split}/{index:06d}"
-        layout, pixels, label = (stream(root, name, use) for use in ("layout", "pixels", "label"))
-        draft = draw(Dice(layout=layout, pixels=pixels, label=label))
+    for index, dice in enumerate(_dice(root, f"{task}/{split}", count() if size is None else range(size))):
+        draft = draw(dice)
         yield Sample(
-            id=name,
+            id=f"{task}/{split}/{index:06d}",
             task=task,
             parts=_saved(draft.parts, folder, f"{index:06d}"),
             target=draft.target,
@@ -115,6 +116,15 @@ def check_among(words: Sequence[str], **options: str) -> None:
     for name, value in options.items():
         if value not in words:
             raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
+
+
+def _dice(seed: int, whose: str, indices: Iterable[int]) -> Iterator[Dice]:
+    """The streams of samples, in order."""
+    left = iter(indices)
+    while names := [f"{whose}/{index:06d}" for index in islice(left, AT_ONCE)]:
+        begun = (streams(seed, [f"{name}/{use}" for name in names]) for use in ("layout", "pixels", "label"))
+        for layout, pixels, label in zip(*begun, strict=True):
+            yield Dice(layout=layout, pixels=pixels, label=label)
 
 
 def _saved(parts: Sequence[str | Image.Image | Film], folder: Path, stem: str) -> tuple[Part, ...]:

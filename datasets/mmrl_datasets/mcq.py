@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import COLOURS, SHAPES, Thing, backdrop, compose, paint_shape
+from mmrl_datasets.drawing import COLOURS, SHAPES, Thing, backdrop, compose, paint_shape, picks
 from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, things_meta
 from mmrl_datasets.mapping import listed
 from mmrl_datasets.pictures import as_split, textures
@@ -99,7 +99,7 @@ def _scene(rng: np.random.Generator, count: int, image_px: int) -> list[Thing]:
     colours = [list(COLOURS)[int(i)] for i in rng.permutation(len(COLOURS))[:count]]
     corners = [list(CORNERS.values())[int(i)] for i in rng.permutation(len(CORNERS))[:count]]
     form, *others = (SHAPES[int(i)] for i in rng.permutation(len(SHAPES)))
-    forms = [form, *(others[int(i)] for i in rng.integers(len(others), size=count - 1))]
+    forms = [form, *picks(rng, others, count - 1)]
     things = []
     for colour, shape, (right, down) in zip(colours, forms, corners, strict=True):
         side = int(rng.integers(half // 2, half - 1))

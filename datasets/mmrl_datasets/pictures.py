@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import Final, Literal, get_args
 
@@ -37,11 +38,12 @@ def share(split: Split, count: int) -> slice:
     return slice(round(start * count), round(stop * count))
 
 
-def textures(split: Split, patch_px: int) -> list[Image.Image]:
+@lru_cache(maxsize=1)
+def textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
     """Backdrops: each photograph's own columns of the split, RGB, scaled for patches of up to `patch_px`."""
     china, _ = load_sample_images().images
     photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
-    return [region(photograph, split, patch_px) for photograph in photographs]
+    return tuple(region(photograph, split, patch_px) for photograph in photographs)
 
 
 def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:

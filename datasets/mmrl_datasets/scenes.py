@@ -30,6 +30,7 @@ from mmrl_datasets.drawing import (
     compose,
     paint_shape,
     paste_print,
+    picks,
     scatter,
 )
 from mmrl_datasets.generation import (
@@ -187,12 +188,12 @@ def digits(
 
     def draw(dice: Dice) -> Draft:
         count = int(dice.layout.integers(fewest, length + 1))
-        picks = [int(pick) for pick in dice.layout.integers(len(inks), size=count)]
+        drawn = picks(dice.layout, range(len(inks)), count)
         boxes = line(dice.layout, count, image_px // length, image_px)
         canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER)
-        for pick, box in zip(picks, boxes, strict=True):
-            canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
-        number = "".join(str(values[pick]) for pick in picks)
+        for digit, box in zip(drawn, boxes, strict=True):
+            canvas.paste(INK, box, inks[digit].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
+        number = "".join(str(values[digit]) for digit in drawn)
         written = UNCLEAR if dice.label.random() < label_giveup else number
         return Draft(
             parts=(canvas, either(dice.layout, "Read the number.", "Which number is this?")),
@@ -208,12 +209,12 @@ def _shapes(
     rng: np.random.Generator, wanted: Sequence[str], others: Sequence[str], image_px: int
 ) -> list[Thing] | None:
     """Discs and squares in the wanted colours and in up to two others; None where they find no room."""
-    hues = [*wanted, *(others[int(i)] for i in rng.integers(len(others), size=rng.integers(3)))]
-    extents = [(int(side), int(side)) for side in rng.integers(image_px // 7, image_px // 4, size=len(hues))]
+    hues = [*wanted, *picks(rng, others, int(rng.integers(3)))]
+    extents = [(side, side) for side in picks(rng, range(image_px // 7, image_px // 4), len(hues))]
     boxes = scatter(rng, extents, image_px=image_px, step=1, gap=2)
     if boxes is None:
         return None
-    forms = [("disc", "square")[int(i)] for i in rng.integers(2, size=len(hues))]
+    forms = picks(rng, ("disc", "square"), len(hues))
     return [Thing(f"{hue} {form}", box) for hue, form, box in zip(hues, forms, boxes, strict=True)]
 
 
@@ -229,8 +230,8 @@ def _named(
 ) -> list[Thing] | None:
     """Things of different names, rectangular or (drawn ones) square; None where they find no room."""
     chosen = [names[int(i)] for i in rng.permutation(len(names))[:count]]
-    widths = [int(side) for side in rng.choice(sides, size=count)]
-    heights = widths if names is DRAWN else [int(side) for side in rng.choice(sides, size=count)]
+    widths = picks(rng, sides, count)
+    heights = widths if names is DRAWN else picks(rng, sides, count)
     boxes = scatter(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
     return None if boxes is None else [Thing(name, box) for name, box in zip(chosen, boxes, strict=True)]
 

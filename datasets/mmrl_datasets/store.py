@@ -15,11 +15,21 @@ def write_once(path: Path, content: bytes) -> None:
         UserError: the file cannot be written.
     """
     try:
-        if not (path.is_file() and path.read_bytes() == content):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}.partial")
-            partial.write_bytes(content)
-            partial.replace(path)
+        if _content(path) == content:
+            return
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path}: cannot write the picture: {reason}; make room or choose another place") from error
+
+
+def _content(path: Path) -> bytes | None:
+    """What a file holds; None where there is none."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # read whole, so a buffer would be one more copy
+            return file.read()
+    except FileNotFoundError:
+        return None

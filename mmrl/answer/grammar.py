@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from mmrl.answer.text import FORMS, WORDS, read, written
 from mmrl.answer.values import FRAMED
 from mmrl.types import Answer, Frame, Kind, Target, UserError
 
-_EXCERPT = 40
+_EXCERPT, _SHORT = 40, 200
 _UNITS = MappingProxyType(
     {
         Frame.PX_ORIGINAL: "in pixels",
@@ -202,15 +203,14 @@ class Grammar:
 
     def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
         """A response of these parts, proven to parse."""
-        refusal = f"a {target.kind} target {target.value!r} cannot be written as an answer"
         try:
             content = written(target)
         except ValueError as error:
-            raise UserError(f"{refusal}: {error}: {str(target.value)!r}") from None
+            raise _refusal(target, f"{error}: {str(target.value)!r}") from None
         text = opening + self._assembled(parts, self._enclosed(target.kind, content))
-        problems = self.parse(text, target.kind).problems
-        if problems:
-            raise UserError(f"{refusal}: {problems[0]}")
+        short = len(text) <= _SHORT
+        if problems := _problems(self, text, target.kind) if short else self.parse(text, target.kind).problems:
+            raise _refusal(target, problems[0])
         return text
 
     def _enclosed(self, kind: Kind, content: str) -> str:
@@ -240,6 +240,15 @@ def _value(kind: Kind, content: str) -> tuple[Any, str]:
     except ValueError as error:
         excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
         return None, f"{error}: {excerpt!r}"
+
+
+@lru_cache(maxsize=4096)  # answers without a thought come again and again
+def _problems(grammar: Grammar, text: str, kind: Kind) -> tuple[str, ...]:
+    return grammar.parse(text, kind).problems
+
+
+def _refusal(target: Target, why: str) -> UserError:
+    return UserError(f"a {target.kind} target {target.value!r} cannot be written as an answer: {why}")
 
 
 def _units(kind: Kind, frame: Frame | None) -> str:

@@ -41,6 +41,7 @@ _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
 _COORDINATE = r"([+-]?[0-9]{1,9}(?:\.[0-9]*)?)"
 _ROWS = {count: r"\s*" + r"(?:\s*,\s*|\s+)".join([_COORDINATE] * count) + r"\s*" for count in (2, 4)}
 _TUPLES = MappingProxyType({count: re.compile(rf"\[{row}\]|\({row}\)") for count, row in _ROWS.items()})
+_AS_JSON = json.JSONEncoder(ensure_ascii=False)
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
@@ -93,7 +94,7 @@ def written(target: Target) -> str:
     digits = 3 if target.frame is Frame.NORM_1 else None
     if target.kind is Kind.JSON and target.frame is not None:
         value = reframed(Kind.JSON, value, lambda place: tuple(_rounded(place, digits)))
-    return json.dumps(_plain(target.kind, value, digits), ensure_ascii=False)
+    return _AS_JSON.encode(_plain(target.kind, value, digits))
 
 
 def _plain(kind: Kind, value: Value, digits: int | None) -> object:

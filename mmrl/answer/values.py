@@ -25,6 +25,7 @@ MAY_BE_FRAMED: frozenset[Kind] = FRAMED | {Kind.JSON}
 COORDINATES: Mapping[str, int] = MappingProxyType({"coordinate": 2, "coordinate2": 2, "point_2d": 2, "bbox_2d": 4})
 """Arguments that are coordinates, and how many numbers each has."""
 
+_MOST_OF_A_FLOAT = sys.float_info.max
 _LARGEST = 1e9  # pixels or seconds; far from overflow when multiplied
 _MOST = 1000  # entries of a list: what compares two lists takes time that grows with the cube
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
@@ -70,7 +71,7 @@ def places(kind: Kind, value: Value) -> list[Sequence[float]]:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """An int or float that a float can hold, finite; no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST_OF_A_FLOAT
 
 
 def _reframed_json(value: object, convert: Callable[[Sequence[float]], tuple[float, ...]]) -> object:

@@ -33,6 +33,8 @@ SCORE: Final = "score.json"
 CONFIG: Final = "config.yaml"
 COMMON: Final = (RNG, STATE, SCORE, CONFIG)
 """Written by the first rank, beside the parts of all."""
+TABLES: Final = ("moments", "masters", "reference")
+"""What `optimizer` may hold by weight: AdamW's moments, float32 masters, a reference that moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State
     """Restore weights and RNG in place; returns the State and the optimizer's tables. `mapped` as `load_weights`.
 
     Raises:
-        UserError: the model is not the one the run began with.
+        UserError: the model is not the one the run began with, or another version of mmrl has saved it.
     """
     load_weights(folder, weights, mapped=mapped)
     rng = torch.load(folder / RNG, weights_only=True)
@@ -132,6 +134,11 @@ def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State
     for path in _parts(folder, OPTIMIZER):
         # Mapped: processes of one machine share it, and those that take a part read no more than that.
         for table, kept in torch.load(path, weights_only=True, mmap=True).items():
+            if table not in TABLES:
+                raise UserError(
+                    f"{path} holds {table!r}, which this version of mmrl does not know; go on with the version that "
+                    "saved it, or begin the run anew in another directory"
+                )
             optimizer.setdefault(table, {}).update(kept)
     return load_state(folder), optimizer
 

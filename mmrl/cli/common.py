@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -37,3 +41,20 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+@contextmanager
+def heavy_imports() -> Iterator[None]:
+    """Import torch and its like inside. They make half a million objects that stay, which Python would look through for
+    garbage again and again, while it imports them and ever after.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments
+from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports
 
 if TYPE_CHECKING:
     from mmrl.doctor.report import Report
@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.config import load
 
     loaded = load(arguments.config, arguments.overrides)
-    from mmrl.doctor.examine import examine  # torch comes with it: after the config is known to be right
-    from mmrl.doctor.findings import Severity
-    from mmrl.doctor.report import tell
-    from mmrl.log.console import Console
+    with heavy_imports():  # after the config is known to be right
+        from mmrl.doctor.examine import examine
+        from mmrl.doctor.findings import Severity
+        from mmrl.doctor.report import tell
+        from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
     with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work:

@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments, positive
+from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports, positive
 
 DETAILS = """\
 examples:
@@ -38,10 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.config import load
 
     loaded = load(arguments.config, arguments.overrides)
-    from mmrl.doctor.sheet import sheet  # torch comes with it: after the config is known to be right
-    from mmrl.doctor.show import Album, describe
-    from mmrl.files import refusing
-    from mmrl.log.console import Console
+    with heavy_imports():  # after the config is known to be right
+        from mmrl.doctor.sheet import sheet
+        from mmrl.doctor.show import Album, describe
+        from mmrl.files import refusing
+        from mmrl.log.console import Console
 
     console = Console()
     with tempfile.TemporaryDirectory(prefix="mmrl-show-") as work:

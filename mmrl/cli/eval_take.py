@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Commands, add_command, heavy_imports
 
 DETAILS = """\
 examples:
@@ -62,9 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.types import Frame
 
     if not arguments.bench.startswith("run:"):
-        bench_of(arguments.bench)  # torch comes with the rest: after the name is known to be right
-    from mmrl.exam.evaluate import Request, evaluate
-    from mmrl.learner.agree import refuse_company
+        bench_of(arguments.bench)
+    with heavy_imports():  # after the name is known to be right
+        from mmrl.exam.evaluate import Request, evaluate
+        from mmrl.learner.agree import refuse_company
 
     refuse_company("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{arguments.bench.replace(':', '-')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Commands, add_command, heavy_imports
 
 DETAILS = """\
 examples:
@@ -33,9 +33,10 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; returns 0."""
-    from mmrl.export import export  # torch comes with it
-    from mmrl.log.console import Console
-    from mmrl.log.run_dir import RunDir
+    with heavy_imports():
+        from mmrl.export import export
+        from mmrl.log.console import Console
+        from mmrl.log.run_dir import RunDir
 
     console = Console()
     options = {"name": arguments.checkpoint, "merge": arguments.merge_lora}

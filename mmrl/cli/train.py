@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments, positive
+from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports, positive
 from mmrl.cli.launch import launch
 
 DETAILS = """\
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         options = {"--steps": arguments.steps, "--run-dir": arguments.run_dir}
         words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
         return launch(["train", arguments.config, *arguments.overrides, *words], arguments.nproc)
-    from mmrl.run import train  # torch comes with it: after the config is known to be right
+    with heavy_imports():  # after the config is known to be right
+        from mmrl.run import train
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

@@ -20,6 +20,7 @@ from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.policy.families import Clock, Family
 from mmrl.policy.positions import Grid, Run, mrope_positions
+from mmrl.policy.wording import Wording
 from mmrl.types import (
     Author,
     ImageRef,
@@ -92,6 +93,9 @@ class Encoder:
         self._instruct = instruct
         self._max_prompt_tokens, self._limited_by = max_prompt_tokens, limited_by
         self.clip_rule = ClipRule(video=video, patch=hf.image_processor.patch_size)
+        self._wording = Wording(hf)
+        image, video = re.escape(hf.image_token), re.escape(hf.video_token)
+        self._medium = re.compile(rf"{re.escape(_START)}(?:{image}|{video}){re.escape(_END)}")
         self._special = [str(token) for token in hf.tokenizer.added_tokens_decoder.values() if token.special]
         self.placeholders = Placeholders(
             image=hf.image_token_id, video=hf.video_token_id, merge=hf.image_processor.merge_size
@@ -150,12 +154,11 @@ class Encoder:
 
     def question(self, sample: Sample) -> str:
         """The chat-formatted text of a sample, one placeholder per medium."""
-        content = [_content(part) for part in sample.parts]
+        parts = tuple(map(_worded, sample.parts))
         if self._instruct:
             instruction = self.grammar.instruction(sample.target.kind, self.family.frame)
-            content.append({"type": "text", "text": f" {instruction}"})
-        messages = [{"role": "user", "content": content}]
-        return str(self.hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            parts = (*parts, ("text", f" {instruction}"))
+        return self._wording.chat(parts)
 
     def _encode(self, sample: Sample) -> Feed:
         # Decoding a video plans it too; measuring first would open it twice.
@@ -220,8 +223,7 @@ class Encoder:
         Raises:
             UserError: the model's chat template leaves out a medium, or shows one twice.
         """
-        image, video = re.escape(self.hf.image_token), re.escape(self.hf.video_token)
-        texts = re.split(rf"{re.escape(_START)}(?:{image}|{video}){re.escape(_END)}", self.question(sample))
+        texts = self._medium.split(self.question(sample))
         if len(texts) - 1 != len(layouts):
             raise UserError(
                 f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
@@ -232,7 +234,7 @@ class Encoder:
 
     def _expanded(self, text: str, media: Sequence[_Medium]) -> tuple[int, ...]:
         """Text with one placeholder for each run of these media, as tokens."""
-        words = self.hf.tokenizer(text).input_ids
+        words = self._wording.tokens(text)
         runs = iter([run for ref, layout in media for run in self._runs(ref, layout)])
         counts = (prod(run.grid) // self.placeholders.merge**2 for run in runs)
         marks = self.placeholders.image, self.placeholders.video
@@ -280,13 +282,13 @@ def _seconds(layouts: Sequence[Layout]) -> torch.Tensor:
     return torch.tensor([layout.second_per_grid for layout in layouts if layout.seconds], dtype=torch.float32)
 
 
-def _content(part: Part) -> dict[str, str]:
+def _worded(part: Part) -> tuple[str, str]:
     match part:
         case ImageRef():
-            return {"type": "image"}
+            return "image", ""
         case VideoRef():
-            return {"type": "video"}
-    return {"type": "text", "text": part}
+            return "video", ""
+    return "text", part
 
 
 def _digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:

@@ -11,11 +11,13 @@ from mmrl.score.outcome import Outcome, RewardError, attempt
 from mmrl.score.terms import BoundTerm, check_terms, total
 from mmrl.score.workers import Call, Workers
 from mmrl.types import (
+    Answer,
     Failure,
     Fault,
     Finish,
     Frame,
     Group,
+    Kind,
     ResizeMap,
     Response,
     Rollout,
@@ -100,17 +102,19 @@ class Judge:
             RewardError: a reward failed, whatever the policies say.
             UserError: no term applies to a sample, or its target cannot be written in the grammar.
         """
+        nothing = {kind: grammar.parse("", kind) for kind in Kind}
         for start in range(0, len(samples), _AT_ONCE):
             chunk = samples[start : start + _AT_ONCE]
-            pairs = [(response, sample) for sample in chunk for response in _probes(sample, grammar)]
+            pairs = [(response, sample) for sample in chunk for response in _probes(sample, grammar, nothing)]
             called = self._call(pairs, evaluation=evaluation, trial=True)
             for (_, sample), outcomes in zip(pairs, called, strict=True):
                 self._score(sample, outcomes, None)
 
     def unused(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         """Names of the terms that apply to none of the samples."""
-        used = {name for sample in samples for name in self.names(sample)}
-        return tuple(term.name for term in self._terms if term.name not in used)
+        return tuple(
+            term.name for term in self._terms if not any(term.applies(sample, evaluation=False) for sample in samples)
+        )
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
@@ -212,20 +216,22 @@ def _seen(rollout: Rollout) -> Pair:
     return response, prompt.sample
 
 
-def _probes(sample: Sample, grammar: Grammar) -> tuple[Response, Response]:
-    """An empty response and the right one."""
+def _probes(sample: Sample, grammar: Grammar, nothing: Mapping[Kind, Answer]) -> tuple[Response, Response]:
+    """An empty response, which reads as `nothing`, and the right one."""
+    kind = sample.target.kind
     try:
-        return _probe("", sample, grammar), _probe(grammar.specimen(sample.target), sample, grammar)
+        right = grammar.specimen(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
+    return _probe("", nothing[kind], sample), _probe(right, grammar.parse(right, kind), sample)
 
 
-def _probe(text: str, sample: Sample, grammar: Grammar) -> Response:
+def _probe(text: str, answer: Answer, sample: Sample) -> Response:
     """A response nobody sampled. Pictures are not opened for it, so it has a nominal size and the target's frame."""
     nominal = Size(1000, 1000)
     return Response(
         text=text,
-        answer=grammar.parse(text, sample.target.kind),
+        answer=answer,
         finish=Finish.EOS,
         num_tokens=0,
         resizes=tuple(ResizeMap(nominal, nominal) for _ in sample.media),

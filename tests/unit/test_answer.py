@@ -179,6 +179,16 @@ def test_render_refuses_what_would_not_parse(target, thought, complaint):
         REQUIRED.render(target, thought)
 
 
+def test_what_one_grammar_took_another_refuses_each_time():
+    three = Target(kind=Kind.NUMBER, value=3)
+    assert NONE.render(three) == OPTIONAL.render(three) == "<answer>3</answer>"
+    for _ in range(2):
+        with pytest.raises(UserError, match="no thinking"):
+            REQUIRED.render(three)
+    long = Target(kind=Kind.TEXT, value="word " * 100)
+    assert NONE.parse(NONE.render(long), Kind.TEXT).value == long.value.strip()
+
+
 @pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.think)
 @pytest.mark.parametrize("kind", Kind)
 def test_the_instruction_states_what_the_parser_reads(grammar, kind):

@@ -81,6 +81,12 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
 
 
+def test_what_another_version_saved_is_refused(tmp_path):
+    checkpoint.save(tmp_path / "c", replace(snapshot(), optimizer={"optimizer": {"state": {}}}))
+    with pytest.raises(UserError, match=r"c/optimizer.pt holds 'optimizer', which this version .* does not know"):
+        checkpoint.load(tmp_path / "c", weights=weights(trained(1)[0]))
+
+
 def test_weights_that_will_be_divided_are_the_files_own_and_outlive_it(tmp_path):
     net, other = save(tmp_path / "c"), trained(1)[0]
     _, tables = checkpoint.load(tmp_path / "c", weights=weights(other), mapped=True)

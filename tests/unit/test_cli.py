@@ -1,5 +1,6 @@
 """The command line: exit codes, messages, and a start that imports nothing heavy."""
 
+import gc
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 import mmrl
 from mmrl.cli import main
+from mmrl.cli.common import heavy_imports
 
 CONFIG = """\
 run: {name: demo}
@@ -49,6 +51,40 @@ def test_help_imports_nothing_heavy(words):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def thawed():
+    """Garbage is looked for as before, whatever a test did."""
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_no_garbage_is_looked_for_while_torch_is_imported_nor_among_what_stays(thawed, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = gc.get_freeze_count()
+    with heavy_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before + 1000
+
+
+def test_an_import_that_fails_leaves_the_collector_on(thawed, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = gc.get_freeze_count()
+    with pytest.raises(ImportError, match="no_such_library"), heavy_imports():
+        import no_such_library  # noqa: F401
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+
+
+def test_a_process_that_has_torch_keeps_its_garbage_collector_as_it_is(thawed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    before = gc.get_freeze_count()
+    with heavy_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
 
 
 def test_help_shows_the_commands_and_an_example():

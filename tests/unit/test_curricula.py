@@ -1,6 +1,7 @@
 """Orders that change as training goes on: mixtures by schedule, phases, priorities; and what they remember."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -197,6 +198,12 @@ def test_phases_hold_what_they_say():
     assert not phase.holds(sample("c", grid=4)) and not phase.holds(sample("d"))
     assert not phase.holds(sample("e", task="u", grid=2))
     assert Phase().holds(sample("f"))
+
+
+def test_a_column_called_task_does_not_stand_in_for_the_task():
+    assert not Phase(when={"task": ("u",)}).holds(replace(sample("a"), meta={"task": "u"}))
+    assert Phase(when={"task": ("t",)}).holds(replace(sample("a"), meta={"task": "u"}))
+    assert Phase(when={"grid": ("None",)}).holds(replace(sample("a"), meta={"grid": None}))
 
 
 def test_orders_differ_between_their_epochs_only_where_they_should():

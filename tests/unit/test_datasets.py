@@ -14,7 +14,7 @@ from skimage.measure import label as connected
 
 from mmrl.types import Frame, Kind, Place, Target, UserError
 from mmrl_datasets import scenes
-from mmrl_datasets.drawing import COLOURS
+from mmrl_datasets.drawing import COLOURS, Thing, paint_shape, picks
 from mmrl_datasets.pictures import SPLITS, handwriting, materials, region, share, textures
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +74,23 @@ def test_no_handwritten_digit_is_in_two_splits():
     assert sum(len(handwriting(split)[0]) for split in SPLITS) == 1797
     for one, other in itertools.combinations(SPLITS, 2):
         assert not drawn[one] & drawn[other]
+
+
+def test_a_shape_is_painted_alike_whatever_was_painted_before():
+    disc, blue = Thing("red disc", (2, 3, 12, 13)), Thing("blue disc", (20, 3, 30, 13))
+    first, second = (Image.new("RGB", (48, 48)) for _ in range(2))
+    paint_shape(first, disc)
+    paint_shape(first, blue)
+    paint_shape(second, disc)
+    assert first.crop(disc.box).tobytes() == second.crop(disc.box).tobytes() != first.crop(blue.box).tobytes()
+    assert {pixel for _, pixel in first.crop(blue.box).getcolors()} >= {COLOURS["blue"], (0, 0, 0)}
+
+
+def test_a_few_are_drawn_as_numpy_draws_an_array():
+    ours, theirs = np.random.default_rng(3), np.random.default_rng(3)
+    for count in (0, 1, 2, 5, 64):
+        assert picks(ours, range(7, 50), count) == theirs.integers(7, 50, size=count).tolist()
+        assert picks(ours, "abc", count) == ["abc"[i] for i in theirs.choice(3, size=count)]
 
 
 # Scenes

@@ -1,6 +1,7 @@
 """Samples to prompts: what transformers' processor makes, one digest per content, demonstrations in the right frame."""
 
 import hashlib
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 import mmrl.policy.processor as processor_module
 from mmrl.algo.choose import MediaCheck, look
+from mmrl.policy.wording import Wording
 from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)
@@ -72,6 +74,31 @@ def test_the_instruction_states_the_format_when_asked(tiny):
     plain, told = world.fresh(), world.fresh(instruct=True)
     assert "Answer as <answer>" not in plain.encoder.question(world.samples[0])
     assert "Answer as <answer>" in told.encoder.question(world.samples[0])
+
+
+def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_memory(tiny):
+    hf, told = tiny().processor.hf, []
+
+    class Telling:
+        def apply_chat_template(self, messages, **options):
+            told.append("worded")
+            return hf.apply_chat_template(messages, **options)
+
+        def tokenizer(self, text):
+            told.append("cut")
+            return hf.tokenizer(text)
+
+    wording, parts = Wording(Telling()), (("image", ""), ("text", "How many?"))
+    text = hf.apply_chat_template(
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert [wording.chat(parts), wording.chat(parts)] == [text, text]
+    assert [wording.tokens(text), wording.tokens(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
+    assert told == ["worded", "cut"]
+    assert wording.chat((("video", ""), ("text", "How many?"))) != text != wording.chat((("text", "How many?"),))
+    assert pickle.loads(pickle.dumps(Wording(hf))).chat(parts) == text
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):

@@ -28,5 +28,13 @@ class Strict(BaseModel):
 
 def holds(when: When, sample: Sample) -> bool:
     """Whether a sample meets every condition: allowed values of `task` or of a column of its `meta`."""
-    columns = {**sample.meta, "task": sample.task}
-    return all(name in columns and str(columns[name]) in allowed for name, allowed in when.items())
+    for name, allowed in when.items():
+        if name == "task":
+            value = sample.task
+        elif name in sample.meta:
+            value = sample.meta[name]
+        else:
+            return False
+        if str(value) not in allowed:
+            return False
+    return True
