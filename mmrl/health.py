@@ -57,6 +57,7 @@ SIGNS: Final = (
     ),
 )
 BLIND: Final = "probe/blind_gap/"
+CALLS: Final = "/calls"
 TERM: Final = "reward/term/"
 TOTAL: Final = "reward/total"
 
@@ -103,6 +104,13 @@ class Watch:
                     BLIND + probe,
                     f"probe {probe}: no reward loses more than {gap:.3f} where the media are hidden: the policy may "
                     "not look at them. Leave out questions that can be answered blind",
+                )
+        for step, failed in _failing(means).items():
+            if self._options.max_failed_calls is not None and failed > self._options.max_failed_calls:
+                yield (
+                    step + CALLS,
+                    f"{failed:.0%} of the calls in step {step} fail: a tool raises or takes too long, the rollouts say "
+                    "what it said. Mend it, or have `on_error: stop` end the run",
                 )
         for name, value in sorted(means.items()):
             if name.startswith(TERM) and self._falls(name, value, means):
@@ -169,6 +177,16 @@ def summary(watch: Watch) -> str:
     """One line on the last steps."""
     means = watch.means()
     return "Health at the end: " + ", ".join(text.format(means[name]) for name, text in _SUMMARY if name in means)
+
+
+def _failing(means: Mapping[str, float]) -> dict[str, float]:
+    """The share of calls that fail, by the step of the program that answers them."""
+    failed: dict[str, float] = {}
+    for name, calls in means.items():
+        if name.endswith(CALLS) and calls:
+            step = name.removesuffix(CALLS)
+            failed[step] = (means.get(f"{step}/errors", 0.0) + means.get(f"{step}/timeouts", 0.0)) / calls
+    return failed
 
 
 def _gaps(means: Mapping[str, float]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from mmrl.log.teller import Muted, Teller
 from mmrl.overlap import Overlap
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Gate, Learner, Sampler, Source
-from mmrl.ranks import Homes, Ranks, SharedJudge, SharedLessons, shared_measure
+from mmrl.ranks import Homes, RankLost, Ranks, SharedJudge, SharedLessons, shared_measure
 from mmrl.rollout.parity import Parity, Probed
 from mmrl.stages import AlsoLooking, HeldOutGate, OpenGate, Saver, Stop, compare, summarize
 from mmrl.types import HeldOut, Interrupted, Sample, State
@@ -76,7 +76,9 @@ def _train(config: Config, base: Path, ranks: Ranks) -> int:
             with running:
                 _Run(world, benchmarks, stop).go()
             ranks.once(lambda: report(place, console))
-    except (Interrupted, KeyboardInterrupt) as stopped:
+    except (Interrupted, KeyboardInterrupt, RankLost) as stopped:
+        if isinstance(stopped, RankLost) and not stop.wanted():
+            raise  # else the other was only quicker to stop
         saved = "Saved." if isinstance(stopped, Interrupted) else "Stopped; the last checkpoint is what is saved."
         console.say(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")
         return 128 + (stop.signal or signal.SIGINT)
@@ -123,7 +125,8 @@ class _Run:
     def go(self) -> None:
         """The remaining stages, then the comparison, the summary and the export."""
         with self._shelf:
-            self._stages()
+            with self._stop.heeded():
+                self._stages()
             if "after" not in self._state.evals:
                 self._measure("after")
                 self._save({}, self._state)
@@ -134,8 +137,7 @@ class _Run:
         if self._state.stage == 0 and isinstance(stages[0], schema.Sample):
             self._save({}, self._state)  # its table is kept, as from here on there is something to go on from
         for index in range(self._state.stage, len(stages)):
-            with self._stop.heeded():
-                self._do(stages[index])
+            self._do(stages[index])
             self._state = State(stage=index + 1, version=self._state.version, evals=self._state.evals)
             self._save({}, self._state)
             self._shelf.settle()

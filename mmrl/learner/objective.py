@@ -95,7 +95,9 @@ class Objective:
         """Whether an experience can move a weight; one that cannot need not be run, but counts."""
         written = {segment.author for segment in experience.rollout.segments if segment.ids}
         always = self.needs_reference or self.has_entropy_bonus
-        return Author.TEACHER in written or (Author.POLICY in written and (experience.advantage != 0.0 or always))
+        if Author.TEACHER in written or (Author.POLICY in written and (experience.advantage != 0.0 or always)):
+            return True
+        return any(token.imitated for token in _learned(experience, self._options))
 
     def __call__(
         self, experiences: Sequence[Experience], scores: Scores, counts: Counts, *, step: int

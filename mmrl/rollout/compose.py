@@ -46,10 +46,9 @@ def compose(steps: Steps, kit: Kit) -> Program:
     """
     if any(isinstance(step, UseTools) for step in steps):
         kit = replace(kit, law=replace(kit.law, stop=(*kit.law.stop, CALL_END)))
-    return Program(
-        generate=_first(steps, kit),
-        steps=tuple(_step(step, kit) for step in steps if not isinstance(step, GenerateOptions)),
-    )
+    further = tuple(_further(step, kit) for step in steps if isinstance(step, ContinueWith | UseTools))
+    probes = (_probe(step, further, kit) for step in steps if isinstance(step, Probe))
+    return Program(generate=_first(steps, kit), steps=(*further, *probes))
 
 
 def check(
@@ -86,15 +85,24 @@ def _first(steps: Steps, kit: Kit) -> Generate | InChunks:
     )
 
 
-def _step(options: ContinueWith | UseTools | Probe, kit: Kit) -> Step:
+def _further(options: ContinueWith | UseTools, kit: Kit) -> Step:
     match options:
-        case Probe():
-            return Blindfold(options=options, asker=kit.processor, sampler=kit.sampler, law=kit.law, others=kit.others)
         case UseTools():
             replies = kit.workshop.replies(options, kit.processor)
             return Toolbox(replies=replies, sampler=kit.sampler, law=kit.law)
         case ContinueWith():
             return _rethink(options, kit)
+
+
+def _probe(options: Probe, further: Sequence[Step], kit: Kit) -> Blindfold:
+    return Blindfold(
+        options=options,
+        asker=kit.processor,
+        sampler=kit.sampler,
+        law=kit.law,
+        others=kit.others,
+        steps=further,
+    )
 
 
 def _rethink(options: ContinueWith, kit: Kit) -> Rethink:

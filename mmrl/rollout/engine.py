@@ -35,6 +35,8 @@ class Request:
             "n": self.times,
             "seed": self.seed,
             "temperature": self.law.temperature,
+            "top_p": self.law.top_p,
+            "top_k": self.law.top_k,
             "max_tokens": self.law.max_new_tokens,
             "logprobs": 0,
             "logit_bias": dict.fromkeys(self.law.banned, -100.0),

@@ -6,7 +6,7 @@ response already, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from mmrl.batch import collate_prompts, collate_responses
 from mmrl.policy.law import draw, law_logps
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
-from mmrl.rollout.response import Drawn, begun, longer
+from mmrl.rollout.response import Drawn, Stops, begun, longer
 from mmrl.types import Finish, Prompt, Rollout, SamplingLaw
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class HfSampler:
 
     def extend(self, rollouts: Sequence[Rollout], law: SamplingLaw, *, step: int) -> list[Rollout]:
         """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY."""
-        stops = _Stops(law.stop, self._processor.decode)
+        stops = Stops(law.stop, self._processor.decode)
         drawn = [row for part in self._parts(rollouts, law) for row in self._draw(part, law, stops, step)]
         return [self._longer(*row, law, stops) for row in zip(rollouts, drawn, strict=True)]
 
@@ -96,7 +96,7 @@ class HfSampler:
 
     @torch.no_grad()
     def _draw(
-        self, rollouts: Sequence[Rollout], law: SamplingLaw, stops: _Stops, step: int
+        self, rollouts: Sequence[Rollout], law: SamplingLaw, stops: Stops, step: int
     ) -> Iterator[tuple[list[int], list[float]]]:
         """New tokens and their log-probs, rollout by rollout."""
         prefix = self._prefix(rollouts)
@@ -128,7 +128,7 @@ class HfSampler:
         return _Prefix(cache=cache, logits_RV=logits_RV, keep_RK=keep_RK, next_R=next_R)
 
     def _decode(
-        self, prefix: _Prefix, law: SamplingLaw, stops: _Stops, uniforms_RT: torch.Tensor
+        self, prefix: _Prefix, law: SamplingLaw, stops: Stops, uniforms_RT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Token by token until every row has ended. Ended rows leave the computation; their tokens stay at -1."""
         cache, logits_RV, keep_RK, next_R = prefix.cache, prefix.logits_RV, prefix.keep_RK, prefix.next_R
@@ -143,7 +143,8 @@ class HfSampler:
             logps_RT[alive, t] = logps_RV.gather(-1, token_R[:, None]).squeeze(-1)
             goes_R = token_R != self._eos
             if law.stop:
-                goes_R &= ~torch.tensor([*map(stops.complete, ids_RT[alive, : t + 1].tolist())], device=goes_R.device)
+                lately = ids_RT[alive, max(0, t + 1 - stops.window) : t + 1].tolist()
+                goes_R &= ~torch.tensor([*map(stops.complete, lately)], device=goes_R.device)
             going = goes_R.nonzero().squeeze(-1)
             if not len(going) or t + 1 == steps:
                 break
@@ -160,30 +161,10 @@ class HfSampler:
         return np.random.Generator(np.random.Philox(seed)).random(law.max_new_tokens)
 
     def _longer(
-        self, rollout: Rollout, drawn: tuple[list[int], list[float]], law: SamplingLaw, stops: _Stops
+        self, rollout: Rollout, drawn: tuple[list[int], list[float]], law: SamplingLaw, stops: Stops
     ) -> Rollout:
         """A rollout with one more segment."""
         ids, logps = drawn
         finish = Finish.STOP if stops.complete(ids) else Finish.LENGTH
         finish = Finish.EOS if ids[-1] == self._eos else finish
         return longer(rollout, Drawn(ids, logps, finish), law, version=self._version, processor=self._processor)
-
-
-class _Stops:
-    """Tells whether the token drawn last completes a string that ends responses."""
-
-    def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        self._strings, self._decode = strings, decode
-        self._window = max((len(string.encode()) for string in strings), default=0)  # no token is less than a byte
-        self._lasts = {string[-1] for string in strings}
-        self._may: dict[int, bool] = {}
-
-    def complete(self, ids: Sequence[int]) -> bool:
-        """Whether one ends within the last of `ids`; none did before."""
-        if not self._strings:
-            return False
-        last = ids[-1]
-        if last not in self._may:  # most tokens lack the last character, and need no look at what came before
-            text = self._decode([last])
-            self._may[last] = any(char in text or not char.isascii() for char in self._lasts)
-        return self._may[last] and any(string in self._decode(ids[-self._window :]) for string in self._strings)

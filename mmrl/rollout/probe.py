@@ -11,6 +11,7 @@ from mmrl.algo.seeds import derive
 from mmrl.config.schema import Probe
 from mmrl.config.schema.program import step_name
 from mmrl.ports import Asker, Sampler
+from mmrl.rollout.program import Step
 from mmrl.types import (
     Answers,
     ImageRef,
@@ -31,13 +32,16 @@ _SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blindfold:
-    """The step: more rollouts of each prompt that has something to hide. Media are swapped for those of `others`."""
+    """The step: more rollouts of each prompt that has something to hide. They go on by the `steps` by which all others
+    do, so that what is hidden is the only difference. Media are swapped for those of `others`.
+    """
 
     options: Probe
     asker: Asker
     sampler: Sampler
     law: SamplingLaw
     others: Sequence[Sample] = ()
+    steps: Sequence[Step] = ()
 
     def __call__(self, answers: Answers, *, step: int) -> Answers:
         """The answers with probes, when a probe is due."""
@@ -47,7 +51,10 @@ class Blindfold:
         hidden = {place: self._hidden(group[0].prompt, step) for place, group in enumerate(answers.groups)}
         blind = {place: prompt for place, prompt in hidden.items() if prompt is not None}
         drawn = self.sampler.generate([*blind.values()], self.options.rollouts, self.law, step=step)
-        rows = dict(zip(blind, map(tuple, drawn), strict=True))
+        unseen = Answers(groups=tuple(map(tuple, drawn)))
+        for follow in self.steps:
+            unseen = follow(unseen, step=step)
+        rows = dict(zip(blind, unseen.groups, strict=True))
         before = answers.probes or ({},) * len(answers.groups)
         probes = ({**probe, **({name: rows[place]} if place in rows else {})} for place, probe in enumerate(before))
         return replace(answers, probes=tuple(probes))

@@ -110,10 +110,8 @@ class Rethink:
     def _begun(self, draft: Rollout, right: bool, chance: random.Random) -> Rollout:
         """What is kept of a draft, and the trigger."""
         count = draft.num_tokens - (draft.finish is Finish.EOS)
-        at = self.processor.grammar.answer_at(draft.text) if chance.random() < self.options.cut_fraction else None
-        if at is not None:
-            ids = [token for segment in draft.segments for token in segment.ids]
-            count = min(count, tokens_before(ids, draft.text[:at], self.processor.decode))
+        if chance.random() < self.options.cut_fraction:
+            count = min(count, self._without_answer(draft))
         verdict = ("any", "right" if right else "wrong")
         fitting = [
             (ids, trigger.weight)
@@ -123,6 +121,15 @@ class Rethink:
         (forced,) = chance.choices([ids for ids, _ in fitting], [weight for _, weight in fitting])
         trigger = Segment(ids=forced, logps=(0.0,) * len(forced), author=Author.TRIGGER)
         return replace(draft, segments=(*_first(draft.segments, count), trigger), parent=draft.index)
+
+    def _without_answer(self, draft: Rollout) -> int:
+        """How many tokens stand before the answer that counts: behind a tool or a trigger, if one has spoken."""
+        before = len(self.processor.draft_of(draft) or "")
+        at = self.processor.grammar.answer_at(draft.text[before:])
+        if at is None:
+            return draft.num_tokens
+        ids = [token for segment in draft.segments for token in segment.ids]
+        return tokens_before(ids, draft.text[: before + at], self.processor.decode)
 
     def _counts(self, look: _Look) -> bool:
         if len(look.second.segments[-1].ids) < self.options.min_new_tokens:

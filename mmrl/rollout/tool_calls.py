@@ -12,9 +12,10 @@ from multiprocessing.pool import AsyncResult
 from typing import Any, NamedTuple
 
 from mmrl.rollout.looks import Frames, Look, Passage, Zoom
-from mmrl.types import Sample
+from mmrl.types import Sample, UserError
 from mmrl_rewards.cases import Caught
 
+_START_S = 300.0
 Tool = Callable[[Mapping[str, Any], Sample], str | Look]
 
 
@@ -76,7 +77,15 @@ class Workers:
             ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which lets the step end
             pool = multiprocessing.get_context("spawn").Pool(1, initializer=signal.signal, initargs=ignore)
             self._pools[place] = pool
-            pool.apply(_warm_up, (self._loads,))  # no deadline pays for the start of a process and for imports
+            ready = pool.apply_async(_warm_up, (self._loads,))  # no deadline of a call pays for a start and imports
+            ready.wait(_START_S)
+            if not ready.ready():
+                self._end(place)
+                raise UserError(
+                    f"a process that calls tools is not up within {_START_S:g} s: does a tool's file hang, or end the "
+                    "process, as it is imported?"
+                )
+            ready.get()
         return pool
 
     def _end(self, place: int) -> None:

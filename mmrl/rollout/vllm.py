@@ -97,6 +97,10 @@ class VllmEngine:
                 return self._draw(requests, inputs)
             except RuntimeError as failure:
                 if not self._restarts:
+                    failure.add_note(
+                        "the rollout engine may not be started anew, or not again (rollout.vllm.restarts); the same "
+                        "command goes on from the last checkpoint"
+                    )
                     raise
                 why = str(failure)
             self._revive(why)  # out here, as an exception that is being handled keeps what it came from in memory
@@ -205,12 +209,20 @@ def _drawn(completion: CompletionOutput) -> Drawn:
 
 @contextmanager
 def _groups_kept() -> Iterator[None]:
-    """An engine that shuts down ends every process group of torch: let it end those of its models alone."""
-    from vllm.distributed.parallel_state import destroy_model_parallel
+    """An engine that shuts down ends every process group of torch: let it end its own alone.
+
+    Its picture of the world is one of them: a successor would find in it what torch has ended since.
+    """
+    from vllm.distributed import parallel_state
     from vllm.v1.engine import core
 
+    def end_own() -> None:
+        parallel_state.destroy_model_parallel()
+        parallel_state.get_world_group().destroy()
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
     kept = core.cleanup_dist_env_and_memory
-    core.cleanup_dist_env_and_memory = destroy_model_parallel
+    core.cleanup_dist_env_and_memory = end_own
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 _PR_SET_PDEATHSIG = 1
+_STARTED_SO = "start it as docs/vllm.md says"
 
 
 class Failed(Exception):
@@ -89,7 +91,12 @@ class Replica:
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(f"the rollout server {self.url} ended as it started; its last words:\n{self._words()}")
             time.sleep(0.2)
-        raise UserError(f"no rollout server answers at {self.url}; start it, or correct rollout.server.urls")
+        if self._command:
+            raise UserError(
+                f"the rollout server {self.url} is not up within {self._options.start_s:g} s (rollout.server.start_s); "
+                f"its last words:\n{self._words()}"
+            )
+        raise UserError(f"no rollout server answers at {self.url}; {_STARTED_SO}, or correct rollout.server.urls")
 
     def _try_out(self) -> None:
         if not self._command:
@@ -108,8 +115,8 @@ class Replica:
             UserError: it is not ours, or has been started often enough.
         """
         if self._starts == 0 or self._starts > self._options.restarts:
-            words = f"; its last words:\n{self._words()}" if self._command else ""
-            raise UserError(f"the rollout server {self.url} failed: {failure}{words}") from failure
+            words = f"its last words:\n{self._words()}" if self._command else f"if it is gone, {_STARTED_SO}"
+            raise UserError(f"the rollout server {self.url} failed: {failure}; {words}") from failure
         self.end()
         self._sender = None
         self.adapted = False
@@ -153,6 +160,8 @@ class Replica:
                 text: bytes = reply.read()
         except HTTPError as error:
             said = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
+            if error.code == HTTPStatus.NOT_FOUND:
+                raise UserError(f"the rollout server {self.url} has no {path} ({said}); {_STARTED_SO}") from error
             if error.code < 500:
                 raise UserError(f"the rollout server {self.url} refuses {path}: {said}") from error
             raise Failed(said) from error
@@ -161,6 +170,19 @@ class Replica:
         except (OSError, HTTPException) as error:
             raise Failed(f"unreachable ({error})") from error
         return text
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence that it takes.
+
+        Raises:
+            UserError: it does not say.
+        """
+        try:
+            return int(self.ask("v1/models")["data"][0]["max_model_len"])
+        except (Failed, LookupError, TypeError) as error:
+            raise UserError(
+                f"the rollout server {self.url} does not say how long a sequence it takes ({error!r}); {_STARTED_SO}"
+            ) from error
 
     def load(self, weights: Weights, spread: int) -> None:
         """Send it weights by the transfer that the options name, and compare prints.

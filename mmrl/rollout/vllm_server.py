@@ -107,10 +107,14 @@ class ServerEngine:
                 self._revive(replica, failure)
 
     def _revive(self, replica: Replica, failure: Failed) -> None:
-        """Start it again, with the weights that it had last. Raises as `Replica.revive`."""
-        replica.revive(failure)
-        self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
-        self._restore(replica)
+        """Start it again, with the weights that it had last, as often as it may be. Raises as `Replica.revive`."""
+        while True:
+            replica.revive(failure)
+            self._warn(f"the rollout server {replica.url} failed ({failure}); it was started again, and is asked again")
+            try:
+                return self._restore(replica)
+            except Failed as once_more:
+                failure = once_more
 
     def _asked(
         self, requests: Sequence[Request], numbers: Sequence[int]
@@ -200,13 +204,13 @@ def longest_of(urls: Sequence[str], options: Server) -> int:
     """Tokens of the longest sequence that every one of these servers takes.
 
     Raises:
-        UserError: one does not answer.
+        UserError: one does not answer, or does not say.
     """
     found = []
     for url in urls:
         replica = Replica(url, options)
         replica.wait()
-        found.append(int(replica.ask("v1/models")["data"][0]["max_model_len"]))
+        found.append(replica.longest())
     return min(found)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from objectives import LOSSES
 
-from mmrl.config.schema import Coefficient, Loss, Optimizer
+from mmrl.config.schema import Coefficient, Loss, Nll, Optimizer
 from mmrl.learner.learner import GrpoLearner, LearnPlan
 from mmrl.learner.objective import Objective
 from mmrl.types import Author, Experience, Finish, Segment
@@ -110,6 +110,17 @@ def test_the_comparison_can_fail(world, taught, monkeypatch, name):
     monkeypatch.setattr(Objective, "__call__", local)
     _, parts = gradient(world, taught, LOSSES[name], None, micro_batch=1)
     assert distance(parts, whole) > 0.1
+
+
+def test_imitation_of_second_looks_does_not_depend_on_advantages(world, taught):
+    """What it adds to the gradient is the same where all of a group are right, and no advantage is left."""
+    with_it = LOSSES["nll after a trigger"]
+    without = with_it.model_copy(update={"nll": Nll()})
+    even = [replace(experience, advantage=0.0) for experience in taught]
+    (_, more), (_, less), (_, alone), (_, nothing) = (
+        gradient(world, experiences, loss, None) for experiences in (taught, even) for loss in (with_it, without)
+    )
+    assert distance(more - less, alone - nothing) < 1e-4
 
 
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, taught):

@@ -37,7 +37,7 @@ def test_what_is_drawn_depends_on_step_sample_and_index_alone(facts):
     found = facts["in_process"]
     assert found["alone"] and found["again"] and not found["another step"]
     assert found["distinct siblings"] == SIBLINGS
-    assert found["banned"] == []
+    assert found["banned"] == [] and found["likeliest alone"]
 
 
 def test_a_continuation_goes_on_where_the_tokens_end_with_the_same_media(facts):
@@ -52,13 +52,20 @@ def test_a_response_keeps_the_token_that_ends_it(facts):
     assert found["ended"] > 0 and found["eos is last"] and not found["eos elsewhere"]
     assert found["stopped by"] == "stop" and found["stop string at the end"] and not found["stop string before"]
     assert found["as without"]
+    assert len(found["across tokens"]) > 2 and all(found["across tokens"])
 
 
-@pytest.mark.parametrize("scene", ["in_process", "served"])
+@pytest.mark.parametrize("scene", ["in_process", "served", "agreement:qwen2_vl", "agreement:qwen3_vl"])
 def test_new_weights_reach_tied_and_fused_matrices_and_every_cache(facts, scene):
     """Keys and values of the prompts, and their encoded media, were in the engine's caches before the sync."""
     assert min(facts[scene]["gaps with old weights"].values()) > 0.01
     assert max(facts[scene]["gaps after sync"].values()) <= 1e-5
+
+
+def test_weights_that_never_arrive_end_the_run(facts):
+    assert (
+        "RuntimeError: after a sync of weights the rollout engine holds another " in facts["in_process"]["lost weights"]
+    )
 
 
 def test_versions_are_stamped(facts):
@@ -72,6 +79,12 @@ def test_weights_may_come_in_pieces_that_part_what_the_engine_fuses(facts):
 def test_another_models_weights_are_refused_and_leave_the_engine_as_it_was(facts):
     assert "UserError: the rollout engine runs another model: " in facts["in_process"]["another model"]
     assert max(facts["in_process"]["gaps after refusal"].values()) <= 1e-5
+
+
+@pytest.mark.parametrize("scene", ["agreement:qwen2_vl", "agreement:qwen3_vl"])
+def test_an_adapter_may_be_merged_into_what_is_sent(facts, scene):
+    assert min(facts[scene]["gaps without an adapter"].values()) > 0.001
+    assert max(facts[scene]["gaps after merging"].values()) <= 2e-5
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -101,3 +114,5 @@ def test_servers_that_are_slow_or_absent_or_refuse_are_named(facts):
     assert "no answer to inference/v1/generate within 0.005 s (rollout.server.deadline_s)" in found["too slow"]
     assert "no rollout server answers at http://127.0.0.1:9" in found["nobody there"]
     assert "refuses inference/v1/generate: status 400" in found["refused"]
+    assert "has no health (status 404: " in found["no vLLM"] and "start it as docs/vllm.md says" in found["no vLLM"]
+    assert "failed: it broke again; " in found["broke as it was given weights"]

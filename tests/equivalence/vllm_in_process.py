@@ -16,6 +16,7 @@ from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
 
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import Lora
+from mmrl.policy.adapters import Adapter
 from mmrl.policy.families import Clock
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.scratch import make_model
@@ -32,10 +33,11 @@ def engine_of(scene: Scene) -> VllmEngine:
 
 
 def agreement(questions: Questions) -> dict[str, Any]:
-    """A family, with the weights it was started with."""
+    """A family, with the weights it was started with and with new ones."""
     scene = Scene(questions)
     engine = engine_of(scene)
-    facts = _agreement(scene, engine, scene.sampler(engine))
+    sampler = scene.sampler(engine)
+    facts = _agreement(scene, engine, sampler) | _new_weights(scene, engine, sampler) | _merged(scene, engine)
     engine.close()
     return facts
 
@@ -52,15 +54,10 @@ def in_process(questions: Questions) -> dict[str, Any]:
     facts |= _agreement(scene, engine, sampler)
     groups = scene.draw(sampler)
     facts |= _seeds(scene, sampler, groups) | _continuation(scene, sampler, groups) | _ends(scene, sampler, groups)
-    scene.learn()
-    facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
-    awake = _memory()
-    engine.rest()
-    facts["given back while resting"] = awake - _memory()
-    sampler.sync(2)
+    facts |= _new_weights(scene, engine, sampler)
     groups = scene.draw(sampler)
-    facts["gaps after sync"] = scene.gaps(groups)
     facts["version"] = groups[0][0].segments[0].version
+    facts |= _lost(scene, engine)
     language = questions.spec.language.model_copy(update={"width": 96, "heads": 3, "kv_heads": 3})
     other = make_model(questions.spec.model_copy(update={"language": language}), scene.processor.tokenizer, seed=1)
     facts["another model"] = refusal(lambda: engine.load(PolicyWeights(Policy(other))))
@@ -108,6 +105,47 @@ def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict
     return facts
 
 
+def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict[str, Any]:
+    """The engine draws once more with what it has, rests, and draws with what the learner has learned."""
+    scene.learn()
+    old = scene.gaps(scene.draw(sampler))
+    awake = _memory()
+    engine.rest()
+    given_back = awake - _memory()
+    sampler.sync(2)
+    after = scene.gaps(scene.draw(sampler))
+    return {"gaps with old weights": old, "given back while resting": given_back, "gaps after sync": after}
+
+
+def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
+    """An adapter that vLLM knows nothing of is sent as what it makes of the matrices, vision's too."""
+    Adapter(scene.policy.model, Lora(rank=4, targets=("language.mlp", "language.attention", "vision.mlp")), seed=2)
+    scene.policy = Policy(scene.policy.model)
+    scene.learn()
+    sampler = scene.sampler(engine)
+    without = scene.gaps(scene.draw(sampler))
+    sampler.sync(3)
+    return {"gaps without an adapter": without, "gaps after merging": scene.gaps(scene.draw(sampler))}
+
+
+def _lost(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
+    """Weights are taken and never put in place; then they are, as they were."""
+    weights, rpc = PolicyWeights(scene.policy), engine._llm.collective_rpc
+    kept = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+    scene.learn()
+
+    def forgetful(method: str, **given: Any) -> Any:
+        if method != "reload_weights":
+            return rpc(method, **given)
+        return [sum(1 for _ in given["kwargs"]["weights_iterator"])]
+
+    with patch.object(engine._llm, "collective_rpc", forgetful):
+        lost = refusal(lambda: engine.load(weights))
+    for name, parameter in scene.policy.learned.items():
+        parameter.data.copy_(kept[name])
+    return {"lost weights": lost}
+
+
 def _disturbable() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
@@ -123,12 +161,18 @@ def _memory() -> int:
 
 
 def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
-    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in scene.prompts.values()]
+    prompts = list(scene.prompts.values())
+    alone = [sampler.generate([prompt], SIBLINGS, scene.law, step=STEP)[0] for prompt in prompts]
+    likeliest, greedy = (
+        sampler.generate(prompts, 1, replace(scene.law, **law), step=STEP)
+        for law in ({"top_k": 1}, {"temperature": 0.0})
+    )
     return {
         "alone": ids(alone) == ids(groups),
         "again": ids(scene.draw(sampler)) == ids(groups),
         "another step": ids(scene.draw(sampler, step=STEP + 1)) == ids(groups),
         "distinct siblings": min(len({tuple(row) for row in group}) for group in ids(groups)),
+        "likeliest alone": ids(likeliest) == ids(greedy),
         "banned": sorted(set(scene.law.banned) & {token for group in ids(groups) for row in group for token in row}),
     }
 
@@ -165,7 +209,27 @@ def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> 
         "stop string at the end": mark in scene.processor.decode([again.segments[0].ids[-1]]),
         "stop string before": mark in scene.processor.decode(again.segments[0].ids[:-1]),
         "as without": again.segments[0].ids == draft.segments[0].ids[: again.num_tokens],
+        "across tokens": _across(scene, sampler, groups),
     }
+
+
+def _across(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> list[bool]:
+    """Whether responses end at the token that completes a string: from the last character of one token to the first of
+    the next but one.
+    """
+    decode, found = scene.processor.decode, []
+    for rollout in (rollout for group in groups for rollout in group):
+        drawn = rollout.segments[0].ids
+        for n in range(len(drawn) - 2):
+            parts = [decode([token]) for token in drawn[n : n + 3]]
+            if all(part and part.isascii() and part.isprintable() for part in parts):
+                law = replace(scene.law, stop=(parts[0][-1] + parts[1] + parts[2][0],))
+                ends = next(count for count in range(len(drawn) + 1) if law.stop[0] in decode(drawn[:count]))
+                (siblings,) = sampler.generate([rollout.prompt], SIBLINGS, law, step=STEP)
+                again = siblings[rollout.index]
+                found.append((again.segments[0].ids, again.finish) == (drawn[:ends], Finish.STOP))
+                break
+    return found
 
 
 def _failures(scene: Scene, engine: VllmEngine, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:

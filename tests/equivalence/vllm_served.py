@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
@@ -16,10 +17,10 @@ from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 from mmrl.config.schema import Server
 from mmrl.rollout.engine import Request
 from mmrl.rollout.shared import Remembering
-from mmrl.rollout.vllm_replica import Replica, _Client
-from mmrl.rollout.vllm_server import ServerEngine, replicas
+from mmrl.rollout.vllm_replica import Failed, Replica, _Client
+from mmrl.rollout.vllm_server import ServerEngine, longest_of, replicas
 from mmrl.rollout.vllm_transfer import FileSend, Recorded
-from mmrl.rollout.weights import PolicyWeights
+from mmrl.rollout.weights import PolicyWeights, Weights
 from mmrl.types import Author, Segment
 
 
@@ -38,6 +39,10 @@ def served(questions: Questions) -> dict[str, Any]:
         facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
         nobody = Replica("http://127.0.0.1:9", Server(deadline_s=0.5))
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
+        with _another_kind_of_server() as url:
+            facts["no vLLM"] = refusal(lambda: longest_of([url], Server(deadline_s=5.0)))
+        fragile = ServerEngine([Fragile()], scene.processor, spread=1, warn=lambda text: None)
+        facts["broke as it was given weights"] = refusal(lambda: fragile.load(PolicyWeights(scene.policy)))
         words = Segment(ids=(groups[0][0].prompt.ids[0],) * LONGEST, logps=(0.0,) * LONGEST, author=Author.ENV)
         overlong = Request(begun=replace(groups[0][0], segments=(words,)), times=1, seed=0, law=scene.law)
         facts["refused"] = refusal(lambda: engine.draw([overlong]))
@@ -70,6 +75,43 @@ def served(questions: Questions) -> dict[str, Any]:
 
 def _engine(scene: Scene, replica: Replica) -> ServerEngine:
     return ServerEngine([replica], scene.processor, spread=1, warn=scene.warnings.append)
+
+
+class Fragile(Replica):
+    """Breaks whenever it is given weights, however often it is started."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", Server(), command=("true",))
+
+    def start(self) -> None:
+        self._starts += 1
+
+    def wait(self) -> None:
+        pass
+
+    def load(self, weights: Weights, spread: int) -> None:
+        raise Failed(f"it broke {'again' if self._starts > 1 else 'once'}")
+
+    def _words(self) -> str:
+        return "none"
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """Has nothing."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _another_kind_of_server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{other.server_port}"
+        other.shutdown()
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
+from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from peft import PeftModel
 from safetensors.torch import load_file
+from test_launch import strike
 from transformers import AutoModelForImageTextToText
 
 from mmrl.checkpoint import latest
@@ -56,6 +57,32 @@ def test_a_stopped_run_ends_like_the_whole_one(adapted: Path, base: Path, tmp_pa
     assert contents(tmp_path / "run") == contents(adapted)
     ours, theirs = (run / "adapter" / "adapter_model.safetensors" for run in (tmp_path / "run", adapted))
     assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: Path, here: Command) -> None:
+    """Two begin, one goes on, two end: with what one without DeepSpeed comes to."""
+    pytest.importorskip("deepspeed")
+
+    def config(name: str, **sections: Any) -> Path:
+        changed = {**adapting(tmp_path / name, base), "checkpoints": {"every": 50, "keep": 2}, **sections}
+        changed["model"] = {**changed["model"], "lora": {**LORA, "dropout": 0.0}}  # chance is of each process
+        changed["stages"][1] |= {"steps": 12}  # that none ends before it is struck
+        return write(changed, tmp_path / f"{name}.yaml")
+
+    assert here("train", config("alone")).code == 0
+    shared = config("shared", deepspeed={"zero": zero})
+    done = strike(shared, tmp_path / "shared", signal.SIGTERM, rank=None, lines=5)
+    assert done.code == 128 + signal.SIGTERM, done.errors
+    done = mmrl("train", shared, strike=("mmrl.learner.learner:GrpoLearner.learn", 2, "SIGINT"))
+    assert done.code == 128 + signal.SIGINT, done.errors
+    done = mmrl("train", shared, "--nproc", 2)
+    assert done.code == 0, done.errors
+    alike(metrics(tmp_path / "shared"), metrics(tmp_path / "alone"))
+    ours, theirs = (load_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("shared", "alone"))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:

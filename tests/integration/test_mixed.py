@@ -36,12 +36,11 @@ def letters(response, sample):
 VIDEO = {"type": "video_url", "video_url": {"url": "clip.mp4"}}
 
 
-@pytest.fixture
-def rows(tmp_path):
-    """Four rows of each kind, in OpenAI's messages, beside their media."""
+def mixed(folder, scratch, **sections):
+    """A run on four rows of each kind, in OpenAI's messages, beside their media."""
     for name, colour in (("red.png", "red"), ("blue.png", "blue")):
-        Image.new("RGB", (40, 32), colour).save(tmp_path / name)
-    write_video(tmp_path / "clip.mp4", range(24), size=(64, 32))
+        Image.new("RGB", (40, 32), colour).save(folder / name)
+    write_video(folder / "clip.mp4", range(24), size=(64, 32))
     questions = {
         "text": turn(text("How many legs has a spider?")),
         "picture": turn(picture("red.png"), text("How many colours?")),
@@ -54,24 +53,29 @@ def rows(tmp_path):
         for number in range(4)
         for kind in KINDS
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "kind": "number"}
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "letters.py").write_text(REWARD)
+    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "kind": "number"}
+    pixels = {"min_pixels": 1024, "max_pixels": 2048}
+    return experiment(
+        folder / "run",
+        model={"scratch": scratch, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
+        data={"train": [{"fn": "mmrl_datasets.chat:rows", "args": rows}]},
+        rewards={"terms": [{"fn": "./letters.py:letters"}]},
+        **sections,
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_every_kind_of_sample_trains_in_one_batch(tmp_path, rows, family):
-    pixels = {"min_pixels": 1024, "max_pixels": 2048}
-    config = experiment(
-        tmp_path / "run",
-        model={"scratch": {"family": family, **TINY}, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
-        data={"train": [{"fn": "mmrl_datasets.chat:rows", "args": rows}]},
-        rewards={"terms": [{"fn": "./letters.py:letters"}]},
+def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
+    config = mixed(
+        tmp_path,
+        {"family": family, **TINY},
         stages=[
             imitation(steps=2, batch_size=10, imitate="target"),
             reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
-    (tmp_path / "letters.py").write_text(REWARD)
     config["run"]["keep_rollouts_every"] = 1
     done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
     assert done.code == 0, done.errors

@@ -17,6 +17,7 @@ from harness import TINY, Done, alike, counting, experiment, imitation, metrics,
 from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file
+from test_mixed import mixed
 from test_zoom import zooming
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm_serving import serving
@@ -58,7 +59,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     data, picture = canonical(folder / "questions")
     asked = ["--bench", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
     question = {"image": str(picture), "text": TEXT, "adapter": None}
+    several = folder / "mixed"
+    several.mkdir()
     steps: list[Any] = [
+        ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
         ["train", write(by_vllm(run, data), folder / "run.yaml")],
         *(["eval", run / "model", *asked, "--engine", name, "--out", folder / name] for name in ("vllm", "hf")),
         ["train", write(adapting(lora, run / "model"), folder / "lora.yaml")],
@@ -66,7 +70,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ["export", lora, "--to", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
         ["train", write(looking_closer(folder / "zoom"), folder / "zoom.yaml")],
-        ["train", write(divided(folder / "divided", data, zero=1), folder / "divided.yaml")],
+        ["train", write(of_every_kind(several), several / "mixed.yaml")],
     ]
     steps = [[str(word) for word in step] if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
@@ -132,6 +136,30 @@ def looking_closer(run_dir: Path) -> dict[str, Any]:
     config["rollout"] = BY_VLLM
     config["model"]["scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab": 400}}
     return config
+
+
+def of_every_kind(folder: Path) -> dict[str, Any]:
+    """Text, pictures and videos in one step, whose responses come in parts, take second looks, and are replayed."""
+    return mixed(
+        folder,
+        {**FOR_VLLM, "family": "qwen3_vl"},
+        rollout=BY_VLLM,
+        answer={"instruct": False, "more_stops": ["a", "e", "t", " "]},
+        stages=[
+            imitation(steps=2, batch_size=10, imitate="target"),
+            reinforcement(
+                steps=3,
+                prompts_per_step=10,
+                group_size=2,
+                sampling={"max_new_tokens": 12},
+                program=[
+                    {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 150},
+                    {**LOOK, "correct": ["letters"], "threshold": 0.2},
+                ],
+                replay={"capacity": 64, "drop_zero": False, "refill": "fraction", "share": 0.3},
+            ),
+        ],
+    )
 
 
 def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
@@ -209,6 +237,19 @@ def test_the_engine_sees_in_a_response_what_tools_show_the_learner_in_it(session
     assert len(steps) == 4 and min(record["tools/shown"] for record in steps) > 0
 
 
+def test_samples_of_every_kind_come_in_parts_look_again_and_are_replayed(session: Session) -> None:
+    """By a Qwen3-VL, whose videos have words between their frames."""
+    run = session.folder / "mixed" / "run"
+    follows(run, steps=3)
+    records = [record for record in metrics(run) if record["stage"] == "rl"]
+    by_sort = [
+        [record.get(f"parity/logp_gap_nats/{sort}") for record in records] for sort in ("text", "image", "video")
+    ]
+    assert all(len([gap for gap in gaps if gap is not None]) == 1 + 3 for gaps in by_sort)
+    for name in ("rollout/pending_groups", "rollout/resumed", "rethink/attempted", "replay/share"):
+        assert sum(record.get(name, 0.0) for record in records) > 0, name
+
+
 def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session: Session) -> None:
     taken = session.folder / "run" / "bench" / "counting"
     assert sorted(path.name for path in taken.iterdir()) == ["00-000000", "00-000012", "01-000003"]
@@ -270,16 +311,24 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
 
 def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]:
     """An adapter, sent alone to a server that runs already, of which much is asked."""
+    few = {"max_new_tokens": 6, "temperature": 0.7}
     config = experiment(
         run_dir,
         rollout={"engine": "vllm_server", "server": {"urls": [url]}, "parity": {"every": 2}},
         data={part: [counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
         stages=[
             imitation(steps=3, optimizer={"lr": 3e-2}),
+            {
+                "name": "drawn",
+                "kind": "sample",
+                "prompts_per_step": 5,
+                "group_size": 2,
+                "sampling": few | {"top_k": 20},
+            },
             reinforcement(
                 steps=4,
                 overlap=True,
-                sampling={"max_new_tokens": 6, "temperature": 0.7},
+                sampling=few,
                 mini_batches=2,
                 program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}],
                 loss={"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}},
@@ -309,6 +358,8 @@ def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_
     assert len(probes) == 1 + 2 and max(probes) < 1e-5
     assert max(record["learner/kl_nats"] for record in steps) > 1e-4
     alike(metrics(tmp_path / "twice"), once)
+    drawn = [(tmp_path / name / "outputs" / "drawn.jsonl").read_text() for name in ("twice", "once")]
+    assert drawn[0] == drawn[1] and len(drawn[0].splitlines()) == 12 * 2
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("twice", "once"))
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-4, msg=name)

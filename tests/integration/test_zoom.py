@@ -10,6 +10,7 @@ from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl,
 from test_overlap_run import strike
 
 from mmrl.overlap import Overlap
+from mmrl.rollout.hf import HfSampler
 
 ROOM = {"max_tokens": 512, "max_chars": 400}
 GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
@@ -109,3 +110,42 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     assert min(record["tools/shown"] for record in steps) > 0
     alike(metrics(tmp_path / "twice"), told)
+
+
+def in_parts(run_dir, base):
+    """Responses that are drawn in chunks, zoom, are made to look again, and are learned from once more."""
+    config = going_on(run_dir, base)
+    look = {"kind": "continue_with", "correct": ["digit"], "max_new_tokens": 12, "triggers": [{"text": " Wait."}]}
+    cold, rl = config["stages"]
+    cold |= {"steps": 1}
+    rl |= {
+        "overlap": False,
+        "steps": 5,
+        "program": [
+            {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 120},
+            GLASS,
+            {**look, "fraction": 0.5},
+            {"kind": "probe", "what": "grey", "every": 2},
+        ],
+        "replay": {"capacity": 64, "drop_zero": False, "refill": "fraction", "share": 0.3},
+    }
+    return config
+
+
+def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, monkeypatch, zoomed):
+    """And go on, after a stop, as if they had never been stopped."""
+    whole, cut = (write(in_parts(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("whole", "cut"))
+    assert here("train", whole).code == 0
+    with monkeypatch.context() as patched:
+        strike(patched, HfSampler, "sync", 3, signal.SIGINT)
+        assert here("train", cut).code == 128 + signal.SIGINT
+    assert here("train", cut).code == 0
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    steps = [record for record in metrics(tmp_path / "whole") if record["stage"] == "rl" and "learner/loss" in record]
+    assert len(steps) == 5
+    for name in ("rollout/pending_groups", "rollout/resumed", "tools/shown", "rethink/attempted", "replay/share"):
+        assert sum(record.get(name, 0.0) for record in steps) > 0, name
+    assert max(record["rollout/version_gap_max"] for record in steps) >= 1.0
+    kept = [json.loads(line) for file in (tmp_path / "whole" / "rollouts").glob("rl-*") for line in file.open()]
+    authors = {tuple(segment["author"] for segment in record["segments"]) for record in kept}
+    assert any({"env", "trigger"} <= {*of} for of in authors)  # zoomed first, then made to look again

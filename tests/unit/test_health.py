@@ -19,6 +19,9 @@ WELL = {
     "learner/ratio_max": 1.5,
     "probe/blind_gap/grey/count": 0.3,
     "probe/blind_gap/grey/format": 0.0,
+    "tools/calls": 8.0,
+    "tools/errors": 1.0,
+    "tools/timeouts": 0.0,
     "reward/term/count": 0.6,
     "reward/total": 0.5,
 }
@@ -42,6 +45,7 @@ def watched(steps, **options):
         ({"learner/entropy_nats": 0.001}, r"sure of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
         ({"learner/kl_nats": 1.5}, "1.50 nats a token from its reference: lower the learning rate"),
         ({"learner/ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_age"),
+        ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the calls in step tools fail.*`on_error: stop`"),
         (
             {"probe/blind_gap/grey/count": 0.01},
             "probe grey: no reward loses more than 0.010 where the media are hidden",
@@ -66,6 +70,7 @@ def test_a_sign_that_comes_and_goes_is_told_again_only_after_a_window_without_it
 
 
 def test_null_switches_a_sign_off():
+    assert watched([{"tools/errors": 8.0}] * 5, max_failed_calls=None) == []
     assert watched([{"rollout/truncated_frac": 1.0}] * 5, max_truncated=None) == []
     assert watched([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
 

@@ -281,6 +281,15 @@ def test_who_teaches():
         assert tuple(objective.teaches(each) for objective in (plain, kl, entropy)) == expected
 
 
+@pytest.mark.parametrize(("authors", "teaches"), [("ppttppp", True), ("tpp", False), ("pp", False)])
+def test_a_second_look_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
+    """Where all are right no advantage is left, and the verdict still counts."""
+    each = experience(authors, 0.0)
+    assert Objective(Loss(nll=Nll(coef=0.1)), STEPS).teaches(each) is teaches
+    assert not Objective(Loss(), STEPS).teaches(each)
+    assert not Objective(Loss(nll=Nll(coef=0.1, on="response")), STEPS).teaches(each)
+
+
 def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_responses():
     rollout = experience("pp", 1.0).rollout
     nothing = Segment(ids=(), logps=(), author=Author.POLICY)

@@ -62,6 +62,21 @@ def test_chunks_drawn_greedily_are_what_is_drawn_at_once(world, law, prompts):
         assert sum((s.logps for s in b.segments), ()) == pytest.approx(a.segments[0].logps, abs=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
+    """What completes it ends the response, as where nothing is cut."""
+    greedy = replace(law, temperature=0.0, stop=())
+    free = [rollout.segments[0].ids for (rollout,) in world.sampler().generate(prompts, 1, greedy, step=0)]
+    across = {world.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
+    stopping = replace(greedy, stop=tuple(sorted(text for text in across if len(text) > 2 and text.isascii())))
+    whole = world.sampler().generate(prompts, 1, stopping, step=0)
+    program = InChunks(sampler=world.sampler(), group_size=1, law=stopping, chunk=chunk, wanted=6)
+    parts = program.answer(prompts, step=0).groups
+    for (a,), (b,) in zip(whole, parts, strict=True):
+        assert (a.segments[0].ids, a.finish) == (sum((s.ids for s in b.segments), ()), b.finish)
+    assert Finish.STOP in {rollout.finish for (rollout,) in whole}
+
+
 def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, law, prompts):
     sampler = world.sampler()
     step = chunks(world, law, sampler=sampler, wanted=2)

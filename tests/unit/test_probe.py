@@ -15,13 +15,13 @@ from videos import SMALL
 
 from mmrl.algo.blindness import blind_gaps
 from mmrl.catalogue import find_tool
-from mmrl.config.schema import Generate, Limits, Probe
+from mmrl.config.schema import ContinueWith, Generate, Limits, Probe, Trigger
 from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.rollout.compose import Kit, compose
 from mmrl.rollout.probe import Blindfold
 from mmrl.rollout.tool_replies import Workshop
-from mmrl.types import Access, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
+from mmrl.types import Access, Author, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 
 
@@ -169,6 +169,23 @@ def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
     both = program(world, hide("grey", every=3), hide("noise", name="snow", every=2))
     names = [[set(probes) for probes in both.answer(prompts, step=step).probes] for step in range(4)]
     assert names == [[{"grey", "snow"}] * 2, [], [{"snow"}] * 2, [{"grey"}] * 2]
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
+def test_a_probe_does_all_that_the_program_does_and_counts_none_of_it(world, first):
+    """Or what a second look adds would pass for what looking adds."""
+    look = ContinueWith(kind="continue_with", correct=("length",), max_new_tokens=3, triggers=(Trigger(text=" Wait."),))
+    ending = replace(world, law=replace(world.law, stop=tuple("aeiou ")))  # most responses end themselves
+    steps = [look, hide("grey", rollouts=4)]
+    answers = program(ending, *(reversed(steps) if first == 0 else steps)).answer(counted(ending)[:2], step=0)
+    forced = [
+        any(segment.author is Author.TRIGGER for segment in rollout.segments)
+        for probes in answers.probes
+        for rollout in probes["grey"]
+    ]
+    assert len(forced) == 8 and any(forced)
+    trained = [rollout for group in answers.groups for rollout in group]
+    assert answers.metrics["rethink/attempted"] == sum(rollout.parent is not None for rollout in trained) > 0
 
 
 def test_a_probe_draws_numbers_of_its_own(world):

@@ -16,7 +16,7 @@ from mmrl.config.schema import ContinueWith, Generate, Trigger
 from mmrl.rollout.compose import Kit, compose
 from mmrl.rollout.rethink import Rethink, Verdict, tokens_before, trigger_ids
 from mmrl.rollout.tool_replies import Workshop
-from mmrl.types import Answers, Author, Finish, Kind, UserError
+from mmrl.types import Answers, Author, Finish, Kind, Segment, UserError
 from mmrl_rewards.contract import reward
 
 GROUP = 8
@@ -240,6 +240,19 @@ def test_the_last_answer_can_be_cut_off(world, draft, kept):
     assert world.processor.decode(before) == kept
     assert tuple(before) == rollout.segments[0].ids[: len(before)]
     assert all(segment.ids for segment in second.segments)
+
+
+@pytest.mark.parametrize(("last", "kept"), [("So<answer>3</answer>", "So"), ("No idea.", "No idea.")])
+def test_what_a_tool_says_is_no_answer_to_cut_off(world, last, kept):
+    draft, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
+    told = Segment(
+        ids=world.processor.tokens(reply), logps=(0.0,) * len(world.processor.tokens(reply)), author=Author.ENV
+    )
+    segments = (*draft.segments, told, *rest.segments)
+    rollout = world.processor.read(replace(draft, segments=segments))
+    ((second,),) = rethink(world, cut_fraction=1.0)(Answers(groups=((rollout,),)), step=0).groups
+    before = [token for segment in second.segments[:-2] for token in segment.ids]
+    assert world.processor.decode(before) == f"Hm.{reply}{kept}"
 
 
 def test_a_cut_never_divides_a_token():

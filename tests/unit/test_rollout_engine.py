@@ -30,12 +30,14 @@ def held(weights) -> dict:
 def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    law = SamplingLaw(temperature=0.7, banned=(3, 5), stop=("</a>",), max_new_tokens=9)
+    law = SamplingLaw(temperature=0.7, top_p=0.9, top_k=4, banned=(3, 5), stop=("</a>",), max_new_tokens=9)
     asked = Request(begun=begun(prompt, 0, law), times=4, seed=17, law=law).parameters(eos_id=2)
     assert asked == {
         "n": 4,
         "seed": 17,
         "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 4,
         "max_tokens": 9,
         "logprobs": 0,
         "logit_bias": {3: -100.0, 5: -100.0},
@@ -231,3 +233,9 @@ def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
 )
 def test_refused_combinations(tmp_path, overrides, refusal):
     assert refusal in refused(write(tmp_path, SMALL), *overrides)
+
+
+def test_what_is_never_learned_from_may_be_drawn_from_the_likeliest_tokens_alone(tmp_path):
+    drawn = SMALL + "  - {kind: sample, name: drawn, sampling: {top_p: 0.9, top_k: 20}}\n"
+    *_, stage = load(write(tmp_path, drawn), ["rollout.engine=vllm"]).config.stages
+    assert (stage.kind, stage.sampling.top_k) == ("sample", 20)

@@ -14,6 +14,7 @@ from scoring import COUNT, judge_of, term
 
 from mmrl.catalogue import find_tool
 from mmrl.config.schema import Generate, Tool, UseTools
+from mmrl.rollout import tool_calls
 from mmrl.rollout.compose import Kit, compose
 from mmrl.rollout.tool_replies import Workshop
 from mmrl.rollout.toolbox import check_answer, search
@@ -167,6 +168,15 @@ def test_a_hung_tool_takes_nobody_along(world, workshop):
     found = toolbox(world, workshop, workers=2, deadline_s=4.0)(answers, step=0)
     assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/answers"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
+def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
+    monkeypatch.setattr(tool_calls, "_START_S", 1.0)
+    here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
+    (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
+    with closing(Workshop(partial(find_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):
+        toolbox(world, opened)(saying(world, call("double", x=1)), step=0)
 
 
 @pytest.mark.parametrize("name", ["crash", "sleep"])

@@ -229,7 +229,7 @@ class Config(Strict):
     @classmethod
     def _engine_knows_the_law(cls, stages: Stages, info: ValidationInfo) -> Stages:
         engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
-        for stage in (stage for stage in stages if isinstance(stage, Rl | Sample)):
+        for stage in (stage for stage in stages if isinstance(stage, Rl)):
             if engine != "hf" and (stage.sampling.top_k or stage.sampling.top_p < 1.0):
                 raise ValueError(
                     f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "

@@ -79,6 +79,4 @@ class Exam(Strict):
     def _can_be_drawn(self) -> Exam:
         if self.samples > 1 and not self.evaluation.temperature:
             raise ValueError(f"samples {self.samples} of a greedy law are all the same; set evaluation.temperature=1")
-        if self.rollout.engine != "hf" and (self.top_k or self.top_p < 1.0):
-            raise ValueError("top_p and top_k need rollout.engine=hf: vLLM renormalises log-probabilities")
         return self

@@ -31,6 +31,8 @@ class Health(Strict):
     """Nats per token from the reference."""
     max_ratio: Above0 | None = 20.0
     """Largest ratio of new to old probability in a step."""
+    max_failed_calls: Fraction | None = 0.2
+    """Share of calls at which a tool raises, or is killed at its deadline."""
     max_term_fall: Above0 | None = 0.1
     """How far a term's mean may lie below that of the first window while the total rises."""
     min_blind_gap: float | None = 0.02

@@ -189,8 +189,9 @@ class UseTools(Strict):
 
 
 class Probe(Strict):
-    """More rollouts, of a prompt that hides what is to be looked at. They never train: they measure whether the model
-    looks. Metric `probe/blind_gap/<name>/<term>`: mean of a reward term with, minus without.
+    """More rollouts, of a prompt that hides what is to be looked at; second looks and tools go on with them as with all
+    others. They never train: they measure whether the model looks. Metric `probe/blind_gap/<name>/<term>`: mean of a
+    reward term with, minus without.
     """
 
     kind: Literal["probe"]
