@@ -132,7 +132,7 @@ def _told(text: str, wants: Wants) -> Span | None:
 
 
 def _moved(found: Found, by: int) -> Found:
-    return replace(found, start=found.start + by, end=found.end + by)
+    return replace(found, start=found.start + by, end=found.end + by) if by else found
 
 
 def _resumed(text: str) -> int | None:

@@ -31,6 +31,8 @@ _GIVEN: Final = re.compile(
     r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
 """What comes after a number that is given first, to be explained."""
+_LEADS: Final = "+-.\\S\u20ac\u00a3\u00a5"
+"""What a number begins with, but for digits: signs, fractions, currencies."""
 _LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
 _BOLD: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
@@ -80,7 +82,8 @@ def alone(text: str, asked: frozenset[float]) -> Figure | None:
 
 def given(text: str) -> Figure | None:
     """The number that a text begins with, alone in its line or to be explained, where nothing after it concludes."""
-    found = next(numbers(text), None)
+    lead = text.lstrip(" \t\n$")[:1]
+    found = next(numbers(text), None) if lead.isdigit() or lead in _LEADS else None
     if found is None or text[: found.start].strip(" \t\n$") or not _GIVEN.match(text, found.end):
         return None
     rest = (part for part in sentences(text) if part.start >= found.end)

@@ -64,14 +64,15 @@ class Number(NamedTuple):
 def numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
     """Numbers written in digits, in reading order; no ordinals, dates, clock times, labels, list markers, exponents."""
     stop = len(text) if end is None else end
-    found = [*_fractions(text, start, stop)] if "frac" in text else []
+    fractions = [*_fractions(text, start, stop)] if "frac" in text else []
+    found = fractions[:]
     for match in _NUMBER.finditer(text, start, stop):
         value = _value(match)
         if value is None or _AFTER.match(text, match.end()) or _is_label(text, match):
             continue
-        if not any(one.start <= match.start() < one.end for one in found[:8]):
+        if not any(one.start <= match.start() < one.end for one in fractions[:8]):
             found.append(Number(value, match.start(), match.end()))
-    yield from sorted(found, key=lambda one: one.start)
+    yield from sorted(found, key=lambda one: one.start) if fractions else found
 
 
 def words(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
@@ -120,7 +121,8 @@ def _value(match: re.Match[str]) -> float | None:
 def _is_label(text: str, match: re.Match[str]) -> bool:
     """Whether a number counts steps, figures, days of a month or the items of a list."""
     before = text[max(0, match.start() - 14) : match.start("digits")]
-    if _LABEL.search(before):
+    last = before.rstrip(" (#")[-1:]
+    if (last.isalpha() or last == ".") and _LABEL.search(before):
         return True
     return bool(
         _LISTED.match(text, match.end())

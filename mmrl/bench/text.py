@@ -35,8 +35,10 @@ _THINKING: Final = (
 _TAGS: Final = re.compile(r"<(answer|final_answer|conclusion)>|<\|begin_of_box\|>", re.IGNORECASE)
 """What models open their answer with."""
 _STOPS: Final = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<eos>", "<end_of_turn>", "<|end|>")
+_ASKING: Final = ("Hint", "Question", "Human", "User", "Instruction", "Problem", "Q", "问题", "提示")
+"""What lines begin with that a model was asked, or invents to be asked."""
 _TURN: Final = re.compile(
-    r"^[ \t*]*(?:Hint|Question|Human|User|Instruction|Problem|Q|问题|提示)(?:[ \t]+\d{1,3})?[*]*[ \t]*[:\uff1a]"
+    rf"^[ \t*]*(?:{'|'.join(_ASKING)})(?:[ \t]+\d{{1,3}})?[*]*[ \t]*[:\uff1a]"
     r"|#{2,4}[ \t]*(?:Human|User|Assistant|Instruction|Input|Question)\b",
     re.MULTILINE,
 )
@@ -81,7 +83,8 @@ def answering(response: str) -> Span | None:
 
 def _first_turn(response: str, start: int, end: int) -> Span:
     """What comes before the first turn that the model invents; after the prompt, if it begins by repeating that."""
-    turn = _TURN.search(response, start, end)
+    may = "##" in response or any(word in response for word in _ASKING)  # to look for words first is much faster
+    turn = _TURN.search(response, start, end) if may else None
     if turn is None:
         return Span(start, end)
     if response[start : turn.start()].strip():
