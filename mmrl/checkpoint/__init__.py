@@ -11,7 +11,6 @@ from mmrl.checkpoint.snapshot import (
     load_state,
     load_weights,
     rng_states,
-    save,
     save_weights,
     still,
 )
@@ -32,7 +31,6 @@ __all__ = [
     "load_weights",
     "prune",
     "rng_states",
-    "save",
     "save_weights",
     "still",
 ]

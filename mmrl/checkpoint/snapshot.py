@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mmrl import codec
-from mmrl.checkpoint.folder import seal, vouch, whole
-from mmrl.ranks import Alone, Ranks
+from mmrl.checkpoint.folder import vouch, whole
+from mmrl.ranks import Ranks
 from mmrl.types import State, UserError
 
 WEIGHTS: Final = "model.safetensors"
@@ -82,17 +82,6 @@ def fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         values = tensor.detach().flatten()[:: max(1, tensor.numel() // 1000)].float().cpu()
         told[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
     return hashlib.sha256(b"".join(told[name] for name in sorted(told))).hexdigest()
-
-
-def save(folder: Path, snapshot: Snapshot) -> None:
-    """Write a complete checkpoint at `folder`, or nothing.
-
-    Raises:
-        UserError: the disk is full or not writable, or State holds what cannot be written.
-    """
-    with whole(folder) as aside:
-        write_part(aside, snapshot, Alone())
-        seal(aside, part_names(1))
 
 
 def part_names(count: int) -> list[str]:

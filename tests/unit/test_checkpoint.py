@@ -17,9 +17,10 @@ from torch import nn
 
 from mmrl import checkpoint, codec
 from mmrl.checkpoint import Shelf, Snapshot, Weights
-from mmrl.checkpoint.folder import damage
+from mmrl.checkpoint.folder import damage, seal, whole
+from mmrl.checkpoint.snapshot import part_names, write_part
 from mmrl.config.schema import Best, Checkpoints
-from mmrl.ranks import even_part
+from mmrl.ranks import Alone, even_part
 from mmrl.types import State, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
@@ -48,8 +49,15 @@ def snapshot(seed=0, score=None, **state):
     return Snapshot(weights=weights(net), optimizer=moments, rng=rng, state=State(**state), config="run:", score=score)
 
 
+def write_down(folder, taken):
+    """A checkpoint of one process under any name, as a shelf makes it."""
+    with whole(folder) as aside:
+        write_part(aside, taken, Alone())
+        seal(aside, part_names(1))
+
+
 def save(folder, seed=0, **state):
-    checkpoint.save(folder, snapshot(seed, **state))
+    write_down(folder, snapshot(seed, **state))
     return trained(seed)[0]
 
 
@@ -67,7 +75,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     state = State(stage=1, step=7, cursor=70, version=9, barren_steps=2, metrics_bytes=11, evals=evals)
     kept = {"moments": optimizer.state_dict()["state"], "masters": {}}
     taken = replace(snapshot(), weights=weights(net), optimizer=kept, state=state)
-    checkpoint.save(tmp_path / "c", replace(taken, rng=checkpoint.rng_states()))
+    write_down(tmp_path / "c", replace(taken, rng=checkpoint.rng_states()))
     expected = torch.rand(4)
     other, _ = trained(2)
     found, tables = checkpoint.load(tmp_path / "c", weights=weights(other))
@@ -82,7 +90,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
 
 
 def test_what_another_version_saved_is_refused(tmp_path):
-    checkpoint.save(tmp_path / "c", replace(snapshot(), optimizer={"optimizer": {"state": {}}}))
+    write_down(tmp_path / "c", replace(snapshot(), optimizer={"optimizer": {"state": {}}}))
     with pytest.raises(UserError, match=r"c/optimizer.pt holds 'optimizer', which this version .* does not know"):
         checkpoint.load(tmp_path / "c", weights=weights(trained(1)[0]))
 
@@ -249,12 +257,12 @@ def test_a_snapshot_does_not_follow_the_run(tmp_path):
     moments = {"moments": optimizer.state_dict()["state"]}
     live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.rng_states(), state=state)
     taken = checkpoint.still(live)
-    checkpoint.save(tmp_path / "00-000001", live)
+    write_down(tmp_path / "00-000001", live)
     with torch.no_grad():
         net[0].weight.add_(1.0)
     optimizer.state_dict()["state"][0]["exp_avg"].add_(1.0)
     state.step, state.evals["before"]["count"]["a"] = 2, 0.0
-    checkpoint.save(tmp_path / "00-000002", taken)
+    write_down(tmp_path / "00-000002", taken)
     one, two = ((tmp_path / f"00-00000{n}" / "hashes.json").read_text() for n in (1, 2))
     assert one == two
 
@@ -513,13 +521,17 @@ import os, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
+from mmrl.checkpoint.folder import whole
+from mmrl.checkpoint.snapshot import write_part
+from mmrl.ranks import Alone
 from mmrl.types import State
 class Killer:
     def __reduce__(self):
         os._exit(9)
 weights = checkpoint.Weights(learned={"w": torch.ones(2)})
 taken = checkpoint.Snapshot(weights=weights, optimizer={"x": {0: Killer()}}, rng={}, state=State(step=2))
-checkpoint.save(Path(sys.argv[1]), taken)
+with whole(Path(sys.argv[1])) as aside:
+    write_part(aside, taken, Alone())
 """
 
 
@@ -538,6 +550,9 @@ import resource, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
+from mmrl.checkpoint.folder import whole
+from mmrl.checkpoint.snapshot import write_part
+from mmrl.ranks import Alone
 from mmrl.types import State, UserError
 class Model:
     def save_pretrained(self, folder):
@@ -545,7 +560,9 @@ class Model:
         save_file({"w": torch.zeros(10_000)}, folder / "model.safetensors")
 def save(size=4, optimizer={}, state=State()):
     weights = checkpoint.Weights(learned={"w": torch.zeros(size)})
-    checkpoint.save(folder, checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state))
+    taken = checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state)
+    with whole(folder) as aside:
+        write_part(aside, taken, Alone())
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for attempt in (
