@@ -12,13 +12,13 @@ from videos import SMALL, write_video
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import family_of
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
-from mmrl.rollout.hf import HfSampler
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
 from mmrl_datasets import scenes
 

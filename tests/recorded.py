@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmrl.batch import by_prompt
+from mmrl.policy.batch import by_prompt
 from mmrl.types import Author, Experience
 
 

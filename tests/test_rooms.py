@@ -68,26 +68,26 @@ SIDEWAYS = {
 # Who may import what is heavy, or dangerous in the wrong place. tools/ may import all.
 ONLY_IN = {
     "torch": (
-        "mmrl/compat.py",
+        "mmrl/utils/torch_cpu_compat.py",
         "mmrl/algo/loss.py",
         "mmrl/algo/kl.py",
         "mmrl/algo/importance.py",
-        "mmrl/algo/aggregate.py",
-        "mmrl/batch.py",
+        "mmrl/algo/loss_aggregation.py",
+        "mmrl/policy/batch.py",
         "mmrl/media/",
         "mmrl/policy/",
         "mmrl/rollout/",
         "mmrl/learner/",
         "mmrl/checkpoint/",
-        "mmrl/build.py",
-        "mmrl/samplers.py",
+        "mmrl/training/build.py",
+        "mmrl/rollout/factory.py",
         "rewards/mmrl_rewards/services/encoder.py",
     ),
-    "torch.distributed": ("mmrl/learner/agree.py",),
-    "transformers": ("mmrl/policy/", "mmrl/rollout/hf.py"),
+    "torch.distributed": ("mmrl/distributed/torch_ranks.py",),
+    "transformers": ("mmrl/policy/", "mmrl/rollout/engines/hf.py"),
     "tokenizers": ("mmrl/policy/",),
-    "peft": ("mmrl/policy/adapters.py",),
-    "safetensors": ("mmrl/policy/", "mmrl/checkpoint/", "mmrl/rollout/vllm_transfer.py"),
+    "peft": ("mmrl/policy/lora.py",),
+    "safetensors": ("mmrl/policy/", "mmrl/checkpoint/", "mmrl/rollout/engines/vllm_weight_transfer.py"),
     "vllm": ("mmrl/rollout/vllm",),
     "deepspeed": ("mmrl/learner/engine_deepspeed.py",),
     "sklearn": ("datasets/mmrl_datasets/",),
@@ -103,8 +103,8 @@ ONLY_IN = {
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
-    "mmrl.plugins": (  # where names become functions
-        *("mmrl/scoring.py", "mmrl/intake.py", "mmrl/catalogue.py", "mmrl/cli/data_make.py"),
+    "mmrl.utils.plugins": (  # where names become functions
+        *("mmrl/scoring/build.py", "mmrl/data/load.py", "mmrl/scoring/registry.py", "mmrl/cli/data_make.py"),
     ),
 }
 # Who may open a picture: the room for media given, and the service for pictures that one's own renderer drew.
@@ -114,19 +114,19 @@ LIGHT = (
     *(
         "mmrl.types",
         "mmrl.ports",
-        "mmrl.codec",
+        "mmrl.checkpoint.json_codec",
         "mmrl.answer",
         "mmrl.config",
-        "mmrl.score",
-        "mmrl.loop",
-        "mmrl.sft",
-        "mmrl.evaluate",
+        "mmrl.scoring",
+        "mmrl.training.rl",
+        "mmrl.training.sft",
+        "mmrl.training.validation",
     ),
     *(
-        "mmrl.bench.benches",
-        "mmrl.catalogue",
-        "mmrl.lint",
-        "mmrl.rollout.tool_calls",
+        "mmrl.benchmarks.registry",
+        "mmrl.scoring.registry",
+        "mmrl.scoring.lint",
+        "mmrl.rollout.tools.workers",
         "mmrl.cli",
         "mmrl_datasets",
         "mmrl_rewards",
@@ -147,7 +147,7 @@ HEAVY = (
     *("sympy", "math_verify", "timm"),
 )
 
-MAX_LINES, MAX_LINES_OF = 400, {"mmrl/loop.py": 150, "mmrl/types.py": 530}
+MAX_LINES, MAX_LINES_OF = 400, {"mmrl/training/rl.py": 150, "mmrl/types/__init__.py": 530}
 MAX_FUNCTION_LINES, MAX_NESTING, MAX_PARAMETERS = 60, 4, 8
 PLUG_INS = ("datasets/mmrl_datasets/", "rewards/mmrl_rewards/")
 DOCUMENTED = ("mmrl/algo/", "mmrl/policy/", "rewards/mmrl_rewards/")
@@ -157,7 +157,7 @@ NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
 
 def room_of_file(path: str) -> str:
-    """`mmrl/policy/law.py` is in the room `policy`, `rewards/mmrl_rewards/box.py` in `mmrl_rewards`."""
+    """`mmrl/policy/logits.py` is in the room `policy`, `rewards/mmrl_rewards/box.py` in `mmrl_rewards`."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "mmrl":
         return "mmrl" if parts[1] == "__init__" else parts[1]
@@ -289,7 +289,7 @@ def test_the_house_obeys(check):
 
 def test_the_check_sees_the_code():
     assert len(FILES) > 30
-    assert {"mmrl/loop.py", "rewards/mmrl_rewards/box.py"} < set(FILES)
+    assert {"mmrl/training/rl.py", "rewards/mmrl_rewards/box.py"} < set(FILES)
 
 
 def test_nothing_shadows_hugging_face_datasets():
@@ -322,22 +322,42 @@ def test_light_rooms_load_no_heavy_library():
 
 
 PROVOCATIONS = [
-    (check_direction, "mmrl/loop.py", "from mmrl.build import make", "loop (floor 3) imports build (floor 4)"),
-    (check_direction, "mmrl/types.py", "import mmrl.ports", "types (floor 0) imports ports (floor 1)"),
-    (check_direction, "mmrl/loop.py", "from mmrl.policy.law import x", "loop (floor 3) imports policy (floor 3)"),
-    (check_direction, "mmrl/loop.py", "from mmrl import policy", "imports policy"),
-    (check_direction, "mmrl/loop.py", "def f():\n    from mmrl import cli", ":2: loop (floor 3) imports cli (floor 5)"),
-    (check_direction, "mmrl/batch.py", "import mmrl.algo.loss", "batch (floor 2) imports algo (floor 2)"),
+    (
+        check_direction,
+        "mmrl/training/rl.py",
+        "from mmrl.training.build import make",
+        "loop (floor 3) imports build (floor 4)",
+    ),
+    (check_direction, "mmrl/types/__init__.py", "import mmrl.ports", "types (floor 0) imports ports (floor 1)"),
+    (
+        check_direction,
+        "mmrl/training/rl.py",
+        "from mmrl.policy.logits import x",
+        "loop (floor 3) imports policy (floor 3)",
+    ),
+    (check_direction, "mmrl/training/rl.py", "from mmrl import policy", "imports policy"),
+    (
+        check_direction,
+        "mmrl/training/rl.py",
+        "def f():\n    from mmrl import cli",
+        ":2: loop (floor 3) imports cli (floor 5)",
+    ),
+    (check_direction, "mmrl/policy/batch.py", "import mmrl.algo.loss", "batch (floor 2) imports algo (floor 2)"),
     (check_direction, "mmrl/attic.py", "", "the room 'attic' is not in FLOORS"),
     (check_direction, "mmrl/cli/main.py", "import tools.bench", "cli (floor 5) imports tools (floor 6)"),
-    (check_direction, "rewards/mmrl_rewards/box.py", "import mmrl.score", "mmrl_rewards (floor 1) imports score"),
-    (check_direction, "mmrl/types.py", "import mmrl_rewards.box", "types (floor 0) imports mmrl_rewards"),
-    (check_libraries, "mmrl/loop.py", "import torch", "torch belongs in"),
-    (check_libraries, "mmrl/algo/advantage.py", "from torch.nn import functional", "torch belongs in"),
-    (check_libraries, "mmrl/batch.py", "import transformers.models", "transformers belongs in"),
+    (check_direction, "rewards/mmrl_rewards/box.py", "import mmrl.scoring", "mmrl_rewards (floor 1) imports score"),
+    (check_direction, "mmrl/types/__init__.py", "import mmrl_rewards.box", "types (floor 0) imports mmrl_rewards"),
+    (check_libraries, "mmrl/training/rl.py", "import torch", "torch belongs in"),
+    (check_libraries, "mmrl/algo/advantages.py", "from torch.nn import functional", "torch belongs in"),
+    (check_libraries, "mmrl/policy/batch.py", "import transformers.models", "transformers belongs in"),
     (check_libraries, "mmrl/learner/learner.py", "from torch import distributed", "torch.distributed belongs in"),
-    (check_libraries, "mmrl/rollout/hf.py", "import vllm", "vllm belongs in"),
-    (check_libraries, "mmrl/stages.py", "from mmrl.plugins import resolve", "mmrl.plugins belongs in"),
+    (check_libraries, "mmrl/rollout/engines/hf.py", "import vllm", "vllm belongs in"),
+    (
+        check_libraries,
+        "mmrl/training/callbacks.py",
+        "from mmrl.utils.plugins import resolve",
+        "mmrl.utils.plugins belongs in",
+    ),
     (check_constructs, "mmrl/a.py", "from . import types", "relative import"),
     (check_constructs, "mmrl/a.py", "try: f()\nexcept: pass", "bare except"),
     (check_constructs, "mmrl/a.py", "try: f()\nexcept Exception: pass", "except Exception"),
@@ -346,7 +366,7 @@ PROVOCATIONS = [
     (check_constructs, "mmrl/a.py", "def f():\n    global x", "global state"),
     (check_constructs, "mmrl/a.py", "Image.open(p)", "only mmrl/media opens images"),
     (check_sizes, "mmrl/a.py", "x = 1\n" * 401, "401 lines, at most 400"),
-    (check_sizes, "mmrl/loop.py", "x = 1\n" * 151, "151 lines, at most 150"),
+    (check_sizes, "mmrl/training/rl.py", "x = 1\n" * 151, "151 lines, at most 150"),
     (check_sizes, "mmrl/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines, at most 60"),
     (check_sizes, "mmrl/a.py", "def f(a, b, c, d, e, f, *, g, h, **i): pass", "f has 9 parameters, at most 8"),
     (
@@ -376,8 +396,12 @@ def test_each_rule_can_fail(check, path, source, complaint):
 @pytest.mark.parametrize(
     ("check", "path", "source"),
     [
-        (check_direction, "mmrl/build.py", "from mmrl.policy.law import x\nimport mmrl.loop, mmrl_rewards.box"),
-        (check_direction, "mmrl/rollout/hf.py", "from mmrl.policy.law import x\nfrom mmrl.rollout import y"),
+        (
+            check_direction,
+            "mmrl/training/build.py",
+            "from mmrl.policy.logits import x\nimport mmrl.training.rl, mmrl_rewards.box",
+        ),
+        (check_direction, "mmrl/rollout/engines/hf.py", "from mmrl.policy.logits import x\nfrom mmrl.rollout import y"),
         (check_direction, "mmrl/log/run_dir.py", "from mmrl import __version__"),
         (check_direction, "tools/bench/a.py", "import mmrl.cli, tools.bench.b, json"),
         (check_libraries, "mmrl/algo/loss.py", "import torch\nimport torchvision"),
@@ -386,7 +410,7 @@ def test_each_rule_can_fail(check, path, source, complaint):
         (check_sizes, "mmrl/a.py", "def f(self, a, b, c, d, e, f, g, h): pass"),
         (check_sizes, "mmrl/a.py", "def f():\n if a: pass\n elif b: pass\n elif c: pass\n elif d: pass\n elif e: pass"),
         (check_docstrings, "mmrl/algo/a.py", '"""D."""\ndef _f(): pass\ndef f():\n    """D."""\n    def g(): pass'),
-        (check_docstrings, "mmrl/loop.py", "def f(): pass"),
+        (check_docstrings, "mmrl/training/rl.py", "def f(): pass"),
     ],
 )
 def test_what_is_allowed_passes(check, path, source):

@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from mmrl.answer import Grammar
-from mmrl.batch import Batch, Placeholders, PromptTensors, Stem, collate
 from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
-from mmrl.learner.self_check import difference
+from mmrl.learner.shared_prefix_check import difference
+from mmrl.policy.batch import Batch, Placeholders, PromptTensors, Stem, collate
 from mmrl.policy.families import FAMILIES, Clock, family_of
-from mmrl.policy.positions import Grid, Run, mrope_positions
+from mmrl.policy.mrope import Grid, Run, mrope_positions
 from mmrl.policy.pretrained import Loaded, load_pretrained
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
     Author,
     Experience,

@@ -32,9 +32,9 @@ from rank_faults import all_die, launcher_dies, rank_dies, rank_dies_saving
 from safetensors.torch import load_file
 
 from mmrl.checkpoint import latest
-from mmrl.checkpoint.folder import HASHES
+from mmrl.checkpoint.atomic_folder import HASHES
 from mmrl.checkpoint.snapshot import COMMON, OPTIMIZER, WEIGHTS
-from mmrl.verify import differing
+from mmrl.checkpoint.verify_resume import differing
 
 HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
 BEGIN, END = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"

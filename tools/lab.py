@@ -15,9 +15,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import mmrl.run  # noqa: F401 - what a child would import, it inherits
+from mmrl.checkpoint.verify_resume import differing
 from mmrl.cli import main as mmrl_command
-from mmrl.verify import differing
 
 TINY = {
     "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import BACKGROUND, GRACE_S, Lab, Row, ended, is_saving
 
-from mmrl.verify import ranks_of
+from mmrl.checkpoint.verify_resume import ranks_of
 
 TWO = ("--nproc", "2")
 ENGINES = {"plain torch": TWO, "DeepSpeed, ZeRO-2": ("deepspeed.zero=2", *TWO)}

@@ -21,8 +21,8 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from mmrl import checkpoint
-from mmrl.evaluate import rise
 from mmrl.log.run_dir import RunDir
+from mmrl.utils.stats import rise
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.program=[{kind: generate}]",), "rethink": ()}

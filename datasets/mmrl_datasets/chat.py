@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from mmrl.answer.calls import last_call
+from mmrl.answer.tool_calls import last_call
 from mmrl.types import ImageRef, Part, Place, Reject, Sample
 from mmrl_datasets.columns import Column, columns_of, needed, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, shown

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mmrl.files import json_line
 from mmrl.types import Access, Frame, ImageRef, Kind, MediaRef, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl.utils.files import json_line
 from mmrl_datasets import table
 from mmrl_datasets.formats import parquet
 

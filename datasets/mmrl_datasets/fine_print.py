@@ -14,7 +14,7 @@ from typing import Final
 from PIL import Image
 
 from mmrl.answer import Grammar
-from mmrl.answer.calls import CALL_END, CALL_START
+from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import Kind, Place, Sample, Target
 from mmrl_datasets.drawing import Box, Thing, backdrop
 from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, things_meta

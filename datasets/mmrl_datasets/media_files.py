@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from mmrl.files import digest_of, frames_in, inside, sha256_of
 from mmrl.types import Access, ImageRef, Place, UserError, VideoRef
+from mmrl.utils.files import digest_of, frames_in, inside, sha256_of
 from mmrl_datasets.fetch import fetch
 from mmrl_datasets.formats.row import BadRowError, shown
 from mmrl_datasets.store import write_once

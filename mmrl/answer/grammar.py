@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from mmrl.answer.parts import Part, Parts, first_tag, in_box, in_json, in_tags
+from mmrl.answer.sections import Part, Parts, first_tag, in_box, in_json, in_tags
 from mmrl.answer.text import FORMS, WORDS, read, written
 from mmrl.answer.values import FRAMED
 from mmrl.types import Answer, Frame, Kind, Target, UserError

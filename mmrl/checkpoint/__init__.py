@@ -1,7 +1,7 @@
 """Saving a run and going on exactly: weights, optimizer, State, RNG, config; whole or absent, whatever happens."""
 
-from mmrl.checkpoint.folder import Exportable, export_hf
-from mmrl.checkpoint.shelf import Place, Shelf, find, latest, prune
+from mmrl.checkpoint.atomic_folder import Exportable, export_hf
+from mmrl.checkpoint.manager import Place, Shelf, find, latest, prune
 from mmrl.checkpoint.snapshot import (
     CONFIG,
     Snapshot,

@@ -20,9 +20,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mmrl import codec
-from mmrl.checkpoint.folder import vouch, whole
-from mmrl.ranks import Ranks
+from mmrl.checkpoint import json_codec
+from mmrl.checkpoint.atomic_folder import vouch, whole
+from mmrl.distributed.ranks import Ranks
 from mmrl.types import State, UserError
 
 WEIGHTS: Final = "model.safetensors"
@@ -102,7 +102,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
     if ranks.rank == 0:
         names += COMMON
         _pickle(dict(snapshot.rng), folder / RNG)
-        (folder / STATE).write_text(codec.dumps(snapshot.state))
+        (folder / STATE).write_text(json_codec.dumps(snapshot.state))
         (folder / SCORE).write_text(json.dumps(snapshot.score))
         (folder / CONFIG).write_text(snapshot.config)
     vouch(folder, names, part_names(ranks.size)[ranks.rank])
@@ -134,7 +134,7 @@ def load(folder: Path, *, weights: Weights, mapped: bool = False) -> tuple[State
 
 def load_state(folder: Path) -> State:
     """The State alone."""
-    return codec.loads((folder / STATE).read_text(), State)
+    return json_codec.loads((folder / STATE).read_text(), State)
 
 
 def score_of(folder: Path) -> float | None:

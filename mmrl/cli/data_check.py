@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports
 
 if TYPE_CHECKING:
-    from mmrl.doctor.report import Report
+    from mmrl.data_check.report import Report
 
 DETAILS = """\
 examples:
@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load(arguments.config, arguments.overrides)
     with heavy_imports():  # after the config is known to be right
-        from mmrl.doctor.examine import examine
-        from mmrl.doctor.findings import Severity
-        from mmrl.doctor.report import tell
+        from mmrl.data_check.check import examine
+        from mmrl.data_check.findings import Severity
+        from mmrl.data_check.report import tell
         from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _written(report: Report, json_file: str | None, plots: Path | None) -> list[Path]:
     """Write what was asked for; returns the files."""
-    from mmrl.doctor.lengths import picture
-    from mmrl.files import refusing, write_atomically
+    from mmrl.data_check.lengths import picture
+    from mmrl.utils.files import refusing, write_atomically
 
     files: list[Path] = []
     if json_file not in (None, "-"):

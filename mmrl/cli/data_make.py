@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from mmrl.options import options_of, settle
-    from mmrl.plugins import resolve
+    from mmrl.utils.plugin_args import options_of, settle
+    from mmrl.utils.plugins import resolve
     from mmrl_datasets.export import MEDIA, fresh_folder, write_table
 
     fn = resolve(arguments.fn, Path.cwd())
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _args(words: Sequence[str]) -> dict[str, Any]:
     from mmrl.config.load import COMMAND_LINE
-    from mmrl.config.tree import parse
+    from mmrl.config.yaml_tree import parse
 
     args = {}
     for word in words:

@@ -39,10 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load(arguments.config, arguments.overrides)
     with heavy_imports():  # after the config is known to be right
-        from mmrl.doctor.sheet import sheet
-        from mmrl.doctor.show import Album, describe
-        from mmrl.files import refusing
+        from mmrl.data_check.contact_sheet import sheet
+        from mmrl.data_check.sample_view import Album, describe
         from mmrl.log.console import Console
+        from mmrl.utils.files import refusing
 
     console = Console()
     with tempfile.TemporaryDirectory(prefix="mmrl-show-") as work:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmrl.cli.common import Commands, add_command, positive
 
 if TYPE_CHECKING:
-    from mmrl.bench.compare import Difference
+    from mmrl.benchmarks.report.compare import Difference
 
 DETAILS = """\
 A and B are folders that `mmrl eval` wrote, or their verdicts.jsonl, on the same questions. McNemar's test asks whether
@@ -30,8 +30,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and tell."""
-    from mmrl.bench.compare import Column, by_subset, compare
-    from mmrl.bench.verdict import read_verdicts
+    from mmrl.benchmarks.report.compare import Column, by_subset, compare
+    from mmrl.benchmarks.verdict import read_verdicts
 
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
     columns: tuple[Column, ...] = ("strict", "compat")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mmrl.cli.common import Commands, add_command
 
 if TYPE_CHECKING:
-    from mmrl.bench.report import Run
+    from mmrl.benchmarks.report.report import Run
 
 DETAILS = """\
 Items are JSONL in the columns of MathVista's testmini for --bench mathvista, else canonical JSONL (docs/evaluation.md).
@@ -42,10 +42,10 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and tell."""
-    from mmrl.bench.benches import bench_of
-    from mmrl.bench.page import as_markdown
-    from mmrl.bench.score import flipped, score_files, write
-    from mmrl.bench.verdict import read_verdicts
+    from mmrl.benchmarks.registry import bench_of
+    from mmrl.benchmarks.report.markdown import as_markdown
+    from mmrl.benchmarks.score_files import flipped, score_files, write
+    from mmrl.benchmarks.verdict import read_verdicts
 
     bench = bench_of(arguments.bench)
     known = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
@@ -68,7 +68,7 @@ def _judged(scored: Run, arguments: argparse.Namespace) -> Run:
     """With a judge's verdicts; raises UserError where it has no address or no name."""
     from pydantic import ValidationError
 
-    from mmrl.bench.judged import judged
+    from mmrl.benchmarks.llm_judge import judged
     from mmrl.types import UserError
     from mmrl_rewards.services.judge import JudgeService
 

@@ -56,16 +56,16 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, answer, mark and tell."""
-    from mmrl.bench.benches import bench_of
-    from mmrl.bench.page import as_markdown
+    from mmrl.benchmarks.registry import bench_of
+    from mmrl.benchmarks.report.markdown import as_markdown
     from mmrl.log.console import Console
     from mmrl.types import Frame
 
     if not arguments.bench.startswith("run:"):
         bench_of(arguments.bench)
     with heavy_imports():  # after the name is known to be right
-        from mmrl.exam.evaluate import Request, evaluate
-        from mmrl.learner.agree import refuse_company
+        from mmrl.distributed.torch_ranks import refuse_company
+        from mmrl.evaluation.evaluate import Request, evaluate
 
     refuse_company("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{arguments.bench.replace(':', '-')}"

@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export; returns 0."""
     with heavy_imports():
-        from mmrl.export import export
+        from mmrl.checkpoint.hf_export import export
         from mmrl.log.console import Console
         from mmrl.log.run_dir import RunDir
 

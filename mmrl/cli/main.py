@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import mmrl
 from mmrl.cli import config, data, eval, explain, export, reward, train
-from mmrl.ranks import RankLost
+from mmrl.distributed.ranks import RankLost
 from mmrl.types import UserError
 
 EPILOG = """\

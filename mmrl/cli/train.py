@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports, positive
-from mmrl.cli.launch import launch
+from mmrl.distributed.launch import launch
 
 DETAILS = """\
 examples:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load(arguments.config, arguments.overrides)
     if arguments.verify_resume:
-        from mmrl.verify import verify_resume
+        from mmrl.checkpoint.verify_resume import verify_resume
 
         steps, count = arguments.steps or 8, arguments.nproc
         same = verify_resume(arguments.config, arguments.overrides, steps=steps, processes=count, say=print)
@@ -55,6 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
         return launch(["train", arguments.config, *arguments.overrides, *words], arguments.nproc)
     with heavy_imports():  # after the config is known to be right
-        from mmrl.run import train
+        from mmrl.training.run import train
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.errors import refusal
 from mmrl.config.presets import expand
-from mmrl.config.refusals import refusal
 from mmrl.config.schema import Config, Exam, Select
-from mmrl.config.tree import MAX_DEPTH, Address, Node, Plain, Problem, dotted, leaves, merge, parse
+from mmrl.config.yaml_tree import MAX_DEPTH, Address, Node, Plain, Problem, dotted, leaves, merge, parse
 from mmrl.types import UserError
 
 COMMAND_LINE = "command line"

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmrl.config.schema.presets import PRESETS, RETHINKING, Setting, Settings
 from mmrl.config.schema.replay import REPLAY_PRESETS
-from mmrl.config.tree import Node, merge
+from mmrl.config.yaml_tree import Node, merge
 
 
 def expand(root: Node) -> Node:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mmrl.batch import by_prompt
-from mmrl.ranks import Ranks
+from mmrl.distributed.ranks import Ranks
+from mmrl.policy.batch import by_prompt
 from mmrl.types import Experience, ImageRef, VideoRef
 
 Groups = Sequence[Sequence[Experience]]

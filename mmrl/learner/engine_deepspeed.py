@@ -29,8 +29,8 @@ from torch import nn
 from torch.nn.functional import pad
 
 from mmrl.config.schema import Deepspeed, Optimizer, Role
+from mmrl.distributed.ranks import Ranks, even_part
 from mmrl.policy.qwen_vl import Policy, gradient_of
-from mmrl.ranks import Ranks, even_part
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000

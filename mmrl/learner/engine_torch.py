@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mmrl.config.schema import Optimizer, Role
-from mmrl.ranks import Alone, Ranks, even_part
+from mmrl.distributed.ranks import Alone, Ranks, even_part
 
 
 class TorchEngine:

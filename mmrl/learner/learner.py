@@ -14,15 +14,15 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mmrl.algo.schedule import learning_rate
-from mmrl.batch import Batch, Feeder, by_prompt, collate
 from mmrl.config.schema import Loss, Optimizer, Role
+from mmrl.distributed.ranks import Alone, Homes, Ranks
 from mmrl.learner.deal import Groups, Round, by_turns, rounds
-from mmrl.learner.dummies import attending, nothing
+from mmrl.learner.dummy_media import attending, nothing
+from mmrl.learner.micro_batches import pack
 from mmrl.learner.objective import Counts, Objective, Scores
-from mmrl.learner.packs import pack
-from mmrl.learner.self_check import check_shared_prefix
+from mmrl.learner.shared_prefix_check import check_shared_prefix
+from mmrl.policy.batch import Batch, Feeder, by_prompt, collate
 from mmrl.policy.qwen_vl import Policy, TokenScores
-from mmrl.ranks import Alone, Homes, Ranks
 from mmrl.types import Experience
 
 _GAP = "rollout/logp_gap_nats"

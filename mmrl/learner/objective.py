@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mmrl.algo import kl
-from mmrl.algo.aggregate import shares
 from mmrl.algo.importance import masked, ratios, remaining_sums, sequence_sums, truncated
 from mmrl.algo.loss import cispo, clipped_surrogate
+from mmrl.algo.loss_aggregation import shares
 from mmrl.algo.schedule import coefficient
 from mmrl.config.schema import Loss
 from mmrl.types import Author, Experience, Finish

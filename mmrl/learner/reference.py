@@ -7,11 +7,11 @@ from typing import Protocol
 
 import torch
 
-from mmrl.batch import Batch
 from mmrl.config import schema
+from mmrl.distributed.ranks import Alone, Ranks, even_part
+from mmrl.policy.batch import Batch
 from mmrl.policy.qwen_vl import Policy, TokenScores
 from mmrl.ports import Learner
-from mmrl.ranks import Alone, Ranks, even_part
 from mmrl.types import Experience
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.files import json_line, refusing
 from mmrl.types import UserError
+from mmrl.utils.files import json_line, refusing
 
 _LONGEST_LINE = 1 << 20
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.files import json_line, refusing, write_atomically
 from mmrl.types import Failure, Group, ImageRef, Part, Rollout, Score, VideoRef, View
+from mmrl.utils.files import json_line, refusing, write_atomically
 
 
 def write_rollouts(

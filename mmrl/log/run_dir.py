@@ -19,8 +19,8 @@ from typing import Any
 
 import mmrl
 from mmrl.config import Change, Config, changes, dump, read_settings
-from mmrl.files import finite, refusing, sweep, temporary, write_atomically
 from mmrl.types import UserError
+from mmrl.utils.files import finite, refusing, sweep, temporary, write_atomically
 
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
 _SHOWN = 12

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl.config.schema import Limits
-from mmrl.files import inside
 from mmrl.types import Size, UserError
+from mmrl.utils.files import inside
 
 
 class MediaError(UserError):

@@ -25,9 +25,9 @@ from torchvision.transforms.functional import resize
 
 from mmrl.config.schema import Limits, Video
 from mmrl.media.checks import MediaError, NoSuchPart
-from mmrl.media.frames import FolderReader
+from mmrl.media.frame_folder import FolderReader
 from mmrl.media.resize import fitted_size
-from mmrl.media.track import Track, TrackReader, open_track
+from mmrl.media.video_reader import Track, TrackReader, open_track
 from mmrl.types import ImageRef, Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time

@@ -13,14 +13,14 @@ import xxhash
 from transformers import ProcessorMixin
 
 from mmrl.answer import Grammar
-from mmrl.batch import Placeholders, PromptTensors, check_media, check_view
 from mmrl.config.schema import Video
+from mmrl.media.cache import MediaStore
 from mmrl.media.resize import fit, fitted_size
-from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
+from mmrl.policy.batch import Placeholders, PromptTensors, check_media, check_view
+from mmrl.policy.chat_template import Wording
 from mmrl.policy.families import Clock, Family
-from mmrl.policy.positions import Grid, Run, mrope_positions
-from mmrl.policy.wording import Wording
+from mmrl.policy.mrope import Grid, Run, mrope_positions
 from mmrl.types import (
     Author,
     ImageRef,

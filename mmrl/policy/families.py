@@ -14,7 +14,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from mmrl.policy.positions import Grid, Run
+from mmrl.policy.mrope import Grid, Run
 from mmrl.types import Frame
 
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMi
 
 from mmrl.config.schema import Model
 from mmrl.policy.families import FAMILIES, Family, family_of
-from mmrl.policy.quiet import without_bars
+from mmrl.policy.progress_bars import without_bars
 from mmrl.types import UserError
 
 

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Literal
 
 from mmrl.answer import checked, reframed
-from mmrl.answer.calls import turns
-from mmrl.batch import PromptTensors
+from mmrl.answer.tool_calls import turns
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import Encoder, Feed
-from mmrl.policy.turns import Turns
 from mmrl.types import (
     Author,
     Finish,
@@ -26,6 +25,7 @@ from mmrl.types import (
     UserError,
     View,
 )
+from mmrl.utils.picklable_lock import Turns
 
 _CACHE_BYTES = 2**30
 _SHOWN_BYTES = 2**28

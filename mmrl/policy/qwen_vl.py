@@ -16,15 +16,15 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from mmrl.batch import Batch, Media, PromptBatch
 from mmrl.config.schema import ROLES, Role
-from mmrl.policy.adapters import adapted, is_adapted, merged, without_adapter
-from mmrl.policy.roles import role_of
-from mmrl.policy.scoring_head import Request, ScoringHead
-from mmrl.policy.tree_attention import NAME as TREE
-from mmrl.policy.tree_attention import install
+from mmrl.distributed.ranks import Ranks, even_part
+from mmrl.policy.batch import Batch, Media, PromptBatch
+from mmrl.policy.chunked_logprobs import Request, ScoringHead
+from mmrl.policy.components import role_of
+from mmrl.policy.lora import adapted, is_adapted, merged, without_adapter
+from mmrl.policy.shared_prefix_attention import NAME as TREE
+from mmrl.policy.shared_prefix_attention import install
 from mmrl.policy.vision_cache import VisionCache
-from mmrl.ranks import Ranks, even_part
 
 _TOWER: tuple[Role, Role] = ("vision", "projector")
 _VISION_BYTES = 2**30

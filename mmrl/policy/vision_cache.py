@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from mmrl.batch import Media
-from mmrl.policy.turns import Turns
+from mmrl.policy.batch import Media
+from mmrl.utils.picklable_lock import Turns
 
 
 class Features(NamedTuple):

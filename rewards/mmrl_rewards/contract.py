@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec
 
 from mmrl.answer import FRAMED, Value, checked
-from mmrl.options import Option, options_of, settle
 from mmrl.types import Kind, Response, Sample, Term, Unscorable, UserError
+from mmrl.utils.plugin_args import Option, options_of, settle
 
 Options = ParamSpec("Options")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer.parts import in_tags
+from mmrl.answer.sections import in_tags
 from mmrl.types import Kind, Response, Sample, Term, Unscorable
 from mmrl_rewards.contract import gold, reward
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from vllm_scenes import Questions
 
-from mmrl.rollout.vllm import environment
+from mmrl.rollout.engines.vllm_colocated import environment
 
 
 def main() -> None:

@@ -17,22 +17,22 @@ from typing import Any
 import deepspeed
 import torch
 
-from mmrl.batch import by_prompt, collate
 from mmrl.config.schema import Deepspeed, Kl, Lora, Loss, Optimizer, Processes
+from mmrl.distributed.ranks import Homes, Ranks
+from mmrl.distributed.torch_ranks import joined
 from mmrl.learner import engine_deepspeed
-from mmrl.learner.agree import joined
 from mmrl.learner.engine_deepspeed import DeepspeedEngine, Sharded
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.learner.self_check import difference
-from mmrl.policy.adapters import adapter_of, is_adapted
+from mmrl.learner.shared_prefix_check import difference
+from mmrl.policy.batch import by_prompt, collate
+from mmrl.policy.components import recompute_activations
+from mmrl.policy.lora import adapter_of, is_adapted
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.roles import recompute_activations
-from mmrl.policy.tree_attention import install
-from mmrl.ranks import Homes, Ranks
-from mmrl.rollout.shared import FedByFirst
-from mmrl.rollout.weights import PolicyWeights, Weights
+from mmrl.policy.shared_prefix_attention import install
+from mmrl.rollout.engines.shared_server import FedByFirst
+from mmrl.rollout.weight_sync import PolicyWeights, Weights
 from mmrl.types import Experience, UserError
 
 CHUNK_ELEMENTS = 3000

@@ -10,12 +10,12 @@ from peft import PeftModel
 from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
-from mmrl.batch import by_prompt, collate
 from mmrl.config.schema import Lora, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.policy.adapters import Adapter
+from mmrl.policy.batch import by_prompt, collate
+from mmrl.policy.components import recompute_activations, role_of
+from mmrl.policy.lora import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.roles import recompute_activations, role_of
 
 EVERYWHERE = ("language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp")
 VARIANTS = {

@@ -10,14 +10,14 @@ import torch
 from test_gradients import difference, gradient
 from videos import SMALL
 
-from mmrl import sft
 from mmrl.answer import Grammar, Section
-from mmrl.batch import Stem
 from mmrl.config.schema import Limits
-from mmrl.media.store import MediaStore
-from mmrl.policy import tree_attention
+from mmrl.media.cache import MediaStore
+from mmrl.policy import shared_prefix_attention
+from mmrl.policy.batch import Stem
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.processor import QwenProcessor
+from mmrl.training import sft
 from mmrl.types import Access, Author, Experience, Target, UserError
 
 THOUGHT = "one red, then two more"
@@ -53,8 +53,10 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
 def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
     world = tiny()
     taught = lessons(world, world.samples[:3])
-    honest = tree_attention.spans  # with everything one sequence, later demonstrations see earlier ones
-    monkeypatch.setattr(tree_attention, "spans", lambda tree: honest([Stem(sum(p + sum(own) for p, own in tree), ())]))
+    honest = shared_prefix_attention.spans  # with everything one sequence, later demonstrations see earlier ones
+    monkeypatch.setattr(
+        shared_prefix_attention, "spans", lambda tree: honest([Stem(sum(p + sum(own) for p, own in tree), ())])
+    )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
         gradient(world, taught)
 

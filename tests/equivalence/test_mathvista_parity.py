@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.bench.parity import bars, parity
+from mmrl.benchmarks.report.mathvista_agreement import bars, parity
 
 DATA = Path(__file__).parents[2].resolve().parent / "shared" / "eval" / "mathvista"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"MathVista's published verdicts are not in {DATA}")

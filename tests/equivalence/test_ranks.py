@@ -15,9 +15,9 @@ import torch
 from ranks_worker import CHUNK_ELEMENTS, Lessons, Trial, learn
 from test_gradients import experiences
 
-from mmrl.batch import by_prompt
 from mmrl.config.schema import Deepspeed, Lora
-from mmrl.ranks import Alone
+from mmrl.distributed.ranks import Alone
+from mmrl.policy.batch import by_prompt
 
 pytest.importorskip("deepspeed")
 

@@ -11,9 +11,9 @@ from PIL import Image
 from recorded import recorded
 from transformers import GenerationConfig
 
-from mmrl.batch import by_prompt, collate
-from mmrl.policy.law import draw, law_logps
-from mmrl.rollout.hf import HfSampler
+from mmrl.policy.batch import by_prompt, collate
+from mmrl.policy.logits import draw, law_logps
+from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Author, Experience, Finish, SamplingLaw
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.batch import Stem, by_prompt, collate
-from mmrl.learner.self_check import TOLERANCE, Difference, check_shared_prefix, difference
-from mmrl.policy import tree_attention
+from mmrl.learner.shared_prefix_check import TOLERANCE, Difference, check_shared_prefix, difference
+from mmrl.policy import shared_prefix_attention
+from mmrl.policy.batch import Stem, by_prompt, collate
 from mmrl.types import Experience, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -97,9 +97,9 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
     world = tiny()
     siblings = group(world, world.samples[1], sizes=(6, 6))
     check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
-    honest = tree_attention.spans
+    honest = shared_prefix_attention.spans
     monkeypatch.setattr(
-        tree_attention, "spans", lambda tree: honest(tuple(Stem(prompt, (sum(own),)) for prompt, own in tree))
+        shared_prefix_attention, "spans", lambda tree: honest(tuple(Stem(prompt, (sum(own),)) for prompt, own in tree))
     )
     with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)

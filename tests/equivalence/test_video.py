@@ -11,7 +11,7 @@ from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
 from videos import SMALL
 
 from mmrl.config.schema import Video
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
 from mmrl.types import Size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

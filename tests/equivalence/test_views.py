@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from recorded import recorded
 
-from mmrl.batch import by_prompt, collate
-from mmrl.learner.self_check import Difference, difference
-from mmrl.policy.positions import Run, mrope_positions
+from mmrl.learner.shared_prefix_check import Difference, difference
+from mmrl.policy.batch import by_prompt, collate
+from mmrl.policy.mrope import Run, mrope_positions
 from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Author, Experience, Frame, ImageRef, ResizeMap, Segment, Size, UserError
 

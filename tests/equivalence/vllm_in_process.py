@@ -16,13 +16,13 @@ from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
 
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import Lora
-from mmrl.policy.adapters import Adapter
 from mmrl.policy.families import Clock
+from mmrl.policy.lora import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.scratch import make_model
-from mmrl.rollout.engine import Engine, EngineSampler
-from mmrl.rollout.vllm import VllmEngine
-from mmrl.rollout.weights import PolicyWeights
+from mmrl.policy.tiny_models import make_model
+from mmrl.rollout.engines.base import Engine, EngineSampler
+from mmrl.rollout.engines.vllm_colocated import VllmEngine
+from mmrl.rollout.weight_sync import PolicyWeights
 from mmrl.types import Finish, Rollout
 
 

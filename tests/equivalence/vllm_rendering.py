@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from vllm_scenes import VIDEO, Scene, media_store
 
-from mmrl.batch import PromptTensors
 from mmrl.media.resize import fit
 from mmrl.media.video import ClipRule
+from mmrl.policy.batch import PromptTensors
 from mmrl.policy.families import Clock
 from mmrl.policy.processor import QwenProcessor
-from mmrl.rollout.response import begun
-from mmrl.rollout.vllm_inputs import engine_input
+from mmrl.rollout.engines.vllm_inputs import engine_input
+from mmrl.rollout.responses import begun
 from mmrl.types import Prompt, Sample, VideoRef, View
 
 

@@ -20,18 +20,18 @@ import torch
 from recorded import recorded
 
 from mmrl.answer import Grammar
-from mmrl.batch import Feeder, by_prompt, collate
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import LanguageScratch, Limits, Lora, Scratch, Video, VisionScratch, Vllm
-from mmrl.media.store import MediaStore
-from mmrl.policy.adapters import Adapter
+from mmrl.media.cache import MediaStore
+from mmrl.policy.batch import Feeder, by_prompt, collate
 from mmrl.policy.encoder import Encoder
+from mmrl.policy.lora import Adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.scratch import make_model
-from mmrl.rollout.engine import Engine, EngineSampler, Publisher
-from mmrl.rollout.vllm_options import engine_arguments
-from mmrl.rollout.weights import PolicyWeights
+from mmrl.policy.tiny_models import make_model
+from mmrl.rollout.engines.base import Engine, EngineSampler, Publisher
+from mmrl.rollout.engines.vllm_args import engine_arguments
+from mmrl.rollout.weight_sync import PolicyWeights
 from mmrl.types import (
     Access,
     Author,

@@ -15,12 +15,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import Server
-from mmrl.rollout.engine import Request
-from mmrl.rollout.shared import Remembering
-from mmrl.rollout.vllm_replica import Failed, Replica, _Client
-from mmrl.rollout.vllm_server import ServerEngine, longest_of, replicas
-from mmrl.rollout.vllm_transfer import FileSend, Recorded
-from mmrl.rollout.weights import PolicyWeights, Weights
+from mmrl.rollout.engines.base import Request
+from mmrl.rollout.engines.shared_server import Remembering
+from mmrl.rollout.engines.vllm_replica import Failed, Replica, _Client
+from mmrl.rollout.engines.vllm_server import ServerEngine, longest_of, replicas
+from mmrl.rollout.engines.vllm_weight_transfer import FileSend, Recorded
+from mmrl.rollout.weight_sync import PolicyWeights, Weights
 from mmrl.types import Author, Segment
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.batch import by_prompt, collate
-from mmrl.learner.self_check import TOLERANCE, Difference, difference
+from mmrl.learner.shared_prefix_check import TOLERANCE, Difference, difference
+from mmrl.policy.batch import by_prompt, collate
 from mmrl.types import Experience
 
 pytestmark = [

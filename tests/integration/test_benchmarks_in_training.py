@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import Command, experiment, imitation, metrics, mmrl, questions, reinforcement, write
 
-from mmrl.bench.predictions import Prediction, append
+from mmrl.benchmarks.predictions import Prediction, append
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
 TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
@@ -98,7 +98,7 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
 
 
 def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
-    done = mmrl("train", again, strike=("mmrl.exam.sitting:append", 3 * 3 + 2, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.evaluation.session:append", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     folder = again.parent / "run" / "bench" / "ten" / "01-000007"
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4
@@ -111,7 +111,7 @@ def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Pat
 def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
     taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = mmrl("train", again, strike=("mmrl.run:_Run._save", 4, "SIGKILL"))  # just after it was taken
+    done = mmrl("train", again, strike=("mmrl.training.run:_Run._save", 4, "SIGKILL"))  # just after it was taken
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "bench" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()
@@ -122,7 +122,7 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
         batches.append(path.parent.name)
         append(path, predictions)
 
-    monkeypatch.setattr("mmrl.exam.sitting.append", counted)
+    monkeypatch.setattr("mmrl.evaluation.session.append", counted)
     done = here("train", again)
     assert done.code == 0, done.errors
     assert batches == ["01-000008"] * 3

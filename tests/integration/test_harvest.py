@@ -98,7 +98,7 @@ def test_another_run_reads_the_tables(harvested: Path) -> None:
 
 def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: Path, here: Command) -> None:
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
-    done = mmrl("train", config, strike=("mmrl.sample:_append", 3, "SIGKILL"))
+    done = mmrl("train", config, strike=("mmrl.training.sample:_append", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
     assert drawn.read_bytes() == b"".join((harvested / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])

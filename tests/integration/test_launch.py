@@ -14,7 +14,7 @@ from harness import Command, Done, alike, counting, experiment, imitation, metri
 from waiting import PATIENCE_S, wait_for
 
 from mmrl.checkpoint import latest
-from mmrl.cli import launch
+from mmrl.distributed import launch
 
 LINES = 8  # of metrics.jsonl when we strike
 

@@ -15,11 +15,11 @@ from PIL import Image
 from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
-from mmrl.build import World
 from mmrl.config import load
+from mmrl.distributed.ranks import Alone, Homes
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.ranks import Alone, Homes
+from mmrl.training.build import World
 from mmrl.types import Author, Experience, Frame, Kind, SamplingLaw, Size
 
 PATCH, MERGE = 8, 2

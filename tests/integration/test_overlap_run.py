@@ -14,8 +14,8 @@ from harness import Command, contents, experiment, imitation, metrics, mmrl, rei
 from test_launch import alike
 
 from mmrl.cli import main
-from mmrl.overlap import Overlap
-from mmrl.rollout.hf import HfSampler
+from mmrl.rollout.engines.hf import HfSampler
+from mmrl.training.async_rollouts import Overlap
 
 LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = imitation(validation={"every": 4, "until": 0.8})

@@ -18,7 +18,7 @@ from videos import SMALL, write_video
 from mmrl.checkpoint import export_hf
 from mmrl.config import Config, explain, load
 from mmrl.config.schema import Rl, Sample, Scratch, Sft
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "configs" / "recipes"

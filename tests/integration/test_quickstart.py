@@ -9,8 +9,8 @@ import pytest
 from harness import Command, Done, counting, experiment, imitation, metrics, mmrl, write
 
 from mmrl.config import Loaded, load
-from mmrl.options import options_of, settle
-from mmrl.plugins import resolve
+from mmrl.utils.plugin_args import options_of, settle
+from mmrl.utils.plugins import resolve
 from mmrl_rewards.contract import bind
 
 CONFIGS = Path(__file__).parents[2] / "configs"

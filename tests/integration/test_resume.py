@@ -17,10 +17,10 @@ from mmrl.log.run_dir import RunDir
 KILLS = (  # in each process in turn: at the Nth call of a function
     ("mid-imitation", "mmrl.learner.learner:GrpoLearner.learn", 5),
     # the first six check the one resumed from
-    ("while a checkpoint is written", "mmrl.checkpoint.folder:sha256_of", 6 + 2),
-    ("between the stages", "mmrl.run:_Run._measure", 1),
+    ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2),
+    ("between the stages", "mmrl.training.run:_Run._measure", 1),
     ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.learn", 5),
-    ("while the model is exported", "mmrl.policy.scratch:ProcessorMixin.save_pretrained", 1),
+    ("while the model is exported", "mmrl.policy.tiny_models:ProcessorMixin.save_pretrained", 1),
 )
 
 
@@ -35,7 +35,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.yaml and its run, stopped by Ctrl-C in the fifth step of reinforcement."""
     folder = tmp_path_factory.mktemp("stopped")
     config = write(experiment(folder / "run"), folder / "tiny.yaml")
-    moment = ("mmrl.rollout.hf:HfSampler.sync", 5, "SIGINT")
+    moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
     done = mmrl("train", config, strike=moment)
     assert done.code == 128 + signal.SIGINT
     assert f"Saved. Go on with: mmrl train {config}" in done.output
@@ -81,8 +81,8 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
 
 TERMS = (  # at the Nth call of a function; what is then saved last
     ("mid-step", "mmrl.learner.learner:GrpoLearner.learn", 5, "00-000005"),
-    ("while a checkpoint is written", "mmrl.checkpoint.shelf:seal", 1, "00-000003"),
-    ("between the stages and the end", "mmrl.run:_Run._measure", 2, "02-000000"),
+    ("while a checkpoint is written", "mmrl.checkpoint.manager:seal", 1, "00-000003"),
+    ("between the stages and the end", "mmrl.training.run:_Run._measure", 2, "02-000000"),
 )
 
 
@@ -100,7 +100,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     again: Path, whole: Path, here: Command
 ) -> None:
     """And goes on with another rhythm, which no result depends on."""
-    blow = ("mmrl.checkpoint.folder:sha256_of", 6 + 2, "SIGKILL")  # the second checkpoint
+    blow = ("mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", again, "checkpoints.asynchronous=true", strike=blow)
     assert done.code == -signal.SIGKILL
     assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {
@@ -123,7 +123,7 @@ def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, 
     once = write(experiment(tmp_path / "once", stages=stages), tmp_path / "once.yaml")
     twice = write(experiment(tmp_path / "twice", stages=stages), tmp_path / "twice.yaml")
     assert here("train", once).code == 0
-    stopped = mmrl("train", twice, strike=("mmrl.rollout.hf:HfSampler.sync", 4, "SIGINT"))
+    stopped = mmrl("train", twice, strike=("mmrl.rollout.engines.hf:HfSampler.sync", 4, "SIGINT"))
     assert stopped.code == 128 + signal.SIGINT
     assert here("train", twice).code == 0
     ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")

@@ -14,7 +14,7 @@ import pytest
 from harness import Command, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from waiting import PATIENCE_S, wait_for
 
-import mmrl.media.store as store_module
+import mmrl.media.cache as store_module
 import mmrl.policy.processor as processor_module
 from mmrl.policy.processor import QwenProcessor
 

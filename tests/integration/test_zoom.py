@@ -9,11 +9,11 @@ import pytest
 from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl, reinforcement, write
 from test_overlap_run import strike
 
-from mmrl.overlap import Overlap
-from mmrl.rollout.hf import HfSampler
+from mmrl.rollout.engines.hf import HfSampler
+from mmrl.training.async_rollouts import Overlap
 
 ROOM = {"max_tokens": 512, "max_chars": 400}
-GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.toolbox:zoom"}]}
+GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
 PROGRAM = [{"kind": "generate"}, GLASS]
 
 
@@ -77,7 +77,7 @@ def test_what_was_shown_stands_in_its_responses(zoomed):
 def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
     """Stopped by Ctrl-C in a step of reinforcement, while the tool's processes run."""
     config = write(zooming(tmp_path / "run"), tmp_path / "tiny.yaml")
-    stopped = mmrl("train", config, strike=("mmrl.rollout.hf:HfSampler.extend", 6, "SIGINT"))
+    stopped = mmrl("train", config, strike=("mmrl.rollout.engines.hf:HfSampler.extend", 6, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors
     assert here("train", config).code == 0
     assert contents(tmp_path / "run") == contents(zoomed)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmrl.cli import main
-from mmrl.rollout.vllm import environment
+from mmrl.rollout.engines.vllm_colocated import environment
 
 
 def ask(model: str, questions: list[dict[str, Any]]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmrl.bench.questions import Question
+from mmrl.benchmarks.readers.questions import Question
 from mmrl.types import Access, Place, VideoRef
 from mmrl_datasets.formats import parquet
 

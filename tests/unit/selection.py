@@ -2,7 +2,7 @@
 
 import random
 
-from mmrl.algo.choose import MediaCheck
+from mmrl.algo.select_experiences import MediaCheck
 from mmrl.types import (
     Answer,
     Author,

@@ -19,10 +19,10 @@ from PIL import Image
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.sampler import Remembered, Shuffled
-from mmrl.algo.stream import Streamed
-from mmrl.media.workers import Workers
-from mmrl.policy.ahead import Ahead
+from mmrl.data.order import Remembered, Shuffled
+from mmrl.data.prefetch import Ahead
+from mmrl.data.streaming import Streamed
+from mmrl.media.media_workers import Workers
 from mmrl.types import ImageRef, Kind, Reject, Sample, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from mmrl.algo.aggregate import shares
 from mmrl.algo.importance import masked, ratios, remaining_sums, truncated
 from mmrl.algo.kl import estimate, k1, k2, k3
 from mmrl.algo.loss import cispo, clipped_surrogate
+from mmrl.algo.loss_aggregation import shares
 from mmrl.algo.schedule import coefficient, learning_rate
 from mmrl.algo.seeds import derive
 from mmrl.config.schema import Coefficient

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmrl.algo.advantage import advantages, informative, relative, uncertainty, whitened, without_outliers
+from mmrl.algo.advantages import advantages, informative, relative, uncertainty, whitened, without_outliers
 from mmrl.config.schema import Advantage, Uncertainty
 from mmrl.types import Group, Sample, Score, Target, Term, UserError
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmrl.answer import Grammar
-from mmrl.batch import Placeholders, PromptTensors, Stem, by_prompt, collate, collate_prompts
-from mmrl.learner.packs import pack
+from mmrl.learner.micro_batches import pack
+from mmrl.policy.batch import Placeholders, PromptTensors, Stem, by_prompt, collate, collate_prompts
 from mmrl.types import (
     Author,
     Experience,

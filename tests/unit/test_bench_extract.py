@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmrl.bench.extract import Asked, extract
-from mmrl.bench.numbers import numbers, words
-from mmrl.bench.options import comparable, options_of
+from mmrl.benchmarks.extraction.extract import Asked, extract
+from mmrl.benchmarks.extraction.numbers import numbers, words
+from mmrl.benchmarks.extraction.options import comparable, options_of
 
 NUMBERS = ("3", "5", "7", "9")
 ANGLES = ("30°", "45°", "60°", "90°")

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from mmrl.bench.benches import BENCHES, judge
-from mmrl.bench.items import Response, canonical
-from mmrl.bench.official.mathvista import item as mathvista_item
-from mmrl.bench.stats import wilson
-from mmrl.bench.verdict import read_rows, read_verdicts, verdict_of
+from mmrl.benchmarks.items import Response, canonical
+from mmrl.benchmarks.official.mathvista import item as mathvista_item
+from mmrl.benchmarks.registry import BENCHES, judge
+from mmrl.benchmarks.report.stats import wilson
+from mmrl.benchmarks.verdict import read_rows, read_verdicts, verdict_of
 from mmrl.cli import main
 
 FRUIT = ["apple", "pear", "plum"]

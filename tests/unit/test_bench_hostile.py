@@ -5,9 +5,9 @@ import random
 import pytest
 from waiting import bounded
 
-from mmrl.bench.benches import BENCHES, judge
-from mmrl.bench.earned import same_formula
-from mmrl.bench.items import Item, Response
+from mmrl.benchmarks.items import Item, Response
+from mmrl.benchmarks.registry import BENCHES, judge
+from mmrl.benchmarks.reward_scores import same_formula
 from mmrl.types import Region
 
 ITEMS = {

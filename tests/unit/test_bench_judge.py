@@ -5,8 +5,8 @@ import json
 import pytest
 from serving import judging, reply, served
 
-from mmrl.bench.compare import compare
-from mmrl.bench.verdict import read_verdicts
+from mmrl.benchmarks.report.compare import compare
+from mmrl.benchmarks.verdict import read_verdicts
 from mmrl.cli import main
 
 ITEMS = [

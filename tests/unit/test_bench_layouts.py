@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from benchmarks import PICTURE, place, png, shown, write
 
-from mmrl.bench.predictions import Prediction, append, take_up
-from mmrl.bench.questions import KINDS, Questions, read_questions
+from mmrl.benchmarks.predictions import Prediction, append, take_up
+from mmrl.benchmarks.readers.questions import KINDS, Questions, read_questions
 from mmrl.types import Finish, Frame, Kind, ResizeMap, Size, UserError
 
 EMPTY = {f"image_{number}": None for number in range(1, 8)}

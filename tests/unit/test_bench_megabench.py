@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from mmrl.bench.benches import BENCHES, judge, read
-from mmrl.bench.items import Item, Response
-from mmrl.bench.official.megabench import macro
-from mmrl.bench.official.megabench_metrics import METRICS
-from mmrl.bench.official.planning import problem_of
+from mmrl.benchmarks.items import Item, Response
+from mmrl.benchmarks.official.megabench import macro
+from mmrl.benchmarks.official.megabench_metrics import METRICS
+from mmrl.benchmarks.official.planning import problem_of
+from mmrl.benchmarks.registry import BENCHES, judge, read
 from mmrl.types import UserError
 
 CASES = [

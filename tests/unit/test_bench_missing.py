@@ -6,13 +6,13 @@ import pytest
 from benchmarks import place, write
 from PIL import Image
 
-from mmrl.bench.benches import BENCHES
-from mmrl.bench.items import Item, Response
-from mmrl.bench.page import as_markdown
-from mmrl.bench.questions import read_questions
-from mmrl.bench.report import summarise
-from mmrl.bench.score import scored
-from mmrl.exam.sitting import paper_of, refuse_missing
+from mmrl.benchmarks.items import Item, Response
+from mmrl.benchmarks.readers.questions import read_questions
+from mmrl.benchmarks.registry import BENCHES
+from mmrl.benchmarks.report.markdown import as_markdown
+from mmrl.benchmarks.report.report import summarise
+from mmrl.benchmarks.score_files import scored
+from mmrl.evaluation.session import paper_of, refuse_missing
 from mmrl.types import Region, UserError
 
 GONE = (7, 70, 700)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mmrl.bench.benches import BENCHES, bench_of, judge, read
-from mmrl.bench.items import Item, Response, canonical
-from mmrl.bench.official import formulas, grounding, mathvista, reading
-from mmrl.bench.verdict import Outcome
+from mmrl.benchmarks.items import Item, Response, canonical
+from mmrl.benchmarks.official import formulas, grounding, mathvista, reading
+from mmrl.benchmarks.registry import BENCHES, bench_of, judge, read
+from mmrl.benchmarks.verdict import Outcome
 from mmrl.types import Frame, Region, Size, UserError
 
 FRUIT = ("apple", "pear", "plum", "fig")

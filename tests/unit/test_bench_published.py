@@ -12,10 +12,10 @@ import pytest
 from benchmarks import PICTURE, place, png, shown, write
 from PIL import Image
 
-from mmrl.bench.benches import BENCHES, judge
-from mmrl.bench.items import Response
-from mmrl.bench.published import LAYOUTS, layouts_of
-from mmrl.bench.questions import Questions, read_questions
+from mmrl.benchmarks.items import Response
+from mmrl.benchmarks.readers.published import LAYOUTS, layouts_of
+from mmrl.benchmarks.readers.questions import Questions, read_questions
+from mmrl.benchmarks.registry import BENCHES, judge
 from mmrl.types import Frame, Size, UserError
 from mmrl_datasets.films import Film, save_mp4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.bench.extract import Asked, extract
+from mmrl.benchmarks.extraction.extract import Asked, extract
 
 SIDES = ("12 cm", "7 cm", "9 cm", "5 cm")
 

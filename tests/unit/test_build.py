@@ -5,13 +5,13 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from mmrl.build import World
 from mmrl.config import Config
 from mmrl.config.schema import Origin
-from mmrl.intake import Samples, read
+from mmrl.data.load import Samples, read
+from mmrl.distributed.ranks import Alone
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.ranks import Alone
+from mmrl.training.build import World
 from mmrl.types import ImageRef, Kind, Place, Sample, Target, UserError
 
 ROWS = """

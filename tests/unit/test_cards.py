@@ -10,9 +10,9 @@ import pytest
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from mmrl.options import options_of, settle
-from mmrl.plugins import resolve
 from mmrl.types import Access, Frame, ImageRef, Kind, Place, Region, Sample, Target, VideoRef
+from mmrl.utils.plugin_args import options_of, settle
+from mmrl.utils.plugins import resolve
 
 CARDS = Path(__file__).parents[2] / "datasets/cards"
 READERS = ("table", "chat", "coco", "reason_seg")

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl import checkpoint, codec
-from mmrl.checkpoint import Shelf, Snapshot, Weights
-from mmrl.checkpoint.folder import damage, seal, whole
+from mmrl import checkpoint
+from mmrl.checkpoint import Shelf, Snapshot, Weights, json_codec
+from mmrl.checkpoint.atomic_folder import damage, seal, whole
 from mmrl.checkpoint.snapshot import part_names, write_part
 from mmrl.config.schema import Best, Checkpoints
-from mmrl.ranks import Alone, even_part
+from mmrl.distributed.ranks import Alone, even_part
 from mmrl.types import State, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
@@ -498,7 +498,7 @@ def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkey
     with pytest.raises(seen):
         save(tmp_path / "c", step=2)
     assert names(tmp_path) == ["c"]
-    assert codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
+    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
 
 
 def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
@@ -506,7 +506,7 @@ def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
     with pytest.raises(UserError, match="a checkpoint cannot hold 1j"):
         save(tmp_path / "c", evals={"before": {"x": 1j}})
     assert names(tmp_path) == ["c"]
-    assert codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
+    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
     assert damage(tmp_path / "c", FILES[1:]) is None
 
 
@@ -521,9 +521,9 @@ import os, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
-from mmrl.checkpoint.folder import whole
+from mmrl.checkpoint.atomic_folder import whole
 from mmrl.checkpoint.snapshot import write_part
-from mmrl.ranks import Alone
+from mmrl.distributed.ranks import Alone
 from mmrl.types import State
 class Killer:
     def __reduce__(self):
@@ -550,9 +550,9 @@ import resource, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
-from mmrl.checkpoint.folder import whole
+from mmrl.checkpoint.atomic_folder import whole
 from mmrl.checkpoint.snapshot import write_part
-from mmrl.ranks import Alone
+from mmrl.distributed.ranks import Alone
 from mmrl.types import State, UserError
 class Model:
     def save_pretrained(self, folder):

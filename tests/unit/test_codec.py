@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import mmrl.types as nouns
-from mmrl import codec
+from mmrl.checkpoint import json_codec
 from mmrl.types import Author, Experience, Kind, Sample, Segment, Size, State, Target, UserError
 
 UNSTORED = {"Access", "Place"}  # they hold paths of this machine, and no noun holds them
@@ -79,8 +79,8 @@ def test_every_noun_comes_back_exactly(kind):
     dice = random.Random(kind.__name__)
     for _ in range(60):
         value = made(kind, dice)
-        text = codec.dumps(value)
-        assert dissected(codec.loads(text, kind)) == dissected(value)
+        text = json_codec.dumps(value)
+        assert dissected(json_codec.loads(text, kind)) == dissected(value)
         assert "NaN" not in text and "Infinity" not in text
 
 
@@ -94,8 +94,8 @@ def test_what_was_one_object_is_one_again():
     dice = random.Random(0)
     one = made(Experience, dice)
     other = replace(one, rollout=replace(one.rollout, index=one.rollout.index + 1))
-    text = codec.dumps({"memory": [one, other, one]})
-    first, second, again = codec.loads(text, dict)["memory"]
+    text = json_codec.dumps({"memory": [one, other, one]})
+    first, second, again = json_codec.loads(text, dict)["memory"]
     assert first is again
     assert first.rollout is not second.rollout
     assert first.rollout.prompt is second.rollout.prompt
@@ -104,11 +104,11 @@ def test_what_was_one_object_is_one_again():
 
 def test_text_that_looks_like_a_tag_is_text():
     value = {"$ref": 0, "$Kind": "box", "plain": {"$tuple": ["$str"]}}
-    assert codec.loads(codec.dumps(value), dict) == value
+    assert json_codec.loads(json_codec.dumps(value), dict) == value
 
 
 def test_a_state_is_readable_json():
-    found = json.loads(codec.dumps(State(step=7, evals={"before": {"count": {"a": 0.5}}})))
+    found = json.loads(json_codec.dumps(State(step=7, evals={"before": {"count": {"a": 0.5}}})))
     assert found["$State"]["step"] == 7
     assert found["$State"]["evals"] == {"before": {"count": {"a": 0.5}}}
 
@@ -120,9 +120,9 @@ class Mine(int):
 def test_what_cannot_come_back_exactly_is_refused_by_name():
     sample = Sample(id="a", task="t", parts=(), target=Target(kind=Kind.TEXT, value=""), meta={"x": Mine(3)})
     with pytest.raises(UserError, match=r"cannot hold 3 \(.*\.Mine\)"):
-        codec.dumps(sample)
+        json_codec.dumps(sample)
     with pytest.raises(UserError, match=r"set\)"):
-        codec.dumps({"x": {1}})
+        json_codec.dumps({"x": {1}})
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_what_cannot_come_back_exactly_is_refused_by_name():
 )
 def test_nouns_of_another_version_are_refused(text):
     with pytest.raises(UserError, match="another version of mmrl"):
-        codec.loads(text, object)
+        json_codec.loads(text, object)
 
 
 def test_a_value_of_another_kind_is_refused():
     with pytest.raises(UserError, match="a State was expected, and this is a dict"):
-        codec.loads("{}", State)
+        json_codec.loads("{}", State)
 
 
 def test_a_noun_with_a_new_field_reads_what_was_written_before_it():
-    assert codec.loads('{"$State": {"step": 3}}', State) == State(step=3)
+    assert json_codec.loads('{"$State": {"step": 3}}', State) == State(step=3)
     text = '{"$Segment": {"ids": {"$tuple": [1]}, "logps": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
-    segment = codec.loads(text, Segment)
+    segment = json_codec.loads(text, Segment)
     assert segment == Segment(ids=(1,), logps=(-0.5,), author=Author.POLICY)

@@ -7,13 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mmrl.algo.choose import Everything
-from mmrl.algo.curriculum import Attentive, Phased, Prioritised, phase_at
-from mmrl.algo.history import limr, mean, note, stalled, std
-from mmrl.algo.mixture import SHORT_BLOCK, scheduled, weights_at
-from mmrl.algo.sampler import Listed, Shuffled, by_column
+from mmrl.algo.select_experiences import Everything
 from mmrl.config.schema import Mixture, Phase, Plateau, Priority
-from mmrl.supply import repeated
+from mmrl.data.curriculum import Attentive, Phased, Prioritised, phase_at
+from mmrl.data.history import limr, mean, note, stalled, std
+from mmrl.data.mixture import SHORT_BLOCK, scheduled, weights_at
+from mmrl.data.order import Listed, Shuffled, by_column
+from mmrl.data.source import repeated
 from mmrl.types import Frame, Group, Kind, Prompt, Sample, Score, State, Target, Term, UserError, Visit
 
 

@@ -13,12 +13,12 @@ import torch
 from torch.distributed import TCPStore
 from waiting import wait_for
 
-from mmrl.batch import by_prompt, collate
-from mmrl.cli import launch
-from mmrl.learner.agree import Diary
+from mmrl.distributed import launch
+from mmrl.distributed.ranks import Alone, Homes, Portion, SharedLessons, SharedTools, share, shared_measure
+from mmrl.distributed.torch_ranks import Diary
 from mmrl.learner.deal import deal, rounds
-from mmrl.learner.dummies import attending, nothing
-from mmrl.ranks import Alone, Homes, Portion, SharedLessons, SharedTools, share, shared_measure
+from mmrl.learner.dummy_media import attending, nothing
+from mmrl.policy.batch import by_prompt, collate
 from mmrl.types import Experience, HeldOut, ImageRef, UserError, VideoRef
 
 

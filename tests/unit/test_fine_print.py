@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from mmrl.answer import Grammar, read
-from mmrl.answer.calls import last_call, turns
+from mmrl.answer.tool_calls import last_call, turns
 from mmrl.types import Kind, Place, UserError
 from mmrl_datasets.fine_print import CORNERS, corners
 

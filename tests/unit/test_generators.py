@@ -12,9 +12,9 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from ruamel.yaml import YAML
 
-from mmrl.options import options_of, settle
-from mmrl.plugins import resolve
 from mmrl.types import Kind, Place, UserError
+from mmrl.utils.plugin_args import options_of, settle
+from mmrl.utils.plugins import resolve
 from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes
 from mmrl_datasets.drawing import COLOURS
 from mmrl_datasets.generation import LETTERS

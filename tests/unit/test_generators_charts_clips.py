@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from skimage.morphology import erosion
 
 from mmrl.config.schema import Limits, Video
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, Kind, Place, VideoRef
 from mmrl_datasets import charts, clips

@@ -8,8 +8,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from mmrl.config.explain.config.config import explain
+from mmrl.scoring.build.build import check_group_terms, group_terms_of, judge_of, weights_of
 
-from mmrl.algo.group_terms import (
+from mmrl.algo.group_rewards import (
     BoundGroupTerm,
     contrast,
     curiosity,
@@ -22,10 +24,8 @@ from mmrl.algo.group_terms import (
     shortest_correct,
     spare_calls,
 )
-from mmrl.config.explain import explain
 from mmrl.config.load import load
 from mmrl.config.schema import GroupTerm
-from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.types import (
     Answer,
     Author,
@@ -295,7 +295,7 @@ def test_a_term_may_not_hide_a_reward():
 
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-KIMI = "{fn: 'mmrl.algo.group_terms:kimi_length', weight: 0.2, args: {correct: [count]}, when: {task: [count]}}"
+KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct: [count]}, when: {task: [count]}}"
 
 
 def configured(terms):
@@ -311,7 +311,7 @@ def test_a_config_names_them_and_explains_them():
     assert values(term.values(named)) == [0.5, -0.5]
     said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
     assert (
-        "+0.2 · kimi_length (mmrl.algo.group_terms:kimi_length, only where task is count, beside its siblings" in said
+        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, beside its siblings" in said
     )
     assert "only in training, its weight times 0 at step 0, 1 at step 9, linear between)" in said
 
@@ -348,12 +348,15 @@ def test_a_term_may_be_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("terms", "complaint"),
     [
-        ("{fn: 'mmrl.algo.group_terms:kimi_lenght'}", "did you mean 'kimi_length'"),
-        ("{fn: 'mmrl.algo.group_terms:kimi_length'}", "needs the option 'correct'"),
-        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: []}}", "at least 1 item"),
-        ("{fn: 'mmrl.algo.group_terms:kimi_length', args: {correct: [cuont]}}", "there is no term 'cuont', but count"),
-        ("{fn: 'mmrl.algo.group_terms:self_vote', args: {share: 2}}", "less than or equal to 1"),
-        ("{fn: 'mmrl.algo.group_terms:self_vote', name: count}", "two reward terms are named 'count'"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_lenght'}", "did you mean 'kimi_length'"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_length'}", "needs the option 'correct'"),
+        ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: []}}", "at least 1 item"),
+        (
+            "{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}",
+            "there is no term 'cuont', but count",
+        ),
+        ("{fn: 'mmrl.algo.group_rewards:self_vote', args: {share: 2}}", "less than or equal to 1"),
+        ("{fn: 'mmrl.algo.group_rewards:self_vote', name: count}", "two reward terms are named 'count'"),
         (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from selection import group
 
 from mmrl.config.schema import Health
-from mmrl.health import Watch, Watched, repeats, summary
+from mmrl.training.health import Watch, Watched, repeats, summary
 from mmrl.types import Answer, State
 
 WELL = {

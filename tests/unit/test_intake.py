@@ -14,11 +14,11 @@ from PIL import Image
 
 from mmrl.config import Config
 from mmrl.config.schema import Limits
-from mmrl.intake import Intake, Measure, look_at_all, place_of
+from mmrl.data.load import Intake, Measure, look_at_all, place_of
 from mmrl.log.console import Console
+from mmrl.media.cache import MediaStore
 from mmrl.media.checks import MediaError
-from mmrl.media.ledger import Ledger
-from mmrl.media.store import MediaStore
+from mmrl.media.opened_index import Ledger
 from mmrl.types import Access, ImageRef, Size, TooLongError, UserError
 
 ROWS = """
@@ -151,10 +151,10 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from PIL import Image
-from mmrl.intake import Intake, place_of
+from mmrl.data.load import Intake, place_of
 from mmrl.log.console import Console
-from mmrl.media.ledger import Ledger
-from mmrl.media.store import MediaStore
+from mmrl.media.opened_index import Ledger
+from mmrl.media.cache import MediaStore
 sys.path.insert(0, {tests!r})
 from test_intake import config
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mmrl.algo.kl import estimate
-from mmrl.batch import by_prompt, collate
 from mmrl.config.schema import Correction, Kl, Loss, Optimizer
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.policy.batch import by_prompt, collate
 from mmrl.types import Author, Experience, Finish, Segment
 
 

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console as Screen
 
 from mmrl.config import Config, dump, load
-from mmrl.files import json_line, write_atomically
 from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
 from mmrl.types import (
     Answer,
@@ -37,6 +36,7 @@ from mmrl.types import (
     Term,
     UserError,
 )
+from mmrl.utils.files import json_line, write_atomically
 
 
 def config_of(**run) -> Config:
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_is_the_users_to_fix_and_leaves_whole_lines(tmp_pat
 import resource
 from pathlib import Path
 from mmrl.log import MetricsFile
-from mmrl.files import write_atomically
+from mmrl.utils.files import write_atomically
 from mmrl.types import UserError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

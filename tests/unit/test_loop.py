@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mmrl import loop, sft
-from mmrl.algo.choose import Everything
-from mmrl.algo.describe import describe
+from mmrl.algo.select_experiences import Everything
+from mmrl.algo.step_metrics import describe
+from mmrl.training import rl, sft
 from mmrl.types import (
     Answer,
     Answers,
@@ -111,7 +111,7 @@ def centred(groups):
 
 
 def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group, step: group, chooser=None):
-    plan = loop.Plan(
+    plan = rl.Plan(
         steps=steps,
         prompts=2,
         shape=shape,
@@ -119,7 +119,7 @@ def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group, step
         max_bad_steps=2,
     )
     ports = ("source", "asker", "program", "sampler", "judge", "learner", "teller", "gate", "keeper")
-    loop.train(plan, loop.Parts(**dict.fromkeys(ports, world), chooser=chooser or Everything(centred)), state)
+    rl.train(plan, rl.Parts(**dict.fromkeys(ports, world), chooser=chooser or Everything(centred)), state)
 
 
 def test_a_step_is_its_verbs_in_order():

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from mmrl.config.schema import Limits
+from mmrl.media.cache import MediaStore
 from mmrl.media.image import MediaError
 from mmrl.media.image import open_image as open_under
-from mmrl.media.store import MediaStore
 from mmrl.types import Access, ImageRef, UserError
 
 ANYWHERE = Access(roots=(Path("/"),))

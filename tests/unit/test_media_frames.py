@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from mmrl.config.schema import Limits, Video
-from mmrl.files import digest_of, frames_in, sha256_of
+from mmrl.media.cache import MediaStore
 from mmrl.media.image import MediaError
-from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, ImageRef, Size, UserError, VideoRef
+from mmrl.utils.files import digest_of, frames_in, sha256_of
 
 RULE = ClipRule(video=Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch=14)
 SIZE = (56, 28)  # a multiple of the patches, so nothing is resized

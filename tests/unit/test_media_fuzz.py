@@ -14,8 +14,8 @@ from videos import picture, video_ref, write_video
 from waiting import PATIENCE_S, bounded
 
 from mmrl.config.schema import Limits, Video
+from mmrl.media.cache import MediaStore
 from mmrl.media.image import MediaError
-from mmrl.media.store import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, ImageRef
 

@@ -15,10 +15,10 @@ from qwen_vl_utils import vision_process
 from videos import picture, video_ref, write_sound, write_video
 
 from mmrl.config.schema import Limits, Video
+from mmrl.media.cache import MediaStore
 from mmrl.media.image import MediaError
-from mmrl.media.store import MediaStore
-from mmrl.media.track import open_track
 from mmrl.media.video import ClipRule
+from mmrl.media.video_reader import open_track
 from mmrl.types import Access, Size, VideoRef
 
 SMALL = ClipRule(video=Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch=14)

@@ -5,9 +5,9 @@ from itertools import count, islice
 
 import pytest
 
-from mmrl.algo.mixture import BLOCK, fixed, quotas
-from mmrl.algo.sampler import Remembered, Shuffled
-from mmrl.algo.stream import Streamed
+from mmrl.data.mixture import BLOCK, fixed, quotas
+from mmrl.data.order import Remembered, Shuffled
+from mmrl.data.streaming import Streamed
 from mmrl.types import Kind, Reject, Sample, Target, UserError
 
 

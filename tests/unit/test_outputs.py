@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.outputs import read, row_of, write
+from mmrl.data.stage_tables import read, row_of, write
 from mmrl.types import Access, Frame, Kind, Place, Sample, Target, UserError, VideoRef
 from mmrl_datasets import scenes, table
 from mmrl_datasets.export import columns_of, write_table

@@ -12,18 +12,18 @@ import torch
 from test_dealing import Rank
 from test_loop import World, answer, ask, sample, train
 
-from mmrl import loop
-from mmrl.algo.choose import Everything
-from mmrl.algo.lag import Lagging
-from mmrl.codec import dumps, loads
+from mmrl.algo.select_experiences import Everything
+from mmrl.algo.staleness import Lagging
+from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import Lora
-from mmrl.overlap import Overlap
-from mmrl.policy.adapters import Adapter
+from mmrl.distributed.ranks import Alone, SharedProgram
+from mmrl.policy.lora import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.ranks import Alone, SharedProgram
-from mmrl.rollout.copied import Copied
-from mmrl.rollout.hf import HfSampler
-from mmrl.rollout.program import Generate
+from mmrl.rollout.engines.hf import HfSampler
+from mmrl.rollout.engines.policy_copy import Copied
+from mmrl.rollout.pipeline import Generate
+from mmrl.training import rl
+from mmrl.training.async_rollouts import Overlap
 from mmrl.types import Answers, Group, State, UserError
 
 
@@ -107,7 +107,7 @@ class Ahead(World):
 
 def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkeypatch):
     """The first step is drawn as ever, and behind the last nothing is."""
-    monkeypatch.setattr(loop, "Parts", partial(loop.Parts, foresight=(world := Ahead())))
+    monkeypatch.setattr(rl, "Parts", partial(rl.Parts, foresight=(world := Ahead())))
     state = State(version=6)
     train(world, state, steps=2)
     around = ["judge", "begin", "learn", "finish", "sync", "show", "tell", "keep"]
@@ -129,7 +129,7 @@ def test_a_round_that_lies_ahead_is_part_of_the_state(monkeypatch):
     ahead = Answers(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
     state = loads(dumps(State(step=2, cursor=6, ahead=ahead)), State)
     assert state.ahead == ahead
-    monkeypatch.setattr(loop, "Parts", partial(loop.Parts, foresight=(world := Ahead())))
+    monkeypatch.setattr(rl, "Parts", partial(rl.Parts, foresight=(world := Ahead())))
     train(world, state, steps=3)
     assert [name for name, _ in world.calls][:2] == ["due", "judge"]
     assert {e.rollout.prompt.sample.id for e in world.learned[0]} == {"0", "1"}

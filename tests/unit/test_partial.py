@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmrl.codec import dumps, loads
-from mmrl.rollout.partial import InChunks
+from mmrl.checkpoint.json_codec import dumps, loads
+from mmrl.rollout.steps.partial import InChunks
 from mmrl.types import Finish, State
 
 GROUP, LONGEST = 2, 12

@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from mmrl.options import options_of, settle
-from mmrl.plugins import resolve
 from mmrl.types import UserError
+from mmrl.utils.plugin_args import options_of, settle
+from mmrl.utils.plugins import resolve
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from PIL import Image
 from safetensors.torch import load, save
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mmrl.batch import collate
 from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
+from mmrl.policy.batch import collate
+from mmrl.policy.components import role_of
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.law import draw
+from mmrl.policy.logits import draw
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.policy.roles import role_of
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Experience, SamplingLaw, UserError
 
 NAMES = tuple(FAMILIES)

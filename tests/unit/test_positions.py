@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.positions import Run, mrope_positions
+from mmrl.policy.mrope import Run, mrope_positions
 from mmrl.types import UserError
 
 IMAGE, VIDEO, TEXT = 7, 8, 1

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmrl.scoring.build.registry import find_tool
 from pydantic import ValidationError
 from scoring import judge_of, term
 from videos import SMALL
 
-from mmrl.algo.blindness import blind_gaps
-from mmrl.catalogue import find_tool
+from mmrl.algo.blind_gap import blind_gaps
 from mmrl.config.schema import ContinueWith, Generate, Limits, Probe, Trigger
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
 from mmrl.media.video import ClipRule
-from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.probe import Blindfold
-from mmrl.rollout.tool_replies import Workshop
+from mmrl.rollout.build import Kit, compose
+from mmrl.rollout.steps.blind_probe import Blindfold
+from mmrl.rollout.tools.replies import Workshop
 from mmrl.types import Access, Author, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 

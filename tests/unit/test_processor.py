@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.choose import MediaCheck, look
-from mmrl.policy.wording import Wording
+from mmrl.algo.select_experiences import MediaCheck, look
+from mmrl.policy.chat_template import Wording
 from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
 
 NUMBER = Target(kind=Kind.NUMBER, value=3)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from scoring import constant, judge_of, rollout, scored, term
 
+from mmrl.algo.group_filter import rejection
 from mmrl.algo.kl import estimate
-from mmrl.algo.sift import rejection
 from mmrl.answer import Grammar
-from mmrl.bench.stats import pass_at_k
+from mmrl.benchmarks.report.stats import pass_at_k
 from mmrl.config.schema import Band, Filter
 from mmrl.types import UserError
 from mmrl_rewards import format, number, reasoning

@@ -9,8 +9,8 @@ import pytest
 from selection import LAWLESS, Bank, asked, group, rollout
 
 from mmrl.algo import replay
-from mmrl.algo.choose import Everything, MediaCheck, Replaying, look
 from mmrl.algo.replay import log_weights, remembered
+from mmrl.algo.select_experiences import Everything, MediaCheck, Replaying, look
 from mmrl.config.schema import Replay
 from mmrl.config.schema.replay import REPLAY_PRESETS
 from mmrl.types import Experience, State, UserError

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from mmrl.scoring.build.registry import find_tool
 from scoring import judge_of, term
 
 from mmrl.answer import Grammar
-from mmrl.catalogue import find_tool
 from mmrl.config.schema import ContinueWith, Generate, Trigger
-from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.rethink import Rethink, Verdict, tokens_before, trigger_ids
-from mmrl.rollout.tool_replies import Workshop
+from mmrl.rollout.build import Kit, compose
+from mmrl.rollout.steps.rethink import Rethink, Verdict, tokens_before, trigger_ids
+from mmrl.rollout.tools.replies import Workshop
 from mmrl.types import Answers, Author, Finish, Kind, Segment, UserError
 from mmrl_rewards.contract import reward
 

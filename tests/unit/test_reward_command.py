@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from mmrl.scoring.build.lint import lint, subjects
+from mmrl.scoring.build.registry import find, rewards
 
-from mmrl.catalogue import find, rewards
 from mmrl.cli import main
-from mmrl.lint import lint, subjects
 from mmrl.types import Kind, UserError
 from mmrl_rewards.cases import load
 
@@ -221,7 +221,7 @@ def test_lint_finds_what_cannot_be_pickled(made):
 
 
 def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
-    monkeypatch.setattr("mmrl.lint._DEADLINE_S", 5.0)
+    monkeypatch.setattr("mmrl.scoring.lint._DEADLINE_S", 5.0)
     report = report_on(
         made('return bool(re.match("(a|aa)+$", "a" * 60 + "b")) if len(response.text) > 5 * 10**6 else right * 1.0')
     )

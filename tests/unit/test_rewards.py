@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from mmrl.scoring.build.registry import rewards
 from waiting import bounded
 
-from mmrl.catalogue import rewards
-from mmrl.plugins import resolve
 from mmrl.types import Kind, Sample, Target, Term, Unscorable, UserError
+from mmrl.utils.plugins import resolve
 from mmrl_rewards import box, choice, number, ocr, text
 from mmrl_rewards.cases import Case, load
 from mmrl_rewards.contract import bind, gold, reward

@@ -231,7 +231,7 @@ def backbone(tmp_path_factory):
     import torch
     from safetensors.torch import save_file
 
-    from mmrl.compat import tolerate_cuda_builds
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
 
     tolerate_cuda_builds()
     import timm

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mmrl.config.schema import Lora
-from mmrl.policy.adapters import Adapter
+from mmrl.policy.components import census, recompute_activations
 from mmrl.policy.families import FAMILIES
+from mmrl.policy.lora import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.roles import census, recompute_activations
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,15 +10,15 @@ from config_samples import SMALL, refused, write
 
 from mmrl.config import load
 from mmrl.config.schema import Lora, Parity, Vllm
-from mmrl.policy.adapters import Adapter
+from mmrl.policy.lora import Adapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.rollout.engine import EngineSampler, Publisher, Request, drawn
-from mmrl.rollout.parity import Parity as Prober
-from mmrl.rollout.parity import Probed, some_of_each, sort_of
-from mmrl.rollout.response import begun
-from mmrl.rollout.vllm_options import engine_arguments
-from mmrl.rollout.weights import PolicyWeights, check_arrival, check_model, engine_name, fingerprint, recorded
-from mmrl.samplers import prompt_limit
+from mmrl.rollout.engines.base import EngineSampler, Publisher, Request, drawn
+from mmrl.rollout.engines.vllm_args import engine_arguments
+from mmrl.rollout.factory import prompt_limit
+from mmrl.rollout.logprob_check import Parity as Prober
+from mmrl.rollout.logprob_check import Probed, some_of_each, sort_of
+from mmrl.rollout.responses import begun
+from mmrl.rollout.weight_sync import PolicyWeights, check_arrival, check_model, engine_name, fingerprint, recorded
 from mmrl.types import Author, Finish, SamplingLaw, Segment, UserError
 
 
@@ -204,7 +204,7 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
     thinking = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
-    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.toolbox:zoom'}], max_views: 2, max_tokens: 1000, max_chars: 100}"
+    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_views: 2, max_tokens: 1000, max_chars: 100}"
     shown = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
     marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
     assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)
@@ -213,7 +213,7 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
 
 
 def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
-    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.toolbox:zoom'}], max_views: 2}"
+    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_views: 2}"
     overrides = ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]
     config = load(write(tmp_path, SMALL), overrides).config
     with pytest.raises(

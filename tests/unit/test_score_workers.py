@@ -14,9 +14,8 @@ import pytest
 from scoring import GRAMMAR, as_read, rollout
 from waiting import wait_for
 
-from mmrl import catalogue
 from mmrl.config.schema import Judging
-from mmrl.score import BoundTerm, Judge, RewardError
+from mmrl.scoring.build import BoundTerm, Judge, RewardError, registry
 from mmrl.types import Fault, Kind, Sample, Target, UserError
 from mmrl_rewards.contract import reward
 
@@ -87,7 +86,7 @@ def judge_of(tmp_path):
     judges = []
 
     def judge_of(*names, options=None, **judging):
-        loads = [partial(catalogue.find, f"./moody.py:{name}", tmp_path, {}) for name in names]
+        loads = [partial(registry.find, f"./moody.py:{name}", tmp_path, {}) for name in names]
         bound = [
             BoundTerm(name=name, reward=load(), load=load, options=as_read(options or {}))
             for name, load in zip(names, loads, strict=True)
@@ -171,7 +170,7 @@ def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
 )
 def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, hanging, right):
     sample = Sample(id="h", task="t", parts=("?",), target=target)
-    load = partial(catalogue.find, fn, Path(), args)
+    load = partial(registry.find, fn, Path(), args)
     with closing(
         Judge([BoundTerm(name="v", reward=load(), load=load, options=as_read({"deadline_s": 4.0}))], Judging())
     ) as judge:
@@ -214,7 +213,7 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
-    monkeypatch.setattr("mmrl.score.workers._START_S", 10.0)
+    monkeypatch.setattr("mmrl.scoring.reward_workers._START_S", 10.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(kind=Kind.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
         judge_of("wary").check([sample], GRAMMAR)
@@ -260,10 +259,10 @@ from pathlib import Path
 from scoring import as_read, rollout
 from mmrl import catalogue
 from mmrl.config.schema import Judging
-from mmrl.score import BoundTerm, Judge
+from mmrl.scoring import BoundTerm, Judge
 
 if __name__ == "__main__":
-    load = partial(catalogue.find, "./moody.py:moody", Path({str(tmp_path)!r}), {{}})
+    load = partial(registry.find, "./moody.py:moody", Path({str(tmp_path)!r}), {{}})
     term = BoundTerm(name="moody", reward=load(), load=load, options=as_read({{}}))
     judge = Judge([term], Judging(workers=1, deadline_s=100.0))
     judge.judge([[rollout("fine")]], step=0)
@@ -289,7 +288,7 @@ def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monk
     judge = judge_of("moody", workers=1)
     judge.judge(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.score.workers.Workers._collect", interrupted)
+        patched.setattr("mmrl.scoring.reward_workers.Workers._collect", interrupted)
         judge.judge(groups_of(["x"]), step=0)
     assert judge.judge(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrl.policy.scoring_head import Request, ScoringHead
+from mmrl.policy.chunked_logprobs import Request, ScoringHead
 
 WIDTH, VOCABULARY, TOKENS = 8, 50, 9
 

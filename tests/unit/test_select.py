@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mmrl.config.schema import Select
-from mmrl.outputs import chosen, read, write_history
-from mmrl.select import Selected, select
+from mmrl.data.stage_tables import chosen, read, write_history
+from mmrl.training.select import Selected, select
 from mmrl.types import Kind, Sample, Target, UserError, Visit
 
 RATES = {"easy": (1, 1, 1, 1), "some": (0, 0, 1, 1), "late": (0, 0, 0, 1), "hard": (0, 0, 0, 0)}

@@ -6,8 +6,8 @@ import pytest
 from selection import LAWLESS, Bank, asked, group
 from test_loop import World, train
 
-from mmrl.algo.choose import Everything, MediaCheck, Sifting, look
-from mmrl.algo.sift import rejection
+from mmrl.algo.group_filter import rejection
+from mmrl.algo.select_experiences import Everything, MediaCheck, Sifting, look
 from mmrl.config.schema import Band, Filter
 from mmrl.types import Group, State, UserError
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from scoring import constant, judge_of, term
 
-from mmrl.algo.sampler import Shuffled
 from mmrl.config.schema import Validation
-from mmrl.evaluate import Evaluator, mean, rise
-from mmrl.rollout.program import Generate, Program
-from mmrl.stages import HeldOutGate, OpenGate, Saver, compare
+from mmrl.data.order import Shuffled
+from mmrl.log.comparison import compare
+from mmrl.rollout.pipeline import Generate, Program
+from mmrl.training.callbacks import HeldOutGate, OpenGate, Saver
+from mmrl.training.validation import Evaluator
 from mmrl.types import HeldOut, Interrupted, Kind, Sample, Score, State, Target, Term, Unscorable
+from mmrl.utils.stats import mean, rise
 
 
 def test_a_mean_and_its_interval_equal_numpy():

@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmrl.scoring.build.registry import find_tool
 from PIL import Image
 from pydantic import ValidationError
 from scoring import judge_of, term
 from test_tools import anything, call, saying
 
-from mmrl.catalogue import find_tool
-from mmrl.codec import dumps, loads
+from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import Generate, Limits, Tool, UseTools
+from mmrl.media.cache import MediaStore
 from mmrl.media.image import part_of
-from mmrl.media.store import MediaStore
-from mmrl.policy.patches import unpatch
-from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.tool_replies import Workshop
-from mmrl.rollout.toolbox import frames, passage, zoom
+from mmrl.policy.unpatchify import unpatch
+from mmrl.rollout.build import Kit, compose
+from mmrl.rollout.tools.builtin import frames, passage, zoom
+from mmrl.rollout.tools.replies import Workshop
 from mmrl.types import Access, Author, Finish, Frame, ImageRef, Rollout, UserError, VideoRef
 
-TOOLS = tuple(Tool(fn=f"mmrl.rollout.toolbox:{name}") for name in ("zoom", "frames", "passage"))
+TOOLS = tuple(Tool(fn=f"mmrl.rollout.tools.builtin:{name}") for name in ("zoom", "frames", "passage"))
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from mmrl.scoring.build.registry import find_tool
 from scoring import COUNT, judge_of, term
 
-from mmrl.catalogue import find_tool
 from mmrl.config.schema import Generate, Tool, UseTools
-from mmrl.rollout import tool_calls
-from mmrl.rollout.compose import Kit, compose
-from mmrl.rollout.tool_replies import Workshop
-from mmrl.rollout.toolbox import check_answer, search
+from mmrl.rollout.build import Kit, compose
+from mmrl.rollout.tools.builtin import check_answer, search
+from mmrl.rollout.tools.replies import Workshop
 from mmrl.types import Answers, Author, Finish, UserError
 from mmrl_rewards.contract import reward
 
@@ -172,7 +171,7 @@ def test_a_hung_tool_takes_nobody_along(world, workshop):
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
 def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
-    monkeypatch.setattr(tool_calls, "_START_S", 1.0)
+    monkeypatch.setattr(workers, "_START_S", 1.0)
     here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
     with closing(Workshop(partial(find_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):
@@ -217,7 +216,7 @@ def test_a_truncated_call_is_none(world, workshop):
         ({"fn": "./mine.py:treble"}, "has no 'treble'"),
         ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool double has no option 'tims'; did you mean 'times'"),
         ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool double, option 'times' = '3'"),
-        ({"fn": "mmrl.rollout.toolbox:search"}, "tool search needs the option 'url'"),
+        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool search needs the option 'url'"),
     ],
 )
 def test_tools_that_are_none_are_refused(base, line, complaint):

@@ -8,16 +8,16 @@ from functools import partial
 
 import pytest
 from config_samples import SMALL, refused, write
+from mmrl.scoring.build.registry import find_tool
 from test_tool_views import TOOLS, asked, toolbox, words
 from test_tools import call
 
-from mmrl.answer.calls import last_call, turns
-from mmrl.batch import collate
-from mmrl.catalogue import find_tool
+from mmrl.answer.tool_calls import last_call, turns
 from mmrl.config import explain, load
 from mmrl.config.schema import Tool, UseTools
-from mmrl.rollout.tool_replies import Workshop
-from mmrl.rollout.traces import Traces
+from mmrl.policy.batch import collate
+from mmrl.rollout.tools.demonstrations import Traces
+from mmrl.rollout.tools.replies import Workshop
 from mmrl.types import Author, Experience, UserError
 
 ZOOM = call("zoom", box=[8, 8, 32, 32])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from mmrl.batch import Stem
-from mmrl.policy.tree_attention import attend, block_mask, spans
+from mmrl.policy.batch import Stem
+from mmrl.policy.shared_prefix_attention import attend, block_mask, spans
 from mmrl.types import UserError
 
 TREES = [

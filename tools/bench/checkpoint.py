@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mmrl.cli import main as mmrl_command
-from mmrl.stages import Saver
+from mmrl.training.callbacks import Saver
 from mmrl.types import State
 
 STEPS = Path(__file__).with_name("steps.yaml")
@@ -119,7 +119,7 @@ def going_on(rounds: int) -> str:
 def until_loaded() -> float:
     """Seconds of a process that imports what a run does."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import mmrl.run"], check=True)
+    subprocess.run([sys.executable, "-c", "import mmrl.training.run"], check=True)
     return time.perf_counter() - start
 
 

@@ -45,17 +45,17 @@ from rich.console import Console as Screen
 from rich.table import Table
 from torch import nn
 
-from mmrl.algo.advantage import advantages
-from mmrl.build import World
+from mmrl.algo.advantages import advantages
 from mmrl.config import load
 from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
+from mmrl.distributed.ranks import Alone, Homes
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.policy.quiet import without_bars
-from mmrl.policy.roles import role_of
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
-from mmrl.ranks import Alone, Homes
-from mmrl.rollout.hf import HfSampler
+from mmrl.policy.components import role_of
+from mmrl.policy.progress_bars import without_bars
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.rollout.engines.hf import HfSampler
+from mmrl.training.build import World
 from mmrl.types import Experience, Group, Rollout, SamplingLaw, Score
 
 MODEL = Scratch(

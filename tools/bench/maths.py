@@ -22,10 +22,9 @@ from tempfile import TemporaryDirectory
 
 import math_verify
 
-from mmrl import catalogue
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging, Term
-from mmrl.score import BoundTerm, Judge
+from mmrl.scoring.build import BoundTerm, Judge, registry
 from mmrl.types import Author, Finish, Frame, Kind, Prompt, Rollout, Sample, SamplingLaw, Segment, Target
 
 FLOOR, OVERHEAD = 300, 0.15
@@ -82,7 +81,7 @@ def judge_of(folder: Path) -> Judge:
     (folder / "forgetful.py").write_text(FORGETFUL)
     terms = []
     for fn, task in (("mmrl_rewards.maths:equal", "maths"), ("./forgetful.py:forget", "forget")):
-        load = partial(catalogue.find, fn, folder, {})
+        load = partial(registry.find, fn, folder, {})
         options = Term(fn=fn, when={"task": (task,)}, deadline_s=5.0)
         terms.append(BoundTerm(name=task, reward=load(), load=load, options=options))
     return Judge(terms, Judging())

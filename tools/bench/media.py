@@ -26,10 +26,10 @@ from sklearn.datasets import load_sample_images
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import Limits, Model, Scratch, VisionScratch
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.scratch import make_processor, train_tokenizer
+from mmrl.policy.tiny_models import make_processor, train_tokenizer
 from mmrl.types import Access, ImageRef, Kind, Sample, Target, VideoRef
 from mmrl_datasets.films import Film, encode
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from mmrl.algo.choose import Everything, MediaCheck, Replaying, look
+from mmrl.algo.select_experiences import Everything, MediaCheck, Replaying, look
 from mmrl.config.schema import Replay
 from mmrl.ports import Chooser
 from mmrl.types import (

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrl.plugins import resolve
+from mmrl.utils.plugins import resolve
 from mmrl_rewards.cases import Case, load
 from mmrl_rewards.contract import BoundReward, bind
 

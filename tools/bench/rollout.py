@@ -27,16 +27,16 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from mmrl.algo.seeds import derive
 from mmrl.answer import Grammar
-from mmrl.batch import by_prompt, collate, collate_prompts
 from mmrl.config.schema import LanguageScratch, Limits, Model, Scratch, VisionScratch
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
+from mmrl.policy.batch import by_prompt, collate, collate_prompts
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.law import draw, law_logps
+from mmrl.policy.logits import draw, law_logps
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
-from mmrl.rollout.hf import HfSampler
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Access, Experience, ImageRef, Kind, Prompt, Sample, SamplingLaw, Target
 
 SALT = ("bench",)

@@ -22,20 +22,20 @@ from typing import Any
 import torch
 
 from mmrl.answer import Grammar
-from mmrl.batch import by_prompt, collate
 from mmrl.checkpoint import export_hf
 from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch, Vllm
-from mmrl.media.store import MediaStore
+from mmrl.media.cache import MediaStore
+from mmrl.policy.batch import by_prompt, collate
 from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import family_of
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.policy.scratch import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine import EngineSampler, Publisher, Request
-from mmrl.rollout.response import begun
-from mmrl.rollout.vllm import VllmEngine
-from mmrl.rollout.vllm_options import engine_arguments
-from mmrl.rollout.weights import PolicyWeights, check_arrival, fingerprint
+from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
+from mmrl.rollout.engines.base import EngineSampler, Publisher, Request
+from mmrl.rollout.engines.vllm_args import engine_arguments
+from mmrl.rollout.engines.vllm_colocated import VllmEngine
+from mmrl.rollout.responses import begun
+from mmrl.rollout.weight_sync import PolicyWeights, check_arrival, fingerprint
 from mmrl.types import Access, Experience, Place, Rollout, SamplingLaw
 from mmrl_datasets import scenes
 
@@ -117,7 +117,7 @@ def prepared(engine: VllmEngine, prompts: list, law: SamplingLaw, siblings: int)
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from mmrl.rollout.vllm_inputs import engine_input
+    from mmrl.rollout.engines.vllm_inputs import engine_input
 
     eos = engine._processor.tokenizer.eos_token_id
     asked = [

@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmrl import catalogue
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging
 from mmrl.config.schema import Term as Options
-from mmrl.score import BoundTerm, Judge
+from mmrl.scoring.build import BoundTerm, Judge, registry
 from mmrl.types import (
     Author,
     Finish,
@@ -88,7 +87,7 @@ def rollout(target: Target, text: str, index: int) -> Rollout:
 
 def judge_of(names: Sequence[str], base: Path, workers: int) -> Judge:
     """A judge of these rewards."""
-    loads = [partial(catalogue.find, name, base, {}) for name in names]
+    loads = [partial(registry.find, name, base, {}) for name in names]
     terms = [
         BoundTerm(name=name, reward=load(), load=load, options=Options(fn=name))
         for name, load in zip(names, loads, strict=True)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from mmrl.bench.benches import BENCHES, judge
-from mmrl.bench.items import Item, Response, read_items
-from mmrl.bench.verdict import read_rows
+from mmrl.benchmarks.items import Item, Response, read_items
+from mmrl.benchmarks.registry import BENCHES, judge
+from mmrl.benchmarks.verdict import read_rows
 
 MEGABYTE = 1_000_000
 UNITS: Mapping[str, str] = {

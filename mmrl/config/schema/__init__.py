@@ -7,19 +7,17 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict, When
-from mmrl.config.schema.chain import check_chain
 from mmrl.config.schema.data import Data, Keep, Limits, Origin
-from mmrl.config.schema.engine import Parity, Rollouts, Server, Vllm
+from mmrl.config.schema.data_order import Curriculum, Mixture, Order, Phase, Plateau, Priority, Shuffled, Sorted
+from mmrl.config.schema.data_stages import Sample, Select
+from mmrl.config.schema.distributed import Deepspeed, Processes
+from mmrl.config.schema.eval_command import Exam
 from mmrl.config.schema.evaluation import Benchmark, Evaluation, RunEvaluation
-from mmrl.config.schema.exam import Exam
-from mmrl.config.schema.harvest import Sample, Select
+from mmrl.config.schema.group_filter import Band, Filter
 from mmrl.config.schema.health import Health
-from mmrl.config.schema.learner_engine import Deepspeed, Processes
 from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
 from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
-from mmrl.config.schema.orders import Curriculum, Mixture, Order, Phase, Plateau, Priority, Shuffled, Sorted
 from mmrl.config.schema.presets import Algorithm
-from mmrl.config.schema.program import ContinueWith, Generate, Probe, Step, Steps, Tool, Trigger, UseTools
 from mmrl.config.schema.replay import Replay
 from mmrl.config.schema.response import (
     AnswerGrammar,
@@ -33,7 +31,9 @@ from mmrl.config.schema.response import (
     Term,
     Transform,
 )
-from mmrl.config.schema.sift import Band, Filter
+from mmrl.config.schema.rollout_engine import Parity, Rollouts, Server, Vllm
+from mmrl.config.schema.rollout_steps import ContinueWith, Generate, Probe, Step, Steps, Tool, Trigger, UseTools
+from mmrl.config.schema.stage_checks import check_chain
 from mmrl.config.schema.stages import Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl.config.schema.base import FileName, Positive, Strict
-from mmrl.config.schema.program import ONCE, ContinueWith, Steps, check_answers_only, check_order
+from mmrl.config.schema.rollout_steps import ONCE, ContinueWith, Steps, check_answers_only, check_order
 from mmrl.types import Frame
 
 

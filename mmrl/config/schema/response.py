@@ -165,7 +165,7 @@ class Judging(Strict):
 
 
 class GroupTerm(Earned):
-    """What a response earns by comparison with its siblings, in training only: see `mmrl.algo.group_terms`.
+    """What a response earns by comparison with its siblings, in training only: see `mmrl.algo.group_rewards`.
 
     Its option `correct` names the reward terms that say whether a response is right.
     """

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mmrl.config.schema.base import Count, Decay, Fraction, Positive, Role, Strict, When, Word, holds
+from mmrl.config.schema.data_order import Curriculum, Order, Priority, Shuffled
+from mmrl.config.schema.group_filter import Filter
 from mmrl.config.schema.health import Health
 from mmrl.config.schema.objective import Advantage, Loss, Reference
-from mmrl.config.schema.orders import Curriculum, Order, Priority, Shuffled
 from mmrl.config.schema.presets import PRESETS, Algorithm, refuse_gaps
-from mmrl.config.schema.program import ONCE, Generate, Steps, UseTools, check_order, check_room
 from mmrl.config.schema.replay import Replay
-from mmrl.config.schema.sift import Filter
+from mmrl.config.schema.rollout_steps import ONCE, Generate, Steps, UseTools, check_order, check_room
 from mmrl.types import Sample
 
 Rate = Annotated[float, Field(gt=0.0)]

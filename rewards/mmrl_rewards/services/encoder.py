@@ -40,7 +40,7 @@ def embedding(folder: str, picture: Picture) -> NDArray[np.float64]:
 def _backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[np.float32]]:
     if not (Path(folder) / "config.json").is_file():
         raise Unscorable(f"there is no timm model in {folder!r}: a folder with config.json and model.safetensors")
-    from mmrl.compat import tolerate_cuda_builds
+    from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
 
     tolerate_cuda_builds()
     import timm

@@ -1,0 +1,32 @@
+"""What a step's rollouts look like, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from mmrl.algo.blind_gap import blind_gaps
+from mmrl.types import Finish, Group
+
+
+def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
+    drawn = [rollout for group in groups for rollout in group.drawn]
+    failed = Counter(f"reward/{name}/{failure.fault}" for group in groups for name, failure in group.failures)
+    failed["reward/skipped"] = sum(len(group.skipped) for group in groups)
+    named: dict[str, list[float]] = {}
+    for group in groups:
+        for score in group.scores:
+            named.setdefault("reward/total", []).append(score.total)
+            named.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
+            for name, term in score.terms.items():
+                named.setdefault(f"reward/term/{name}", []).append(term.value)
+    return {
+        **{name: fmean(values) for name, values in named.items()},
+        **+failed,
+        **blind_gaps(groups),
+        "group/informative_frac": fmean(any(row) for row in advantages),
+        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
+        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
+    }

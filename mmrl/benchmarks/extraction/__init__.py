@@ -1,0 +1,1 @@
+"""Rules that find the answer in a response."""

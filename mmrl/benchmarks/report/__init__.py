@@ -1,0 +1,1 @@
+"""Accuracy with intervals, comparisons and their pages."""

@@ -1,0 +1,1 @@
+"""The explanation of a config in words and formulas."""

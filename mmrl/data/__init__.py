@@ -1,0 +1,1 @@
+"""From YAML to samples: loading, order, mixture, curriculum, prefetch."""

@@ -1,0 +1,1 @@
+"""Ranks: one process or several, and what they share."""

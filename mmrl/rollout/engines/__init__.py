@@ -1,0 +1,1 @@
+"""Engines that sample responses: transformers and vLLM."""

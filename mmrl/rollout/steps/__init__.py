@@ -1,0 +1,1 @@
+"""The steps that a rollout pipeline is made of."""

@@ -1,0 +1,1 @@
+"""Tools a model may call within a response, and the processes that run them."""

@@ -1,0 +1,1 @@
+"""Files, plug-ins and other helpers without a package of their own."""
