@@ -20,7 +20,7 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/", "datasets/mmrl_datasets/films.py"),  # read, and written
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/generators/mp4_writer.py"),  # read, and written
     "decord": (),  # tests compare with it
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
@@ -140,7 +140,12 @@ LIGHT = (
     "mmrl_rewards.reasoning",
     "mmrl_rewards.schema",
     *("mmrl_rewards.classify", "mmrl_rewards.count", "mmrl_rewards.gui", "mmrl_rewards.jigsaw", "mmrl_rewards.maths"),
-    *("mmrl_datasets.table", "mmrl_datasets.chat", "mmrl_datasets.vlmevalkit", "mmrl_datasets.coco"),
+    *(
+        "mmrl_datasets.readers.table",
+        "mmrl_datasets.readers.chat",
+        "mmrl_datasets.readers.vlmevalkit",
+        "mmrl_datasets.readers.coco",
+    ),
 )
 HEAVY = (
     *("torch", "torchvision", "transformers", "sklearn", "skimage", "vllm", "deepspeed", "pyarrow", "datasets"),

@@ -27,8 +27,8 @@ CONFIG = {
     "run": {"name": "faults", "threads": 1, "keep_rollouts_every": 3},
     "model": {"scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
     "data": {
-        "train": [{"fn": "mmrl_datasets.scenes:counting", "args": MEDIUM}],
-        "test": [{"fn": "mmrl_datasets.scenes:counting", "args": {**MEDIUM, "split": "test", "size": 2}}],
+        "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": MEDIUM}],
+        "test": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": {**MEDIUM, "split": "test", "size": 2}}],
     },
     "answer": {"instruct": False},
     "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}, {"fn": "mmrl_rewards.format:tags"}]},

@@ -19,12 +19,12 @@ from typing import Any, Final, Literal
 
 from mmrl.types import Access, Frame, ImageRef, Kind, MediaRef, Place, Reject, Sample, Target, UserError, VideoRef
 from mmrl.utils.files import json_line
-from mmrl_datasets import table
 from mmrl_datasets.formats import parquet
+from mmrl_datasets.readers import table
 
 Format = Literal["jsonl", "parquet"]
 MEDIA: Final = "media"
-READER: Final = "mmrl_datasets.table:rows"
+READER: Final = "mmrl_datasets.readers.table:rows"
 ROLES: Final = (
     *("id", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response", "medium"),
 )

@@ -18,7 +18,7 @@ from mmrl.benchmarks.items import FRAMED, Item
 from mmrl.benchmarks.report.report import Judging, Run
 from mmrl.benchmarks.verdict import MISSING, Outcome, Verdict
 from mmrl.types import Unscorable, UserError
-from mmrl_datasets.mapping import listed
+from mmrl_datasets.readers.row_to_sample import listed
 from mmrl_rewards.services.endpoint import Rejected
 from mmrl_rewards.services.judge import JudgeService
 

@@ -9,7 +9,7 @@ DETAILS = """\
 examples:
   mmrl data check configs/quickstart.yaml                  # what would stop the run, what would mislead it
   mmrl data show configs/quickstart.yaml --out seen.png    # one sample as the model sees it
-  mmrl data make mmrl_datasets.scenes:counting split=train size=100 --out shapes
+  mmrl data make mmrl_datasets.generators.scenes:counting split=train size=100 --out shapes
 
 `mmrl data COMMAND --help` says more about each.
 """

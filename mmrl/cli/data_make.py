@@ -12,8 +12,8 @@ from mmrl.types import Access, Place, UserError
 
 DETAILS = """\
 examples:
-  mmrl data make mmrl_datasets.scenes:counting split=train size=1000 --out shapes
-  mmrl data make mmrl_datasets.jigsaw:order split=train size=500 rows=3 columns=3 --out puzzles --format parquet
+  mmrl data make mmrl_datasets.generators.scenes:counting split=train size=1000 --out shapes
+  mmrl data make mmrl_datasets.generators.jigsaw:order split=train size=500 rows=3 columns=3 --out puzzles
   mmrl data make ./my_data.py:rows split=test --out copy
 
 Prints the lines of YAML that read the dataset. What is interrupted leaves no folder behind.

@@ -9,7 +9,8 @@ from mmrl.cli.common import Commands, add_command
 
 DETAILS = """\
 DIR holds MathVista's published responses, GPT-4's extractions and the official verdicts
-(mmrl/benchmarks/report/mathvista_agreement.py says which files). They are not part of mmrl: their licence forbids training on them, and asks to share alike.
+(mmrl/benchmarks/report/mathvista_agreement.py says which files). They are not part of mmrl:
+their licence forbids training on them, and asks to share alike.
 
 Two things are compared: the official metric on the stored extractions, which must agree to the last verdict; and our
 rules on the raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).

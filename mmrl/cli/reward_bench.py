@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmrl.scoring.build.lint import Report, lint, subjects, usable
-from mmrl.scoring.build.registry import cases_of, find, full_name, get, rewards, tables
+from mmrl.scoring.lint import Report, lint, subjects, usable
+from mmrl.scoring.registry import cases_of, find, full_name, get, rewards, tables
 from mmrl.types import Kind, Sample, UserError
 from mmrl_rewards.cases import Case, first_problem, load, load_sample
 from mmrl_rewards.contract import BoundReward, bind

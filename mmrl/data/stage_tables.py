@@ -1,4 +1,4 @@
-"""What stages find out, as tables: RUN/outputs/NAME.jsonl, a row per line, which `mmrl_datasets.table:rows` reads.
+"""Tables that stages write: RUN/outputs/NAME.jsonl, a row per line, for `mmrl_datasets.readers.table:rows` to read.
 
 Every row has the columns of its sample, media by path: relative ones start from the table's folder.
 """

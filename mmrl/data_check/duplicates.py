@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mmrl.data_check.findings import Code
-from mmrl.data_check.perceptual_hash import most_alike, repeats
+from mmrl.data_check.image_similarity import most_alike, repeats
 from mmrl.types import MediaRef, Sample, VideoRef
 
 

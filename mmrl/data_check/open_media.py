@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from mmrl.config.schema import Limits
-from mmrl.data_check.perceptual_hash import fingerprint
+from mmrl.data_check.image_similarity import fingerprint
 from mmrl.media.cache import MediaStore
 from mmrl.media.video import ClipPlan, ClipRule
 from mmrl.types import Access, ImageRef, Size, VideoRef

@@ -27,7 +27,7 @@ from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.factory import Samplers
 from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.build import registry
+from mmrl.scoring import registry
 from mmrl.types import Frame, Place, UserError
 from mmrl_rewards.services.judge import JudgeService
 

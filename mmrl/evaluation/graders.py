@@ -13,7 +13,7 @@ from mmrl.benchmarks.registry import Bench, judge, unanswered
 from mmrl.benchmarks.report.report import Run
 from mmrl.benchmarks.score_files import scored
 from mmrl.benchmarks.verdict import Outcome, Verdict
-from mmrl.scoring.build import Judge
+from mmrl.scoring import Judge
 from mmrl.types import Finish, Group, Response, Rollout, Sample, Score, Term
 from mmrl.utils.stats import mean
 

@@ -1,7 +1,7 @@
 """Rollouts and rewards to scored groups; the only caller of reward functions."""
 
-from mmrl.scoring.build.call import RewardError
-from mmrl.scoring.build.combine import BoundTerm
-from mmrl.scoring.build.scorer import Judge
+from mmrl.scoring.call import RewardError
+from mmrl.scoring.combine import BoundTerm
+from mmrl.scoring.scorer import Judge
 
 __all__ = ["BoundTerm", "Judge", "RewardError"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmrl.algo.group_rewards import BoundGroupTerm
 from mmrl.config import Config
 from mmrl.config.schema import GroupTerm, Term
-from mmrl.scoring.build import BoundTerm, Judge, registry
+from mmrl.scoring import BoundTerm, Judge, registry
 from mmrl.types import Sample, UserError
 from mmrl.utils.plugin_args import options_of, settle
 from mmrl.utils.plugins import resolve

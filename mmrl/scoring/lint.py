@@ -16,7 +16,7 @@ from types import BuiltinFunctionType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from mmrl.answer import FRAMED
-from mmrl.scoring.build.attacks import GRAMMAR, attacks
+from mmrl.scoring.attacks import GRAMMAR, attacks
 from mmrl.types import (
     Finish,
     Frame,

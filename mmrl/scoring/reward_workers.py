@@ -25,7 +25,7 @@ from multiprocessing.util import Finalize
 from pickle import PicklingError
 from typing import NamedTuple
 
-from mmrl.scoring.build.call import Outcome, RewardError, attempt
+from mmrl.scoring.call import Outcome, RewardError, attempt
 from mmrl.types import Failure, Fault, Response, Sample
 from mmrl_rewards.contract import BoundReward
 

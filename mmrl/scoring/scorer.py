@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging, OnFailure
-from mmrl.scoring.build.call import Outcome, RewardError, attempt
-from mmrl.scoring.build.combine import BoundTerm, check_terms, total
-from mmrl.scoring.build.reward_workers import Call, Workers
+from mmrl.scoring.call import Outcome, RewardError, attempt
+from mmrl.scoring.combine import BoundTerm, check_terms, total
+from mmrl.scoring.reward_workers import Call, Workers
 from mmrl.types import (
     Answer,
     Failure,

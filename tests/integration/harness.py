@@ -34,7 +34,10 @@ Command = Callable[..., Done]
 
 def counting(split: str, size: int, **options: object) -> dict[str, Any]:
     """An origin of counting questions."""
-    return {"fn": "mmrl_datasets.scenes:counting", "args": {"split": split, "size": size, "image_px": 32, **options}}
+    return {
+        "fn": "mmrl_datasets.generators.scenes:counting",
+        "args": {"split": split, "size": size, "image_px": 32, **options},
+    }
 
 
 def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:

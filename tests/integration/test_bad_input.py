@@ -37,7 +37,7 @@ def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
     return {
-        "fn": "mmrl_datasets.table:rows",
+        "fn": "mmrl_datasets.readers.table:rows",
         "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
     }
 
@@ -151,7 +151,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (unknown_reward, ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
     (unknown_reward_module, ["no module 'mmrl_rewards.numbers'"]),
     (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
-    (unknown_data_option, ["mmrl_datasets.scenes:counting", "'colors'", "did you mean 'colours'"]),
+    (unknown_data_option, ["mmrl_datasets.generators.scenes:counting", "'colors'", "did you mean 'colours'"]),
     (no_reward_for_the_task, ["no reward term applies", "task 'count'"]),
     (no_label, ["count/train/r0", "no label", "imitate: target"]),
     (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),

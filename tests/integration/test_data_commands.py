@@ -32,7 +32,7 @@ def table(folder: Path, name: str, rows: list[Config], **options: object) -> Con
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     columns = {"id": "id", "images": "picture", "question": "question", "answer": "answer"}
     args = {"path": f"{name}.jsonl", "columns": columns, "kind": "number", "task": name, **options}
-    return {"fn": "mmrl_datasets.table:rows", "args": args}
+    return {"fn": "mmrl_datasets.readers.table:rows", "args": args}
 
 
 def counted(folder: Path, seed: int, **changes: object) -> Config:
@@ -239,7 +239,9 @@ def test_rewards_ids_and_leaks_are_found_without_stopping_at_the_first(tmp_path:
     parts |= {"validation": [table(tmp_path, "gone", []), parts["train"][0]], "test": [held]}
     config = json.loads(experiment_on(tmp_path, **parts).read_text())
     config["rewards"]["terms"].append({"fn": "./mine.py:picky"})
-    config["data"]["train"].append({"fn": "mmrl_datasets.table:rows", "args": {**held["args"], "path": "lost.jsonl"}})
+    config["data"]["train"].append(
+        {"fn": "mmrl_datasets.readers.table:rows", "args": {**held["args"], "path": "lost.jsonl"}}
+    )
     done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
     report = json.loads(done.output)
     assert done.code == 1

@@ -12,7 +12,7 @@ from harness import Command, alike, contents, counting, experiment, imitation, m
 
 from mmrl.cli import main
 from mmrl.types import Access, Place
-from mmrl_datasets import table
+from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thought", "response", "medium")
 READ = {"columns": {name: name for name in COLUMNS}, "kind": "{{ kind }}", "frame": "{{ frame or '' }}"}

@@ -60,7 +60,7 @@ def mixed(folder, scratch, **sections):
     return experiment(
         folder / "run",
         model={"scratch": scratch, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
-        data={"train": [{"fn": "mmrl_datasets.chat:rows", "args": rows}]},
+        data={"train": [{"fn": "mmrl_datasets.readers.chat:rows", "args": rows}]},
         rewards={"terms": [{"fn": "./letters.py:letters"}]},
         **sections,
     )

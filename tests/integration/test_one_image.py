@@ -34,7 +34,7 @@ model:
   freeze: FROZEN
 data:
   train:
-    - fn: mmrl_datasets.scenes:grounding
+    - fn: mmrl_datasets.generators.scenes:grounding
       args: {{split: train, size: 1, image_px: 64}}
 rewards:
   terms: [{{fn: "mmrl_rewards.box:iou"}}]

@@ -85,7 +85,7 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
         {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
         reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, epochs=1, loss={}),
     ]
-    data = {"train": [{"fn": "mmrl_datasets.table:rows", "args": {**args, "kind": "number", "task": "add"}}]}
+    data = {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "kind": "number", "task": "add"}}]}
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
     config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
     done = here("train", write(config, tmp_path / "parts.yaml"))

@@ -29,7 +29,7 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     stage = load(config).config.stages[0].name
     if load(config).config.deepspeed:
         pytest.importorskip("deepspeed")
-    boxes = {"fn": "mmrl_datasets.scenes:grounding", "args": {"split": "train", "size": 8, "image_px": 32}}
+    boxes = {"fn": "mmrl_datasets.generators.scenes:grounding", "args": {"split": "train", "size": 8, "image_px": 32}}
     overrides = {
         "model.path": None,
         "model.scratch": TINY,

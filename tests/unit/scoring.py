@@ -6,7 +6,7 @@ from functools import partial
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging
 from mmrl.config.schema import Term as Options
-from mmrl.scoring.build import BoundTerm, Judge
+from mmrl.scoring import BoundTerm, Judge
 from mmrl.types import (
     Author,
     Finish,

@@ -17,7 +17,7 @@ from mmrl.benchmarks.readers.published import LAYOUTS, layouts_of
 from mmrl.benchmarks.readers.questions import Questions, read_questions
 from mmrl.benchmarks.registry import BENCHES, judge
 from mmrl.types import Frame, Size, UserError
-from mmrl_datasets.films import Film, save_mp4
+from mmrl_datasets.generators.mp4_writer import Film, save_mp4
 
 BOX = [4.0, 6.0, 8.0, 16.0]
 

@@ -49,7 +49,7 @@ def test_lists_become_tuples_and_integers_serve_as_numbers(tmp_path):
     ],
 )
 def test_yaml_means_what_it_says(tmp_path, written, meant):
-    text = SMALL.replace("fn: mmrl_datasets.scenes:count", f"fn: a:b\n      args: {{on: {written}}}")
+    text = SMALL.replace("fn: mmrl_datasets.generators.scenes:count", f"fn: a:b\n      args: {{on: {written}}}")
     assert load(write(tmp_path, text)).config.data.train[0].args == {"on": meant}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from config_samples import SMALL, refused, write
-from mmrl.config.explain.config.config import explain
 from pydantic import ValidationError
 
 from mmrl.config import load
+from mmrl.config.explain.config import explain
 from mmrl.config.export import dump
 from mmrl.config.schema import ContinueWith
 from mmrl.config.schema.presets import RETHINKING

@@ -9,12 +9,13 @@ from ruamel.yaml import YAML
 
 from mmrl.cli import main
 from mmrl.types import Access, Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
-from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes, table
 from mmrl_datasets.export import fresh_folder, write_table
+from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
+from mmrl_datasets.readers import table
 
 GENERATORS = [
-    *(scenes.counting, scenes.grounding, scenes.digits, ocr.text, mcq.shapes, charts.charts),
-    *(jigsaw.order, jigsaw.relation, clips.direction, clips.blinks, clips.presence),
+    *(scenes.counting, scenes.grounding, scenes.digits, printed_text.text, multiple_choice.shapes, charts.charts),
+    *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.blinks, shape_videos.presence),
 ]
 
 
@@ -33,7 +34,7 @@ def facts(sample):
 def read(snippet, base):
     """The samples that a printed piece of a config names."""
     ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
-    assert origin["fn"] == "mmrl_datasets.table:rows"
+    assert origin["fn"] == "mmrl_datasets.readers.table:rows"
     place = Place(work=base / "work", base=base, seed=1, access=Access(roots=(base.resolve(),)))
     return part, list(table.rows(place, **origin["args"]))
 
@@ -52,7 +53,7 @@ def test_what_is_made_reads_back_equal(generate, form, here, capsys):
 
 
 def test_options_are_typed_as_in_a_config(here, capsys):
-    words = ["data", "make", "mmrl_datasets.scenes:counting", "--out", "a", "size=3", "split=train"]
+    words = ["data", "make", "mmrl_datasets.generators.scenes:counting", "--out", "a", "size=3", "split=train"]
     assert main([*words, "colours=[red, blue]", "background=0.0", "seed=7"]) == 0
     _, again = read(capsys.readouterr().out, here)
     made = scenes.counting(
@@ -73,14 +74,14 @@ def test_options_are_typed_as_in_a_config(here, capsys):
     ],
 )
 def test_wrong_options_are_refused_and_leave_nothing(words, message, here, capsys):
-    assert main(["data", "make", "mmrl_datasets.scenes:counting", "split=train", *words, "--out", "a"]) == 2
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:counting", "split=train", *words, "--out", "a"]) == 2
     assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
 def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
     (here / "a").mkdir()
-    command = ["data", "make", "mmrl_datasets.scenes:counting", "split=train", "size=2", "--out"]
+    command = ["data", "make", "mmrl_datasets.generators.scenes:counting", "split=train", "size=2", "--out"]
     assert main([*command, "a"]) == 0, "an empty folder is as good as none"
     before = {path: path.read_bytes() for path in (here / "a").rglob("*") if path.is_file()}
     assert main([*command, "a"]) == 2
@@ -112,10 +113,10 @@ def test_what_is_interrupted_leaves_nothing(here):
 
 
 def test_names_that_are_no_dataset_are_refused(here, capsys):
-    assert main(["data", "make", "mmrl_datasets.scenes:Dice", "--out", "a"]) == 2
-    assert main(["data", "make", "mmrl_datasets.scenes:GREY", "--out", "a"]) == 2
-    assert "'mmrl_datasets.scenes:GREY' is not a function" in capsys.readouterr().err
-    assert main(["data", "make", "mmrl_datasets.scenes:counts", "--out", "a"]) == 2
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:Dice", "--out", "a"]) == 2
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:GREY", "--out", "a"]) == 2
+    assert "'mmrl_datasets.generators.scenes:GREY' is not a function" in capsys.readouterr().err
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:counts", "--out", "a"]) == 2
     assert list(here.iterdir()) == []
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 from skimage.measure import label as connected
 
 from mmrl.types import Frame, Kind, Place, Target, UserError
-from mmrl_datasets import scenes
-from mmrl_datasets.drawing import COLOURS, Thing, paint_shape, picks
-from mmrl_datasets.pictures import SPLITS, handwriting, materials, region, share, textures
+from mmrl_datasets.generators import scenes
+from mmrl_datasets.generators.drawing import COLOURS, Thing, paint_shape, picks
+from mmrl_datasets.generators.photos import SPLITS, handwriting, materials, region, share, textures
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
@@ -39,7 +39,7 @@ def test_the_datasets_folder_is_no_package():
 
 
 def test_datasets_import_without_torch():
-    code = "import sys, mmrl_datasets.scenes, mmrl_datasets.table; assert 'torch' not in sys.modules"
+    code = "import sys, mmrl_datasets.generators.scenes, mmrl_datasets.readers.table; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,9 +10,9 @@ from PIL import Image
 from mmrl.config.schema import Data
 from mmrl.data_check.duplicates import look_alikes, repeated, shown_in_training
 from mmrl.data_check.findings import Code, Severity, severity
+from mmrl.data_check.image_similarity import fingerprint, most_alike, repeats
 from mmrl.data_check.lengths import bars, bins, picture, summary
 from mmrl.data_check.out_of_frame import outside
-from mmrl.data_check.perceptual_hash import fingerprint, most_alike, repeats
 from mmrl.policy.unpatchify import unpatch
 from mmrl.types import Frame, ImageRef, Kind, Region, ResizeMap, Sample, Size, Target
 
@@ -56,7 +56,7 @@ def test_copies_are_alike_and_other_pictures_are_not(draw):
 
 
 def test_a_repeat_names_the_first_of_its_kind_across_blocks(monkeypatch):
-    monkeypatch.setattr("mmrl.data_check.perceptual_hash._BLOCK", 3)
+    monkeypatch.setattr("mmrl.data_check.image_similarity._BLOCK", 3)
     a, b, c, d, e, f = (fingerprint(photograph(seed)) for seed in range(6))
     assert repeats([a, b, c, a, b, b, a]) == {3: 0, 4: 1, 5: 1, 6: 0}
     assert most_alike([c, a, a, b], [d, e, b, f, a]) == {1: 4, 2: 4, 3: 2}

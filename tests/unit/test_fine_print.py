@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from mmrl.answer import Grammar, read
 from mmrl.answer.tool_calls import last_call, turns
 from mmrl.types import Kind, Place, UserError
-from mmrl_datasets.fine_print import CORNERS, corners
+from mmrl_datasets.generators.tiny_digits import CORNERS, corners
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,15 +15,15 @@ from ruamel.yaml import YAML
 from mmrl.types import Kind, Place, UserError
 from mmrl.utils.plugin_args import options_of, settle
 from mmrl.utils.plugins import resolve
-from mmrl_datasets import charts, clips, jigsaw, mcq, ocr, scenes
-from mmrl_datasets.drawing import COLOURS
-from mmrl_datasets.generation import LETTERS
-from mmrl_datasets.pictures import SPLITS
+from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
+from mmrl_datasets.generators.common import LETTERS
+from mmrl_datasets.generators.drawing import COLOURS
+from mmrl_datasets.generators.photos import SPLITS
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = [
-    *(ocr.text, mcq.shapes, jigsaw.order, jigsaw.relation, charts.charts),
-    *(clips.direction, clips.blinks, clips.presence),
+    *(printed_text.text, multiple_choice.shapes, jigsaw.order, jigsaw.relation, charts.charts),
+    *(shape_videos.direction, shape_videos.blinks, shape_videos.presence),
 ]
 
 
@@ -80,7 +80,7 @@ def test_media_are_files_with_the_stated_digest(generate, place):
         assert sample.id.startswith(f"{sample.task}/validation/")
 
 
-@pytest.mark.parametrize("generate", [ocr.text, clips.presence])
+@pytest.mark.parametrize("generate", [printed_text.text, shape_videos.presence])
 def test_another_process_makes_the_same_bytes(generate, place):
     code = (
         f"import pathlib; from mmrl.types import Place; from {generate.__module__} import {generate.__name__} as g\n"
@@ -94,8 +94,8 @@ def test_another_process_makes_the_same_bytes(generate, place):
 @pytest.mark.parametrize(
     ("generate", "options", "composition"),
     [
-        (ocr.text, {"min_length": 3, "length": 3}, lambda sample: sample.target.value),
-        (mcq.shapes, {"max_things": 1}, lambda sample: repr(sample.meta)),
+        (printed_text.text, {"min_length": 3, "length": 3}, lambda sample: sample.target.value),
+        (multiple_choice.shapes, {"max_things": 1}, lambda sample: repr(sample.meta)),
         (charts.charts, {"months": 3, "max_value": 25}, lambda sample: repr(sample.meta)),
     ],
 )
@@ -112,18 +112,18 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
 @pytest.mark.parametrize(
     ("generate", "options", "message"),
     [
-        (ocr.text, {"split": "dev"}, "split 'dev' does not exist"),
-        (ocr.text, {"size": 0}, "size=0 must be at least 1"),
-        (ocr.text, {"characters": "runes"}, "characters='runes' is unknown"),
-        (ocr.text, {"min_length": 1}, "min_length=1 must be at least 2"),
-        (ocr.text, {"length": 5}, "image_px=48 must be at least 60"),
-        (ocr.text, {"rotation": 90.0}, "rotation=90.0"),
-        (ocr.text, {"contrast": 0.0}, "contrast=0.0"),
-        (ocr.text, {"noise": 1.5}, "noise=1.5"),
-        (mcq.shapes, {"options": 5}, "options=5 must lie between 2 and 4"),
-        (mcq.shapes, {"max_things": 0}, "max_things=0"),
-        (mcq.shapes, {"topics": ["weather"]}, "topics=.*colour, place, count"),
-        (mcq.shapes, {"topics": []}, "topics"),
+        (printed_text.text, {"split": "dev"}, "split 'dev' does not exist"),
+        (printed_text.text, {"size": 0}, "size=0 must be at least 1"),
+        (printed_text.text, {"characters": "runes"}, "characters='runes' is unknown"),
+        (printed_text.text, {"min_length": 1}, "min_length=1 must be at least 2"),
+        (printed_text.text, {"length": 5}, "image_px=48 must be at least 60"),
+        (printed_text.text, {"rotation": 90.0}, "rotation=90.0"),
+        (printed_text.text, {"contrast": 0.0}, "contrast=0.0"),
+        (printed_text.text, {"noise": 1.5}, "noise=1.5"),
+        (multiple_choice.shapes, {"options": 5}, "options=5 must lie between 2 and 4"),
+        (multiple_choice.shapes, {"max_things": 0}, "max_things=0"),
+        (multiple_choice.shapes, {"topics": ["weather"]}, "topics=.*colour, place, count"),
+        (multiple_choice.shapes, {"topics": []}, "topics"),
         (jigsaw.order, {"rows": 1, "columns": 1}, "nothing to shuffle"),
         (jigsaw.order, {"rows": 1}, "identity: true"),
         (jigsaw.order, {"mask": 0.5}, "mask=0.5"),
@@ -137,12 +137,12 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (charts.charts, {"step": 1}, "step=1 of max_value=50 cannot be seen"),
         (charts.charts, {"chart": "pie", "months": 5}, "a pie has no months=5"),
         (charts.charts, {"chart": "pie", "step": 30}, "divides 100"),
-        (clips.direction, {"image_px": 33}, "must be even"),
-        (clips.direction, {"frames": 40}, "too many to move"),
-        (clips.direction, {"distractors": 4}, "distractors=4"),
-        (clips.blinks, {"max_count": 5}, "frames=8 must be at least 10"),
-        (clips.presence, {"frames": 3}, "frames=3 must be at least 4"),
-        (clips.presence, {"fps": 0}, "fps=0"),
+        (shape_videos.direction, {"image_px": 33}, "must be even"),
+        (shape_videos.direction, {"frames": 40}, "too many to move"),
+        (shape_videos.direction, {"distractors": 4}, "distractors=4"),
+        (shape_videos.blinks, {"max_count": 5}, "frames=8 must be at least 10"),
+        (shape_videos.presence, {"frames": 3}, "frames=3 must be at least 4"),
+        (shape_videos.presence, {"fps": 0}, "fps=0"),
     ],
 )
 def test_impossible_options_are_refused_at_once(generate, options, message, place):
@@ -181,9 +181,9 @@ def test_the_text_is_what_is_written(place):
     texts = [f"{number:02d}" for number in range(100)]
     candidates = [(text, rendering(text, weight)) for text in texts for weight in (0, 1, 2)]
     right = 0
-    for sample in ocr.text(place, split="train", size=40, characters="digits", length=2, background=0.0):
+    for sample in printed_text.text(place, split="train", size=40, characters="digits", length=2, background=0.0):
         x1, y1, x2, y2 = sample.meta["box"]
-        ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / ocr.PAPER
+        ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / printed_text.PAPER
         stretched = [np.asarray(drawn.resize(ink.shape[::-1], Image.Resampling.BOX)) / 255 for _, drawn in candidates]
         errors = [np.abs(drawn * ink.max() - ink).sum() for drawn in stretched]
         right += candidates[int(np.argmin(errors))][0] == sample.target.value
@@ -192,15 +192,17 @@ def test_the_text_is_what_is_written(place):
 
 @pytest.mark.parametrize("characters", ["words", "digits", "mixed"])
 def test_lengths_are_flat_and_characters_legible(characters, place):
-    texts = [s.target.value for s in ocr.text(place, split="train", size=150, characters=characters, min_length=2)]
+    texts = [
+        s.target.value for s in printed_text.text(place, split="train", size=150, characters=characters, min_length=2)
+    ]
     assert is_flat([len(text) for text in texts], [2, 3, 4])
     assert not set("Il1O0o") & set("".join(texts)) or characters != "mixed"
     assert all(text.isdigit() for text in texts) == (characters == "digits")
 
 
 def test_ink_stays_in_its_box_whatever_the_rotation(place):
-    for sample in ocr.text(place, split="train", size=30, rotation=30.0, image_px=64, background=0.0):
-        rows, columns = np.nonzero((pixels(sample.images[0]) != ocr.PAPER).any(axis=-1))
+    for sample in printed_text.text(place, split="train", size=30, rotation=30.0, image_px=64, background=0.0):
+        rows, columns = np.nonzero((pixels(sample.images[0]) != printed_text.PAPER).any(axis=-1))
         x1, y1, x2, y2 = sample.meta["box"]
         assert x1 <= columns.min() <= columns.max() < x2 <= 64
         assert y1 <= rows.min() <= rows.max() < y2 <= 64
@@ -209,12 +211,12 @@ def test_ink_stays_in_its_box_whatever_the_rotation(place):
 def test_contrast_and_noise_are_what_they_say(place):
     options = {"split": "train", "size": 20, "background": 0.0, "length": 3}
     plain, faint, noisy = (
-        [pixels(s.images[0]) for s in ocr.text(place, **options, **more)]
+        [pixels(s.images[0]) for s in printed_text.text(place, **options, **more)]
         for more in ({}, {"contrast": 0.2}, {"noise": 0.25})
     )
     for full, weak, grainy in zip(plain, faint, noisy, strict=True):
-        assert np.abs((ocr.PAPER - weak) - 0.2 * (ocr.PAPER - full)).max() <= 2
-        assert 12 < (grainy - full)[full == ocr.PAPER].std() < 18  # 0.25 of 64, less what is clipped at white
+        assert np.abs((printed_text.PAPER - weak) - 0.2 * (printed_text.PAPER - full)).max() <= 2
+        assert 12 < (grainy - full)[full == printed_text.PAPER].std() < 18  # 0.25 of 64, less what is clipped at white
 
 
 # Multiple choice
@@ -223,7 +225,7 @@ def test_contrast_and_noise_are_what_they_say(place):
 def seen(sample):
     """Colour, form and quarter of every shape, from pixels alone."""
     image, found = pixels(sample.images[0]), []
-    for corner, (right, down) in mcq.CORNERS.items():
+    for corner, (right, down) in multiple_choice.CORNERS.items():
         quarter = image[24 * down : 24 * down + 24, 24 * right : 24 * right + 24]
         for name, colour in COLOURS.items():
             rows, columns = np.nonzero((quarter == colour).all(axis=-1))
@@ -245,19 +247,19 @@ def truths(question, things):
 @pytest.mark.parametrize("none_of_these", [False, True])
 def test_the_letter_is_the_one_right_option(none_of_these, place):
     letters = []
-    for sample in mcq.shapes(place, split="train", size=240, background=0.0, none_of_these=none_of_these):
+    for sample in multiple_choice.shapes(place, split="train", size=240, background=0.0, none_of_these=none_of_these):
         (right,) = truths(sample.parts[-1], seen(sample))
         options = lines(sample)
         assert list(options) == list("ABCD")
         assert len(set(options.values())) == 4
-        assert chosen(sample) == (right if right in options.values() else mcq.NONE)
+        assert chosen(sample) == (right if right in options.values() else multiple_choice.NONE)
         letters.append(sample.target.value)
     assert is_flat(letters, "ABCD")
 
 
 def test_wrong_options_come_from_the_scene(place):
     plausible = 0
-    for sample in mcq.shapes(place, split="train", size=60, topics=["colour"], options=2, max_things=4):
+    for sample in multiple_choice.shapes(place, split="train", size=60, topics=["colour"], options=2, max_things=4):
         (wrong,) = [text for letter, text in lines(sample).items() if letter != sample.target.value]
         colours = [thing["name"].split()[0] for thing in sample.meta["things"]]
         plausible += wrong in colours

@@ -14,10 +14,10 @@ from mmrl.config.schema import Limits, Video
 from mmrl.media.cache import MediaStore
 from mmrl.media.video import ClipRule
 from mmrl.types import Access, Kind, Place, VideoRef
-from mmrl_datasets import charts, clips
-from mmrl_datasets.drawing import COLOURS
-from mmrl_datasets.films import Film, encode
-from mmrl_datasets.pictures import SPLITS
+from mmrl_datasets.generators import charts, shape_videos
+from mmrl_datasets.generators.drawing import COLOURS
+from mmrl_datasets.generators.mp4_writer import Film, encode
+from mmrl_datasets.generators.photos import SPLITS
 
 STEP = 5  # the charts' default; a labelled line stands at every second one
 
@@ -178,7 +178,7 @@ def frames_of(sample):
 
 def track(sample):
     """Where the thing that is asked about stands in each frame, as the middle of its colour; None where it is not."""
-    colour = next(name for name in clips.COLOURS if f" {name} " in sample.parts[-1])
+    colour = next(name for name in shape_videos.COLOURS if f" {name} " in sample.parts[-1])
     middles = []
     for frame in frames_of(sample):
         rows, columns = np.nonzero(np.abs(frame - COLOURS[colour]).sum(axis=-1) < 120)
@@ -188,7 +188,9 @@ def track(sample):
 
 @pytest.mark.parametrize("diagonals", [False, True])
 def test_the_shape_moves_the_way_it_is_said_to(diagonals, place):
-    for sample in clips.direction(place, split="train", size=24, diagonals=diagonals, background=0.0, distractors=2):
+    for sample in shape_videos.direction(
+        place, split="train", size=24, diagonals=diagonals, background=0.0, distractors=2
+    ):
         middles = np.array([middle for middle in track(sample) if middle is not None])  # others never cover it
         assert len(middles) == 8
         right, down = middles[-1] - middles[0]
@@ -200,7 +202,7 @@ def test_the_shape_moves_the_way_it_is_said_to(diagonals, place):
 
 def test_the_shape_appears_as_often_as_it_is_said_to(place):
     counts = []
-    for sample in clips.blinks(place, split="train", size=45, background=0.0):
+    for sample in shape_videos.blinks(place, split="train", size=45, background=0.0):
         visible = [middle is not None for middle in track(sample)]
         assert not visible[0]
         assert sum(b and not a for a, b in itertools.pairwise(visible)) == sample.target.value
@@ -210,7 +212,7 @@ def test_the_shape_appears_as_often_as_it_is_said_to(place):
 
 @pytest.mark.parametrize("fps", [2, 4])
 def test_the_shape_is_visible_when_it_is_said_to_be(fps, place):
-    for sample in clips.presence(place, split="train", size=20, background=0.0, fps=fps, image_px=50):
+    for sample in shape_videos.presence(place, split="train", size=20, background=0.0, fps=fps, image_px=50):
         visible = [i / fps for i, middle in enumerate(track(sample)) if middle is not None]
         assert sample.target.value == (visible[0], visible[-1] + 1 / fps)
         assert len(visible) / fps == visible[-1] + 1 / fps - visible[0]
@@ -218,17 +220,17 @@ def test_the_shape_is_visible_when_it_is_said_to_be(fps, place):
 
 def test_answers_of_clips_are_flat(place):
     small = {"split": "train", "image_px": 32, "frames": 4, "distractors": 0}
-    ways = list(clips.direction(place, size=160, **small))
+    ways = list(shape_videos.direction(place, size=160, **small))
     assert is_flat([sample.target.value for sample in ways], "ABCD")
     assert is_flat([chosen(sample) for sample in ways], ("left", "right", "up", "down"))
     spans = [(a / 2, b / 2) for a, b in itertools.combinations(range(5), 2)]
-    assert is_flat([sample.target.value for sample in clips.presence(place, size=200, **small)], spans)
+    assert is_flat([sample.target.value for sample in shape_videos.presence(place, size=200, **small)], spans)
 
 
-@pytest.mark.parametrize("generate", [clips.direction, clips.blinks, clips.presence])
+@pytest.mark.parametrize("generate", [shape_videos.direction, shape_videos.blinks, shape_videos.presence])
 def test_no_composition_is_in_two_splits(generate, place):
     small = {"image_px": 32, "frames": 4, "distractors": 0}
-    small |= {"max_count": 1} if generate is clips.blinks else {}
+    small |= {"max_count": 1} if generate is shape_videos.blinks else {}
     seen = {
         split: {repr(sample.meta) for sample in generate(place, split=split, size=size, **small)}
         for split, size in [("train", 150), ("validation", 50), ("test", 50)]
@@ -239,7 +241,7 @@ def test_no_composition_is_in_two_splits(generate, place):
 
 @pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
 def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
-    (sample,) = clips.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
+    (sample,) = shape_videos.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
     store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
     small = Video(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
     clip = store.clip(sample.media[0], ClipRule(video=small, patch=14))
@@ -249,7 +251,7 @@ def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
 
 
 def test_by_default_a_clip_is_seen_whole(place):
-    (sample,) = clips.direction(place, split="test", size=1)
+    (sample,) = shape_videos.direction(place, split="test", size=1)
     store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
     assert store.plan(sample.media[0], ClipRule(video=Video(), patch=14)).indices == tuple(range(8))
 

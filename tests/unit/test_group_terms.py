@@ -8,8 +8,6 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from mmrl.config.explain.config.config import explain
-from mmrl.scoring.build.build import check_group_terms, group_terms_of, judge_of, weights_of
 
 from mmrl.algo.group_rewards import (
     BoundGroupTerm,
@@ -24,8 +22,10 @@ from mmrl.algo.group_rewards import (
     shortest_correct,
     spare_calls,
 )
+from mmrl.config.explain.config import explain
 from mmrl.config.load import load
 from mmrl.config.schema import GroupTerm
+from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.types import (
     Answer,
     Author,

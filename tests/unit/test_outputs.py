@@ -1,4 +1,4 @@
-"""Tables of samples by reference: what `mmrl_datasets.table:rows` makes of them is what they were made of."""
+"""Tables of samples by reference: what `mmrl_datasets.readers.table:rows` makes of them is what they were made of."""
 
 import json
 from dataclasses import replace
@@ -8,8 +8,9 @@ import pytest
 
 from mmrl.data.stage_tables import read, row_of, write
 from mmrl.types import Access, Frame, Kind, Place, Sample, Target, UserError, VideoRef
-from mmrl_datasets import scenes, table
 from mmrl_datasets.export import columns_of, write_table
+from mmrl_datasets.generators import scenes
+from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response")
 READ = {

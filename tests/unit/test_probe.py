@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmrl.scoring.build.registry import find_tool
 from pydantic import ValidationError
 from scoring import judge_of, term
 from videos import SMALL
@@ -21,6 +20,7 @@ from mmrl.media.video import ClipRule
 from mmrl.rollout.build import Kit, compose
 from mmrl.rollout.steps.blind_probe import Blindfold
 from mmrl.rollout.tools.replies import Workshop
+from mmrl.scoring.registry import find_tool
 from mmrl.types import Access, Author, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
 from mmrl_rewards.contract import reward
 

@@ -30,8 +30,8 @@ from mmrl.types import (
     Target,
     UserError,
 )
-from mmrl_datasets import chat, mapping, table, vlmevalkit
-from mmrl_datasets.formats import json_list, jsonl, separated
+from mmrl_datasets.formats import jsonl
+from mmrl_datasets.readers import chat, row_to_sample, table, vlmevalkit
 from mmrl_rewards import box
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
@@ -380,7 +380,7 @@ def test_a_column_that_some_rows_lack_spoils_only_those(read):
 
 
 def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
-    monkeypatch.setattr(mapping._Census, "PATIENCE", 3)
+    monkeypatch.setattr(row_to_sample._Census, "PATIENCE", 3)
     (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
     results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
     assert isinstance(next(results), Reject)
@@ -429,7 +429,7 @@ def test_what_is_no_list_is_refused(place, content):
 
 
 def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
-    monkeypatch.setattr(json_list, "MAX_BYTES", 5)
+    monkeypatch.setattr(json_file, "MAX_BYTES", 5)
     (place.base / "a.json").write_text("[{}, {}]")
     with pytest.raises(UserError, match="write it as JSON Lines"):
         list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
@@ -630,7 +630,7 @@ def test_bad_records_of_a_text_table(place):
 
 
 def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
-    monkeypatch.setattr(separated, "MAX_CELL_CHARS", 200_000)
+    monkeypatch.setattr(csv_tsv, "MAX_CELL_CHARS", 200_000)
     (place.base / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
     results = list(table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, kind="number", limit=2))
     assert "larger than field limit" in reasons(results)[0]

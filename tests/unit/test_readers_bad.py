@@ -6,7 +6,7 @@ import random
 import pytest
 
 from mmrl.types import Access, Place, Reject, Sample, UserError
-from mmrl_datasets import chat, coco, reason_seg, table, vlmevalkit
+from mmrl_datasets.readers import chat, coco, reason_seg, table, vlmevalkit
 
 COLUMNS = {"question": "q", "answer": "a"}
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from waiting import bounded
 
 from mmrl.types import Access, ImageRef, Kind, Place, Reject, Sample, Target, UserError, VideoRef
-from mmrl_datasets import chat, fetch, table
+from mmrl_datasets.readers import chat, table
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
 MP4 = b"\0\0\0\x20ftypisom" + bytes(range(64))
@@ -262,13 +262,13 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
     )
     wanted = ["404", "is no picture", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
     check(results, [*wanted, "cannot be fetched", "refused", "cannot be fetched"])
-    monkeypatch.setattr(fetch, "SILENCE_S", 0.3)
+    monkeypatch.setattr(download, "SILENCE_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
     assert [file for file in (place.work / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
 
 
 def test_a_server_that_drips_is_given_up(place, server, monkeypatch):
-    monkeypatch.setattr(fetch, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(download, "PATIENCE_S", 0.0)
     check(read(allowing(place, "http"), {"images": at(server, "/endless")}), ["not here within 0 s"])
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mmrl.types import Access, Place, UserError
-from mmrl_datasets import chat
+from mmrl_datasets.readers import chat
 
 COLUMNS = {"turns": "talk", "images": "images", "answer": "gold"}
 CALL = '<think>Closer.</think><tool_call>{"name": "zoom", "arguments": {"box": [1, 2, 30, 40]}}</tool_call>'

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from mmrl.scoring.build.registry import find_tool
 from scoring import judge_of, term
 
 from mmrl.answer import Grammar
@@ -16,6 +15,7 @@ from mmrl.config.schema import ContinueWith, Generate, Trigger
 from mmrl.rollout.build import Kit, compose
 from mmrl.rollout.steps.rethink import Rethink, Verdict, tokens_before, trigger_ids
 from mmrl.rollout.tools.replies import Workshop
+from mmrl.scoring.registry import find_tool
 from mmrl.types import Answers, Author, Finish, Kind, Segment, UserError
 from mmrl_rewards.contract import reward
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrl.scoring.build.lint import lint, subjects
-from mmrl.scoring.build.registry import find, rewards
 
 from mmrl.cli import main
+from mmrl.scoring.lint import lint, subjects
+from mmrl.scoring.registry import find, rewards
 from mmrl.types import Kind, UserError
 from mmrl_rewards.cases import load
 

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from mmrl.scoring.build.registry import rewards
 from waiting import bounded
 
+from mmrl.scoring.registry import rewards
 from mmrl.types import Kind, Sample, Target, Term, Unscorable, UserError
 from mmrl.utils.plugins import resolve
 from mmrl_rewards import box, choice, number, ocr, text

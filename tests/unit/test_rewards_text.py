@@ -8,11 +8,11 @@ from statistics import mean
 
 import pytest
 from apted import APTED, Config
-from mmrl.scoring.build.registry import rewards
 from sacrebleu.metrics import BLEU
 from sklearn.metrics import ndcg_score
 from waiting import bounded
 
+from mmrl.scoring.registry import rewards
 from mmrl.types import Answer, Finish, Frame, Kind, Response, Sample, Target, Term, Unscorable, UserError
 from mmrl_rewards import length, ocr, ranking, strings, table, text
 

@@ -204,7 +204,8 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
     thinking = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
-    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_views: 2, max_tokens: 1000, max_chars: 100}"
+    zoom = "tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}]"
+    tools = f"{{kind: tools, {zoom}, max_views: 2, max_tokens: 1000, max_chars: 100}}"
     shown = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
     marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
     assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)

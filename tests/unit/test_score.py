@@ -6,7 +6,7 @@ import pytest
 from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
 
 from mmrl.answer import Grammar
-from mmrl.scoring.build import RewardError
+from mmrl.scoring import RewardError
 from mmrl.types import Failure, Fault, Frame, Kind, Sample, Target, Term, Unscorable, UserError
 from mmrl_rewards import box, choice, format, jigsaw, maths, number, text
 from mmrl_rewards.contract import reward

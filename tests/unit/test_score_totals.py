@@ -4,10 +4,10 @@ import itertools
 import random
 
 import pytest
-from mmrl.scoring.build.combine import total
 from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
 
 from mmrl.config.schema import Schedule
+from mmrl.scoring.combine import total
 from mmrl.types import UserError
 from mmrl_rewards import box, number
 

@@ -15,7 +15,7 @@ from scoring import GRAMMAR, as_read, rollout
 from waiting import wait_for
 
 from mmrl.config.schema import Judging
-from mmrl.scoring.build import BoundTerm, Judge, RewardError, registry
+from mmrl.scoring import BoundTerm, Judge, RewardError, registry
 from mmrl.types import Fault, Kind, Sample, Target, UserError
 from mmrl_rewards.contract import reward
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from mmrl_datasets.streams import _states, streams
+from mmrl_datasets.generators.random_streams import _states, streams
 
 
 def test_a_stream_is_what_numpy_begins_from_the_hash_of_its_name():

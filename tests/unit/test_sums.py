@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from mmrl.answer import Grammar
 from mmrl.types import Kind, Place, UserError
-from mmrl_datasets.sums import adding
+from mmrl_datasets.generators.digit_sums import adding
 
 ROOT = Path(__file__).parents[2]
 GRAMMAR = Grammar(think="optional", stop_at_answer=True)

@@ -4,7 +4,7 @@ import pytest
 
 from mmrl.types import Action, Frame, Kind, Region
 from mmrl_datasets.formats.row import BadRowError
-from mmrl_datasets.targets import answer_form
+from mmrl_datasets.readers.answers import answer_form
 
 CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmrl.scoring.build.registry import find_tool
 from PIL import Image
 from pydantic import ValidationError
 from scoring import judge_of, term
@@ -24,6 +23,7 @@ from mmrl.policy.unpatchify import unpatch
 from mmrl.rollout.build import Kit, compose
 from mmrl.rollout.tools.builtin import frames, passage, zoom
 from mmrl.rollout.tools.replies import Workshop
+from mmrl.scoring.registry import find_tool
 from mmrl.types import Access, Author, Finish, Frame, ImageRef, Rollout, UserError, VideoRef
 
 TOOLS = tuple(Tool(fn=f"mmrl.rollout.tools.builtin:{name}") for name in ("zoom", "frames", "passage"))

@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
-from mmrl.scoring.build.registry import find_tool
 from scoring import COUNT, judge_of, term
 
 from mmrl.config.schema import Generate, Tool, UseTools
 from mmrl.rollout.build import Kit, compose
 from mmrl.rollout.tools.builtin import check_answer, search
 from mmrl.rollout.tools.replies import Workshop
+from mmrl.scoring.registry import find_tool
 from mmrl.types import Answers, Author, Finish, UserError
 from mmrl_rewards.contract import reward
 
@@ -171,7 +171,7 @@ def test_a_hung_tool_takes_nobody_along(world, workshop):
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
 def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
-    monkeypatch.setattr(workers, "_START_S", 1.0)
+    monkeypatch.setattr("mmrl.rollout.tools.workers._START_S", 1.0)
     here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
     with closing(Workshop(partial(find_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):

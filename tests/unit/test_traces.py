@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 from config_samples import SMALL, refused, write
-from mmrl.scoring.build.registry import find_tool
 from test_tool_views import TOOLS, asked, toolbox, words
 from test_tools import call
 
@@ -18,6 +17,7 @@ from mmrl.config.schema import Tool, UseTools
 from mmrl.policy.batch import collate
 from mmrl.rollout.tools.demonstrations import Traces
 from mmrl.rollout.tools.replies import Workshop
+from mmrl.scoring.registry import find_tool
 from mmrl.types import Author, Experience, UserError
 
 ZOOM = call("zoom", box=[8, 8, 32, 32])

@@ -223,7 +223,7 @@ def config_of(folder: Path, weights: str) -> dict[str, Any]:
     return {
         "run": {"name": "bench", "threads": 1},
         "model": {"path": f"{folder}/{weights}", "dtype": "float32", "device": "cpu"},
-        "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}]},
+        "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}]},
         "answer": {"instruct": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
         "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl": {"coef": KL_COEF}}}],

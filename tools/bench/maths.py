@@ -24,7 +24,7 @@ import math_verify
 
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging, Term
-from mmrl.scoring.build import BoundTerm, Judge, registry
+from mmrl.scoring import BoundTerm, Judge, registry
 from mmrl.types import Author, Finish, Frame, Kind, Prompt, Rollout, Sample, SamplingLaw, Segment, Target
 
 FLOOR, OVERHEAD = 300, 0.15

@@ -31,7 +31,7 @@ from mmrl.policy.encoder import Encoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.tiny_models import make_processor, train_tokenizer
 from mmrl.types import Access, ImageRef, Kind, Sample, Target, VideoRef
-from mmrl_datasets.films import Film, encode
+from mmrl_datasets.generators.mp4_writer import Film, encode
 
 QUESTION = "How many flowers are there in the picture?"
 SCRATCH = Scratch(vision=VisionScratch(patch=14))
@@ -174,7 +174,7 @@ def _timed_run(folder: Path, name: str, workers: int, steps: int) -> list[dict[s
     config = {
         "run": {"name": name, "dir": str(folder / name), "threads": 1},
         "model": {"scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
-        "data": {"train": [{"fn": "mmrl_datasets.table:rows", "args": table}], "workers": workers},
+        "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}], "workers": workers},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
         "stages": [{"name": "rl", "kind": "rl", "steps": steps, "prompts_per_step": 8, "loss": {"kl": {"coef": 0.1}}}],
     }

@@ -77,7 +77,7 @@ def experiment(asked: argparse.Namespace, run_dir: Path, *, overlap: bool) -> di
         "loss": {"entropy": {"coef": 0.01}},  # every rollout is learned from, whatever it earns
         "sampling": {"max_new_tokens": asked.tokens},
     }
-    data = {"fn": "mmrl_datasets.scenes:counting", "args": {"split": "train", "size": 64}}
+    data = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "train", "size": 64}}
     scratch = {
         "vision": {"width": 64, "heads": 2, "mlp": 128},
         "language": {"width": 256, "heads": 4, "kv_heads": 2, "mlp": 1024, "depth": 4},

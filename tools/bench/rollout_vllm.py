@@ -37,7 +37,7 @@ from mmrl.rollout.engines.vllm_colocated import VllmEngine
 from mmrl.rollout.responses import begun
 from mmrl.rollout.weight_sync import PolicyWeights, check_arrival, fingerprint
 from mmrl.types import Access, Experience, Place, Rollout, SamplingLaw
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 SPEC = Scratch(
     vision=VisionScratch(width=128, heads=4, mlp=256),

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from mmrl.answer import Grammar
 from mmrl.config.schema import Judging
 from mmrl.config.schema import Term as Options
-from mmrl.scoring.build import BoundTerm, Judge, registry
+from mmrl.scoring import BoundTerm, Judge, registry
 from mmrl.types import (
     Author,
     Finish,

@@ -38,12 +38,10 @@ def move_files(moves: Mapping[str, str]) -> None:
     for new in moves.values():
         for folder in Path(new).parents:
             marker = ROOT / folder / "__init__.py"
-            if folder.parts and folder.parts[0] not in (".",) and str(folder) not in ("rewards", "datasets", "tools"):
-                if str(folder).startswith("tests"):
-                    continue
-                if not marker.exists():
-                    marker.write_text('"""TODO."""\n')
-                    subprocess.run(["git", "add", str(marker)], cwd=ROOT, check=True)
+            is_package = str(folder) not in (".", "rewards", "datasets", "tools", "tests")
+            if is_package and not marker.exists():
+                marker.write_text('"""TODO."""\n')
+                subprocess.run(["git", "add", str(marker)], cwd=ROOT, check=True)
 
 
 class ImportRewriter:
@@ -71,9 +69,9 @@ class ImportRewriter:
                 continue
             if new is not None:
                 indent = " " * node.col_offset
-                edits.append(
-                    (node.lineno, node.end_lineno or node.lineno, "".join(f"{indent}{line}\n" for line in new))
-                )
+                text = "".join(f"{indent}{line}\n" for line in new)
+                # The mark keeps the pass over plain text from moving a name twice; it is taken out afterwards.
+                edits.append((node.lineno, node.end_lineno or node.lineno, text.replace("mmrl", "mm\0rl")))
         for first, last, text in sorted(edits, reverse=True):
             lines[first - 1 : last] = [text]
         source = "".join(lines)

@@ -156,7 +156,7 @@ def _named(text: str, at: int, options: Options) -> Choice | None:
     if found is not None:
         return found
     figure = _figure(text[at:end], options)
-    return figure and Choice(open_answer.place, "announced_number", at + open_answer.start, at + open_answer.end)
+    return figure and Choice(figure.place, "announced_number", at + figure.start, at + figure.end)
 
 
 def _whole(text: str, options: Options) -> Choice | None:

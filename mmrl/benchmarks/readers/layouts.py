@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mmrl.types import Frame, ImageRef
-from mmrl_datasets.columns import Column, column, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, cell, has, shown
-from mmrl_datasets.mapping import choices, literal
-from mmrl_datasets.media_files import Clip, MediaFiles, clip, rate
+from mmrl_datasets.readers.columns import Column, column, optional
+from mmrl_datasets.readers.media_resolver import Clip, MediaFiles, clip, rate
+from mmrl_datasets.readers.row_to_sample import choices, literal
 
 ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
 _SEVERAL: Final = re.compile(r"\[\s*['\"]")

@@ -10,9 +10,9 @@ from mmrl.benchmarks.official.megabench_metrics import CONTEXTUAL, METRICS
 from mmrl.benchmarks.official.planning import problem_of
 from mmrl.benchmarks.readers.layouts import Asked
 from mmrl_datasets.formats.row import BadRowError, Cells, shown
-from mmrl_datasets.mapping import literal
-from mmrl_datasets.media_files import MediaFiles
-from mmrl_datasets.targets import text
+from mmrl_datasets.readers.answers import text
+from mmrl_datasets.readers.media_resolver import MediaFiles
+from mmrl_datasets.readers.row_to_sample import literal
 
 _FILMS: Final = (".mp4", ".mkv", ".avi", ".webm", ".mov")
 

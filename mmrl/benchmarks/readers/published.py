@@ -11,7 +11,7 @@ from mmrl.benchmarks.readers.layouts import Layout, Table
 from mmrl.benchmarks.readers.megabench import MegaBench
 from mmrl.benchmarks.readers.vlmevalkit import VlmEvalKit
 from mmrl.types import Frame
-from mmrl_datasets.columns import column
+from mmrl_datasets.readers.columns import column
 
 
 def _table(name: str, kind: str, columns: Mapping[str, str | Sequence[str]], **more: Any) -> Table:  # noqa: ANN401

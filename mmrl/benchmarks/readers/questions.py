@@ -17,11 +17,11 @@ from mmrl.benchmarks.readers.layouts import Asked, Layout, Named, recognised
 from mmrl.benchmarks.readers.megabench import LeftOutError
 from mmrl.benchmarks.readers.published import layouts_of
 from mmrl.types import Frame, ImageRef, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
-from mmrl_datasets import coco
-from mmrl_datasets.formats.files import open_rows
+from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
-from mmrl_datasets.mapping import Mark, interleaved, listed, marked
-from mmrl_datasets.media_files import MediaFiles, media_files
+from mmrl_datasets.readers import coco
+from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
+from mmrl_datasets.readers.row_to_sample import Mark, interleaved, listed, marked
 
 KINDS: Final[Mapping[AnswerType, Kind]] = MappingProxyType(
     {

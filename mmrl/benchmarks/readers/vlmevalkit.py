@@ -11,10 +11,10 @@ from typing import Final
 from mmrl.benchmarks.items import ANSWER_TYPES
 from mmrl.benchmarks.readers.layouts import Asked, Named, due, listed_options, within
 from mmrl.types import Frame, ImageRef, UserError
-from mmrl_datasets import vlmevalkit
 from mmrl_datasets.formats.row import Cells, shown
-from mmrl_datasets.mapping import choices, literal
-from mmrl_datasets.media_files import MediaFiles
+from mmrl_datasets.readers import vlmevalkit
+from mmrl_datasets.readers.media_resolver import MediaFiles
+from mmrl_datasets.readers.row_to_sample import choices, literal
 
 _GROUPS: Final = (
     *("category", "l2-category", "split", "task", "question_type", "answer_type", "problem_version", "level"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from mmrl.config.explain.config import data, objective, rollout
+from mmrl.config.explain import data, objective, rollout
 from mmrl.config.load import DEFAULT, Loaded, settings
 from mmrl.config.schema import (
     ROLES,

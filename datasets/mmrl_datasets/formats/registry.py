@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.types import UserError
-from mmrl_datasets.formats import hugging_face, json_list, jsonl, parquet, separated
+from mmrl_datasets.formats import csv_tsv, hugging_face, json_file, jsonl, parquet
 from mmrl_datasets.formats.row import Row
 
 READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
     ".jsonl": jsonl.read,
     ".ndjson": jsonl.read,
-    ".json": json_list.read,
-    ".tsv": separated.read,
-    ".csv": separated.read,
+    ".json": json_file.read,
+    ".tsv": csv_tsv.read,
+    ".csv": csv_tsv.read,
     ".parquet": lambda file: parquet.read([file]),
 }
 

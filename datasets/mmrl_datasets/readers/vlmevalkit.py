@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mmrl.types import ImageRef, Place, Reject, Sample
-from mmrl_datasets.columns import Named, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, cell, shown
-from mmrl_datasets.mapping import Fields, Source, identity, interleaved, listed, literal, marked, others
-from mmrl_datasets.media_files import MediaFiles, media_files
-from mmrl_datasets.targets import LETTERS, AnswerForm, answer_form, text
+from mmrl_datasets.readers.answers import LETTERS, AnswerForm, answer_form, text
+from mmrl_datasets.readers.columns import Named, optional
+from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
+from mmrl_datasets.readers.row_to_sample import Fields, Source, identity, interleaved, listed, literal, marked, others
 
 REQUIRED: Final = ("index", "question", "answer")
 MAX_INDEX_CHARS: Final = 64  # a shorter `image` is the index of the row that has the picture

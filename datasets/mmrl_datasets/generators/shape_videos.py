@@ -25,11 +25,11 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, picks, scatter
-from mmrl_datasets.films import Film
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, shuffled
-from mmrl_datasets.mapping import listed
-from mmrl_datasets.pictures import Split, as_split, textures
+from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, samples, shuffled
+from mmrl_datasets.generators.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, picks, scatter
+from mmrl_datasets.generators.mp4_writer import Film
+from mmrl_datasets.generators.photos import Split, as_split, textures
+from mmrl_datasets.readers.row_to_sample import listed
 
 GREY: Final = 128
 COLOURS: Final = ("red", "green", "blue", "yellow")

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import VideoRef
-from mmrl_datasets.store import write_once
+from mmrl_datasets.file_writes import write_once
 
 # One thread and no look-ahead: the same frames become the same bytes with the same encoder. Another encoder may write
 # others; a reference names the bytes that lie there, so it is right in either case.

@@ -6,11 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mmrl.types import Place, Reject, Sample, UserError
-from mmrl_datasets.columns import Column, columns_of, needed, template
 from mmrl_datasets.formats.row import Cells
-from mmrl_datasets.mapping import Fields, Forms, Source, choices, forms, identity, interleaved, listed, marked, others
-from mmrl_datasets.media_files import MediaFiles, clip, media_files
-from mmrl_datasets.targets import Corners, text
+from mmrl_datasets.readers.answers import Corners, text
+from mmrl_datasets.readers.columns import Column, columns_of, needed, template
+from mmrl_datasets.readers.media_resolver import MediaFiles, clip, media_files
+from mmrl_datasets.readers.row_to_sample import (
+    Fields,
+    Forms,
+    Source,
+    choices,
+    forms,
+    identity,
+    interleaved,
+    listed,
+    marked,
+    others,
+)
 
 REQUIRED: Final = ("question", "answer")
 ROLES: Final = (

@@ -9,11 +9,11 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import COLOURS, SHAPES, Thing, backdrop, compose, paint_shape, picks
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, things_meta
-from mmrl_datasets.mapping import listed
-from mmrl_datasets.pictures import as_split, textures
-from mmrl_datasets.targets import LETTERS
+from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, samples, things_meta
+from mmrl_datasets.generators.drawing import COLOURS, SHAPES, Thing, backdrop, compose, paint_shape, picks
+from mmrl_datasets.generators.photos import as_split, textures
+from mmrl_datasets.readers.answers import LETTERS
+from mmrl_datasets.readers.row_to_sample import listed
 
 GREY: Final = 128
 NONE: Final = "none of these"

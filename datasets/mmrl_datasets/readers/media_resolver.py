@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from mmrl.types import Access, ImageRef, Place, UserError, VideoRef
 from mmrl.utils.files import digest_of, frames_in, inside, sha256_of
-from mmrl_datasets.fetch import fetch
+from mmrl_datasets.file_writes import write_once
 from mmrl_datasets.formats.row import BadRowError, shown
-from mmrl_datasets.store import write_once
+from mmrl_datasets.readers.download import fetch
 
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)

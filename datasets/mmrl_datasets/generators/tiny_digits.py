@@ -16,10 +16,10 @@ from PIL import Image
 from mmrl.answer import Grammar
 from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import Kind, Place, Sample, Target
-from mmrl_datasets.drawing import Box, Thing, backdrop
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, samples, things_meta
-from mmrl_datasets.pictures import as_split, handwriting, textures
-from mmrl_datasets.scenes import INK, PAPER
+from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, samples, things_meta
+from mmrl_datasets.generators.drawing import Box, Thing, backdrop
+from mmrl_datasets.generators.photos import as_split, handwriting, textures
+from mmrl_datasets.generators.scenes import INK, PAPER
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
 LOOSE: Final = 2  # the glass shows so many times a digit's side

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import FINENESS, backdrop, compose
-from mmrl_datasets.generation import Dice, Draft, check_among, check_fractions, check_least, either, samples
-from mmrl_datasets.pictures import as_split, textures
+from mmrl_datasets.generators.common import Dice, Draft, check_among, check_fractions, check_least, either, samples
+from mmrl_datasets.generators.drawing import FINENESS, backdrop, compose
+from mmrl_datasets.generators.photos import as_split, textures
 
 PAPER: Final = 232
 INK: Final = (24, 28, 64)

@@ -7,11 +7,21 @@ from typing import Final, Literal, NamedTuple
 
 from mmrl.answer.tool_calls import last_call
 from mmrl.types import ImageRef, Part, Place, Reject, Sample
-from mmrl_datasets.columns import Column, columns_of, needed, optional
 from mmrl_datasets.formats.row import BadRowError, Cells, shown
-from mmrl_datasets.mapping import Fields, Forms, Mark, Source, forms, identity, interleaved, marked, others
-from mmrl_datasets.media_files import MediaFiles, clip, media_files
-from mmrl_datasets.targets import Corners, text
+from mmrl_datasets.readers.answers import Corners, text
+from mmrl_datasets.readers.columns import Column, columns_of, needed, optional
+from mmrl_datasets.readers.media_resolver import MediaFiles, clip, media_files
+from mmrl_datasets.readers.row_to_sample import (
+    Fields,
+    Forms,
+    Mark,
+    Source,
+    forms,
+    identity,
+    interleaved,
+    marked,
+    others,
+)
 
 ROLES: Final = ("turns", "id", "images", "videos", "start", "end", "answer", "label", "thought", "medium")
 SPEAKERS: Final[Mapping[object, str]] = {

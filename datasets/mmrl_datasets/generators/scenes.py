@@ -21,7 +21,17 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import Frame, Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import (
+from mmrl_datasets.generators.common import (
+    Dice,
+    Draft,
+    check_among,
+    check_fractions,
+    check_least,
+    either,
+    samples,
+    things_meta,
+)
+from mmrl_datasets.generators.drawing import (
     COLOURS,
     SHAPES,
     Box,
@@ -33,17 +43,7 @@ from mmrl_datasets.drawing import (
     picks,
     scatter,
 )
-from mmrl_datasets.generation import (
-    Dice,
-    Draft,
-    check_among,
-    check_fractions,
-    check_least,
-    either,
-    samples,
-    things_meta,
-)
-from mmrl_datasets.pictures import as_split, cutout, handwriting, materials, textures
+from mmrl_datasets.generators.photos import as_split, cutout, handwriting, materials, textures
 
 GREY: Final = 128
 PAPER: Final = 224

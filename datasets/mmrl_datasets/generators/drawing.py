@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mmrl.types import ImageRef, UserError
-from mmrl_datasets.pictures import Split, cutout
-from mmrl_datasets.store import write_once
+from mmrl_datasets.file_writes import write_once
+from mmrl_datasets.generators.photos import Split, cutout
 
 Box = tuple[int, int, int, int]
 _Fact = TypeVar("_Fact", bound=tuple[Any, ...] | str)  # sorts, and its repr is the same in every process

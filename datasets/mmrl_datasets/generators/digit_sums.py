@@ -14,10 +14,10 @@ from PIL import Image
 
 from mmrl.answer import Grammar
 from mmrl.types import Kind, Place, Sample, Target
-from mmrl_datasets.drawing import Thing, backdrop
-from mmrl_datasets.generation import Dice, Draft, check_fractions, check_least, either, samples, things_meta
-from mmrl_datasets.pictures import as_split, handwriting, textures
-from mmrl_datasets.scenes import INK, PAPER, line
+from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, either, samples, things_meta
+from mmrl_datasets.generators.drawing import Thing, backdrop
+from mmrl_datasets.generators.photos import as_split, handwriting, textures
+from mmrl_datasets.generators.scenes import INK, PAPER, line
 
 GRAMMAR = Grammar(think="optional")
 

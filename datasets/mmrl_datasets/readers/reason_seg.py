@@ -8,12 +8,12 @@ from typing import Any
 
 from mmrl.answer.values import is_number
 from mmrl.types import Frame, Kind, Place, Reject, Sample, UserError
-from mmrl_datasets.columns import Filled, template
-from mmrl_datasets.formats.json_list import load
+from mmrl_datasets.formats.json_file import load
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, cell, shown
-from mmrl_datasets.mapping import Fields, Source
-from mmrl_datasets.media_files import MediaFiles, media_files
-from mmrl_datasets.targets import AnswerForm, text
+from mmrl_datasets.readers.answers import AnswerForm, text
+from mmrl_datasets.readers.columns import Filled, template
+from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
+from mmrl_datasets.readers.row_to_sample import Fields, Source
 
 FORM = AnswerForm(kind=Kind.BOX, frame=Frame.PX_ORIGINAL)
 

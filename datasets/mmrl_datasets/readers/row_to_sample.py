@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from mmrl.answer import MAY_BE_FRAMED
 from mmrl.types import ImageRef, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
-from mmrl_datasets.columns import Column, Filled, column
-from mmrl_datasets.formats.files import open_rows
+from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has, shown
-from mmrl_datasets.targets import LETTERS, AnswerForm, Corners, answer_form, text
+from mmrl_datasets.readers.answers import LETTERS, AnswerForm, Corners, answer_form, text
+from mmrl_datasets.readers.columns import Column, Filled, column
 
 MARKER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 

@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import FINENESS, compose
-from mmrl_datasets.generation import Dice, Draft, check_among, check_least, samples, shuffled
-from mmrl_datasets.mapping import listed
-from mmrl_datasets.pictures import as_split
+from mmrl_datasets.generators.common import Dice, Draft, check_among, check_least, samples, shuffled
+from mmrl_datasets.generators.drawing import FINENESS, compose
+from mmrl_datasets.generators.photos import as_split
+from mmrl_datasets.readers.row_to_sample import listed
 
 Chart = Literal["bar", "line", "pie"]
 Question = Literal["value", "difference", "largest", "month"]

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import Part, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import Thing, save_png
-from mmrl_datasets.films import Film, save_mp4
-from mmrl_datasets.pictures import Split
-from mmrl_datasets.streams import streams
-from mmrl_datasets.targets import LETTERS
+from mmrl_datasets.generators.drawing import Thing, save_png
+from mmrl_datasets.generators.mp4_writer import Film, save_mp4
+from mmrl_datasets.generators.photos import Split
+from mmrl_datasets.generators.random_streams import streams
+from mmrl_datasets.readers.answers import LETTERS
 
 AT_ONCE: Final = 256  # samples whose streams are begun together
 

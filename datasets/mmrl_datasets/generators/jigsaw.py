@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.drawing import MAX_DRAWS
-from mmrl_datasets.generation import Dice, Draft, check_among, check_least, samples, shuffled
-from mmrl_datasets.mapping import listed
-from mmrl_datasets.pictures import as_split, cutout, photographs
+from mmrl_datasets.generators.common import Dice, Draft, check_among, check_least, samples, shuffled
+from mmrl_datasets.generators.drawing import MAX_DRAWS
+from mmrl_datasets.generators.photos import as_split, cutout, photographs
+from mmrl_datasets.readers.row_to_sample import listed
 
 MIN_DIFFERENCE: Final = 8.0  # mean absolute difference of two tiles, in grey levels of 255
 BLANK: Final = 128

@@ -1,0 +1,1 @@
+"""Generators of verifiable visual tasks, drawn from a seed."""
