@@ -33,7 +33,7 @@ from mmrl.media.checks import MediaError
 from mmrl.media.video import ClipRule
 from mmrl.policy.build import encoder_of, grammar_of, reader_of
 from mmrl.policy.encoder import Outline
-from mmrl.scoring import judge_of
+from mmrl.scoring.build import judge_of
 from mmrl.training.benchmarks import read_benchmark
 from mmrl.training.build import PICTURE_BYTES
 from mmrl.types import ImageRef, Kind, Reject, Sample, UserError, VideoRef

@@ -16,7 +16,7 @@ from mmrl.evaluation.graders import RIGHT, ByRewards, ByRule, Marking, RuleJudge
 from mmrl.policy.build import grammar_of
 from mmrl.ports import Judge
 from mmrl.scoring import Judge as Rewarding
-from mmrl.scoring import judge_of
+from mmrl.scoring.build import judge_of
 from mmrl.types import Access, Frame, Place, Sample, UserError, Veil
 
 OF_RUN: Final = "run:"

@@ -46,7 +46,8 @@ from mmrl.rollout.build import Kit, check, compose
 from mmrl.rollout.factory import Samplers, law_of, prompt_limit
 from mmrl.rollout.tools.demonstrations import Traces
 from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring import check_group_terms, group_terms_of, judge_of, registry, weights_of
+from mmrl.scoring import registry
+from mmrl.scoring.build import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.training.validation import Evaluator
 from mmrl.types import SamplingLaw, State
 from mmrl.utils.torch_threads import use_threads

@@ -429,7 +429,7 @@ def test_what_is_no_list_is_refused(place, content):
 
 
 def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
-    monkeypatch.setattr(json_file, "MAX_BYTES", 5)
+    monkeypatch.setattr("mmrl_datasets.formats.json_file.MAX_BYTES", 5)
     (place.base / "a.json").write_text("[{}, {}]")
     with pytest.raises(UserError, match="write it as JSON Lines"):
         list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
@@ -630,7 +630,7 @@ def test_bad_records_of_a_text_table(place):
 
 
 def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
-    monkeypatch.setattr(csv_tsv, "MAX_CELL_CHARS", 200_000)
+    monkeypatch.setattr("mmrl_datasets.formats.csv_tsv.MAX_CELL_CHARS", 200_000)
     (place.base / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
     results = list(table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, kind="number", limit=2))
     assert "larger than field limit" in reasons(results)[0]
