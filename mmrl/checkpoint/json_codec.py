@@ -33,7 +33,7 @@ _NOUNS: Final[Mapping[str, type[Any]]] = MappingProxyType(
         name: noun
         for name, noun in vars(types).items()
         if isinstance(noun, type)
-        and noun.__module__ == types.__name__
+        and noun.__module__.startswith(f"{types.__name__}.")
         and (is_dataclass(noun) or issubclass(noun, tuple | Enum))
     }
 )
