@@ -6,24 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from mmrl.types import (
-    Answers,
-    Choice,
     Experience,
     Group,
     Prompt,
     Rollout,
+    RolloutBatch,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
-    State,
+    SelectedExperiences,
     Target,
+    TrainingState,
 )
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from: an endless, seeded order that a cursor can return to."""
 
-    def take(self, cursor: int, count: int) -> Sequence[Sample]:
+    def take(self, start_position: int, count: int) -> Sequence[Sample]:
         """The samples at the `count` positions from `cursor` on; unusable ones are left out.
 
         Raises:
@@ -31,14 +31,19 @@ class Source(Protocol):
         """
 
 
-class Asker(Protocol):
+class PromptBuilder(Protocol):
     """Turns a sample into what the model reads."""
 
-    def ask(self, sample: Sample) -> Prompt:
+    def build(self, sample: Sample) -> Prompt:
         """Open and measure the media once; expand placeholders. Raises UserError naming the sample."""
 
-    def demonstrate(
-        self, prompt: Prompt, lesson: Target | str, *, thinks: bool, learn: Literal["response", "answer"]
+    def build_demonstration(
+        self,
+        prompt: Prompt,
+        demonstration: Target | str,
+        *,
+        with_thinking: bool,
+        loss_on: Literal["response", "answer"],
     ) -> Rollout:
         """The response a teacher would give: a right answer, or a whole response as it stands.
 
@@ -50,11 +55,11 @@ class Sampler(Protocol):
     """Draws responses from the current policy."""
 
     def generate(
-        self, prompts: Sequence[Prompt], group_size: int, law: SamplingLaw, *, step: int
+        self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> Sequence[Sequence[Rollout]]:
         """`group_size` rollouts for each prompt, in order. Seeds derive from (run, step, sample, index)."""
 
-    def extend(self, rollouts: Sequence[Rollout], law: SamplingLaw, *, step: int) -> Sequence[Rollout]:
+    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
         """Go on behind each rollout's last token, whoever wrote it; what is drawn becomes one more segment of POLICY.
 
         `law.max_new_tokens` bounds what is drawn now. Seeds derive from the segments there are, too.
@@ -67,30 +72,32 @@ class Sampler(Protocol):
         """End what was started: processes, connections, memory."""
 
 
-class Program(Protocol):
+class RolloutPipeline(Protocol):
     """From prompts to rollouts: sampling once, and whatever YAML adds to it (a second look, tools, probes)."""
 
-    def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]] = ()) -> Answers:
+    def run(
+        self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
+    ) -> RolloutBatch:
         """A group of rollouts for each prompt, in order, those `pending` from the step before first.
 
         A program may leave groups pending again, but not all of them.
         """
 
 
-class Foresight(Protocol):
+class AsyncRollouts(Protocol):
     """Answers the first round of a step while the step before it is learned."""
 
-    def begin(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], Answers]:
+    def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], RolloutBatch]:
         """Begin to answer for `step`, by policy `version`; what is returned waits for all ranks' answers.
 
         Until it has been called, nobody else may draw, and no sampler may `sync`.
         """
 
-    def due(self, answers: Answers, *, version: int) -> Answers:
+    def take(self, batch: RolloutBatch, *, version: int) -> RolloutBatch:
         """This rank's part of answers from all, to be learned from at policy `version`."""
 
 
-class Tools(Protocol):
+class DemonstrationCompleter(Protocol):
     """Answers the calls that demonstrations make."""
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
@@ -101,10 +108,10 @@ class Tools(Protocol):
         """
 
 
-class Judge(Protocol):
+class RewardScorer(Protocol):
     """Scores rollouts; the only caller of reward functions."""
 
-    def judge(
+    def score_groups(
         self,
         rollouts: Sequence[Sequence[Rollout]],
         *,
@@ -116,38 +123,38 @@ class Judge(Protocol):
         `probes`, where there are any, has an entry for each prompt.
         """
 
-    def evaluate(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+    def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """One score per rollout, in order, without the terms that only shape training; nothing is left out."""
 
 
-class Chooser(Protocol):
+class ExperienceSelector(Protocol):
     """Decides what a step learns from: filters, advantages, replay."""
 
-    def wants_more(self, groups: Sequence[Group], state: State, *, rounds: int) -> bool:
+    def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """Whether to ask another round of prompts, after `rounds` of them gave `groups`; True for the first."""
 
-    def choose(self, groups: Sequence[Group], state: State) -> Choice:
+    def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
         """What of the groups is learned, and what of the state's memory beside it."""
 
 
 class Learner(Protocol):
     """Turns experiences into new weights."""
 
-    def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
+    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """One optimizer step over all experiences, empty or not; returns metrics named `learner/...`."""
 
 
-class Gate(Protocol):
+class StopCriterion(Protocol):
     """Decides whether a stage has reached its goal."""
 
-    def passed(self, state: State) -> bool:
+    def should_stop(self, state: TrainingState) -> bool:
         """Look when a look is due; True ends the stage."""
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Saves a run so that it can go on exactly."""
 
-    def keep(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """Called after every step: save when a checkpoint is due or the user wants to stop.
 
         Raises:
@@ -155,13 +162,13 @@ class Keeper(Protocol):
         """
 
 
-class Teller(Protocol):
+class MetricsLogger(Protocol):
     """Tells people what happens."""
 
-    def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Record one step. `times` are wall-clock seconds and live apart from the reproducible metrics."""
 
-    def show(
-        self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, at_all_events: bool
+    def log_rollouts(
+        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
     ) -> str | None:
         """Keep the step's rollouts for reading, if it is their turn or `at_all_events`; returns the file."""

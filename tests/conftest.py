@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 from videos import SMALL, write_video
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch
-from mmrl.media.cache import MediaStore
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.families import family_of
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    MediaLimitsConfig,
+    VideoConfig,
+    VisionFromScratchConfig,
+)
+from mmrl.media.cache import MediaCache
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import get_family
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Access, Place, Sample, SamplingLaw, VideoRef
+from mmrl.types import DatasetContext, MediaPolicy, Sample, SamplingParams, VideoRef
 from mmrl_datasets.generators import scenes
 
 
@@ -33,7 +39,7 @@ class Tiny:
     policy: Policy
     processor: QwenProcessor
     samples: tuple[Sample, ...]
-    law: SamplingLaw
+    law: SamplingParams
 
     @property
     def eos_id(self) -> int:
@@ -45,14 +51,14 @@ class Tiny:
         store_bytes: int = 0,
         instruct: bool = False,
         max_prompt_tokens: int = 500,
-        video: Video = SMALL,
+        video: VideoConfig = SMALL,
         root: Path = Path("/"),
     ) -> QwenProcessor:
         """A processor like this world's with nothing in its caches."""
         known = self.processor.encoder
-        store = MediaStore(Access(roots=(root,)), Limits(), max_bytes=store_bytes)
+        store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
         options = {"video": video, "instruct": instruct, "max_prompt_tokens": max_prompt_tokens}
-        return QwenProcessor(Encoder(known.hf, known.family, known.grammar, store, **options))
+        return QwenProcessor(PromptEncoder(known.hf_processor, known.family, known.grammar, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))
@@ -68,12 +74,12 @@ def _mixed(samples: Iterable[Sample], clip: VideoRef) -> tuple[Sample, ...]:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(work=tmp_path_factory.mktemp("data"), base=Path.cwd(), seed=0)
+def place(tmp_path_factory: pytest.TempPathFactory) -> DatasetContext:
+    return DatasetContext(work_dir=tmp_path_factory.mktemp("data"), base_dir=Path.cwd(), seed=0)
 
 
 @pytest.fixture(scope="session")
-def scene_samples(place: Place) -> tuple[Sample, ...]:
+def scene_samples(place: DatasetContext) -> tuple[Sample, ...]:
     makers = (scenes.counting, scenes.grounding, scenes.digits)
     return tuple(sample for make in makers for sample in make(place, split="train", size=4))
 
@@ -89,28 +95,30 @@ def tiny(scene_samples: tuple[Sample, ...], clip: VideoRef) -> Callable[[str], T
 
     @cache
     def words() -> tuple[str, ...]:
-        grammar = Grammar()
+        grammar = ResponseFormat()
         questions = [part for sample in scene_samples for part in sample.parts if isinstance(part, str)]
         return (*questions, *(grammar.render(sample.target) for sample in scene_samples))
 
     def make(family: str = "qwen2_5_vl") -> Tiny:
-        spec = Scratch(
+        spec = FromScratchConfig(
             family=family,
-            vision=VisionScratch(width=32, heads=2, mlp=32),
-            language=LanguageScratch(width=48, heads=4, kv_heads=2, mlp=64, vocab=330),
+            vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
+            language=LanguageFromScratchConfig(
+                hidden_size=48, num_heads=4, num_kv_heads=2, intermediate_size=64, vocab_size=330
+            ),
         )
-        tokenizer = train_tokenizer(words(), spec.language.vocab)
+        tokenizer = train_tokenizer(words(), spec.language.vocab_size)
         policy = Policy(make_model(spec, tokenizer, seed=1))
-        encoder = Encoder(
+        encoder = PromptEncoder(
             make_processor(spec, tokenizer, (2304, 2304)),
-            family_of(policy.model.config),
-            Grammar(),
-            MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8),
+            get_family(policy.model.config),
+            ResponseFormat(),
+            MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8),
             video=SMALL,
-            instruct=False,
+            add_instruction=False,
             max_prompt_tokens=500,
         )
-        law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
+        law = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=6)
         return Tiny(policy=policy, processor=QwenProcessor(encoder), samples=_mixed(scene_samples, clip), law=law)
 
     return make

@@ -1,7 +1,7 @@
 """Every objective that the tests go through: the published bundles, and each setting by itself."""
 
-from mmrl.config.schema import Advantage, Loss
-from mmrl.config.schema.presets import PRESETS
+from mmrl.config.schema import AdvantageConfig, LossConfig
+from mmrl.config.schema.presets import ALGORITHM_PRESETS
 
 KL = {"coef": 0.3}
 WEIGHTS = {"kind": "truncate", "high": 1.1}
@@ -23,10 +23,13 @@ SETTINGS = {
     "nll after a trigger": {"nll": {"coef": 0.5}},
     "nll": {"nll": {"coef": 0.5, "on": "response"}, "aggregate": "sequence"},
 }
-BUNDLES = {f"algorithm {name}": bundle.get("loss", {}) for name, bundle in PRESETS.items()}
+BUNDLES = {f"algorithm {name}": bundle.get("loss", {}) for name, bundle in ALGORITHM_PRESETS.items()}
 LOSSES = {
-    **{name: Loss(**bundle) for name, bundle in BUNDLES.items()},
-    **{f"{name}, KL": Loss(**{**bundle, "kl": {**KL, **bundle.get("kl", {})}}) for name, bundle in BUNDLES.items()},
-    **{name: Loss(**settings) for name, settings in SETTINGS.items()},
+    **{name: LossConfig(**bundle) for name, bundle in BUNDLES.items()},
+    **{
+        f"{name}, KL": LossConfig(**{**bundle, "kl": {**KL, **bundle.get("kl", {})}})
+        for name, bundle in BUNDLES.items()
+    },
+    **{name: LossConfig(**settings) for name, settings in SETTINGS.items()},
 }
-ADVANTAGES = {name: Advantage(**bundle.get("advantage", {})) for name, bundle in PRESETS.items()}
+ADVANTAGES = {name: AdvantageConfig(**bundle.get("advantage", {})) for name, bundle in ALGORITHM_PRESETS.items()}

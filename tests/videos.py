@@ -10,11 +10,11 @@ from pathlib import Path
 import av
 import numpy as np
 
-from mmrl.config.schema import Video
+from mmrl.config.schema import VideoConfig
 from mmrl.types import VideoRef
 
 RATE = 12
-SMALL = Video(min_pixels=1024, max_pixels=2304)
+SMALL = VideoConfig(min_pixels=1024, max_pixels=2304)
 """Frames for a tiny model."""
 _TICKS = 100  # of a frame's duration, so that times may vary
 

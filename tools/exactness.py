@@ -18,142 +18,166 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
-from mmrl.learner.shared_prefix_check import difference
-from mmrl.policy.batch import Batch, Placeholders, PromptTensors, Stem, collate
-from mmrl.policy.families import FAMILIES, Clock, family_of
-from mmrl.policy.mrope import Grid, Run, mrope_positions
-from mmrl.policy.pretrained import Loaded, load_pretrained
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
+from mmrl.learner.shared_prefix_check import compare_layouts
+from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
+from mmrl.policy.families import FAMILIES, VideoTimeEncoding, get_family
+from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.policy.pretrained import ModelBundle, load_pretrained
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import (
+    AnswerType,
     Author,
     Experience,
-    Finish,
+    FinishReason,
     ImageRef,
-    Kind,
     MediaRef,
     Prompt,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Segment,
     Target,
     VideoRef,
 )
 
-KINDS = {"text": "", "image": "i", "two images": "ii", "video": "v", "image and video": "iv"}
+MEDIA_BY_PROMPT = {"text": "", "image": "i", "two images": "ii", "video": "v", "image and video": "iv"}
 GRIDS: dict[str, Grid] = {"i": (1, 8, 12), "v": (3, 4, 8)}
-LENGTHS = (23, 1, 40, 11)
+COMPLETION_LENGTHS = (23, 1, 40, 11)
 IMAGE, VIDEO = ImageRef(path="noise.png", sha256=""), VideoRef(path="noise.mp4", sha256="")
 
 
-class Noise:
+class NoiseTensorProvider:
     """A feeder of prompts that hold media of noise."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: ModelBundle) -> None:
         images = loaded.processor.image_processor
         self.placeholders = Placeholders(
-            image=loaded.processor.image_token_id, video=loaded.processor.video_token_id, merge=images.merge_size
+            image_id=loaded.processor.image_token_id,
+            video_id=loaded.processor.video_token_id,
+            merge_size=images.merge_size,
         )
         self._family = loaded.family
-        self._width = 3 * images.temporal_patch_size * images.patch_size**2
-        self._words = len(loaded.processor.tokenizer)
-        self._special = set(loaded.processor.tokenizer.added_tokens_decoder)
-        self._runs: dict[str, dict[int, list[Run]]] = {}
+        self._patch_width = 3 * images.temporal_patch_size * images.patch_size**2
+        self._vocab_size = len(loaded.processor.tokenizer)
+        self._special_tokens = set(loaded.processor.tokenizer.added_tokens_decoder)
+        self._runs: dict[str, dict[int, list[PlaceholderRun]]] = {}
 
-    def words(self, count: int, seed: int) -> tuple[int, ...]:
+    def random_tokens(self, count: int, seed: int) -> tuple[int, ...]:
         """Random tokens, none of them special."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(0, self._words, (4 * count,), generator=generator).tolist()
-        return tuple(token for token in drawn if token not in self._special)[:count]
+        drawn = torch.randint(0, self._vocab_size, (4 * count,), generator=generator).tolist()
+        return tuple(token for token in drawn if token not in self._special_tokens)[:count]
 
-    def prompt(self, kinds: str) -> Prompt:
+    def make_prompt(self, media_kinds: str) -> Prompt:
         """A prompt with these media ("i", "v") between words."""
-        ids = list(self.words(20, 0))
-        runs: dict[int, list[Run]] = {self.placeholders.image: [], self.placeholders.video: []}
-        for place, kind in enumerate(kinds):
-            token = self.placeholders.image if kind == "i" else self.placeholders.video
-            found = self._family.video_runs(GRIDS[kind], 1.0) if kind == "v" else (Run(GRIDS[kind]),)
+        ids = list(self.random_tokens(20, 0))
+        runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
+        for place, kind in enumerate(media_kinds):
+            token = self.placeholders.image_id if kind == "i" else self.placeholders.video_id
+            found = (
+                self._family.video_placeholder_runs(GRIDS[kind], 1.0) if kind == "v" else (PlaceholderRun(GRIDS[kind]),)
+            )
             for run in found:
-                ids += [token] * (prod(run.grid) // self.placeholders.merge**2)
-                ids += self.words(3, place + 1) if self._family.clock is Clock.STAMPS else ()
+                ids += [token] * (prod(run.grid) // self.placeholders.merge_size**2)
+                ids += (
+                    self.random_tokens(3, place + 1)
+                    if self._family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
+                    else ()
+                )
             runs[token] += found
-            ids += self.words(5, place + 10)
-        refs: list[MediaRef] = [IMAGE if kind == "i" else VIDEO for kind in kinds]
-        sample = Sample(id=kinds or "text", task="t", parts=tuple(refs), target=Target(kind=Kind.TEXT, value=""))
+            ids += self.random_tokens(5, place + 10)
+        refs: list[MediaRef] = [IMAGE if kind == "i" else VIDEO for kind in media_kinds]
+        sample = Sample(
+            id=media_kinds or "text", task="t", parts=tuple(refs), target=Target(answer_type=AnswerType.TEXT, value="")
+        )
         self._runs[sample.id] = runs
-        grids = tuple(GRIDS[kind] for kind in kinds)
+        grids = tuple(GRIDS[kind] for kind in media_kinds)
         return Prompt(
-            sample=sample, ids=tuple(ids), grids=grids, resizes=(), frame=self._family.frame, digest=sample.id
+            sample=sample,
+            token_ids=tuple(ids),
+            grids=grids,
+            resize_maps=(),
+            coordinate_system=self._family.coordinate_system,
+            digest=sample.id,
         )
 
     def tensors(self, prompt: Prompt) -> PromptTensors:
         """Noise for its media."""
         generator = torch.Generator().manual_seed(1)
         counts = {kind: sum(grid == GRIDS[kind] for grid in prompt.grids) * prod(GRIDS[kind]) for kind in GRIDS}
-        patches = {kind: torch.randn(count, self._width, generator=generator) for kind, count in counts.items()}
+        patches = {kind: torch.randn(count, self._patch_width, generator=generator) for kind, count in counts.items()}
         return PromptTensors(
-            images_ND=patches["i"],
-            videos_ND=patches["v"],
-            positions_3P=mrope_positions(prompt.ids, self._runs[prompt.sample.id], merge=self.placeholders.merge),
-            seconds_V=torch.ones(len(prompt.sample.media)),
+            image_patches_MD=patches["i"],
+            video_patches_MD=patches["v"],
+            position_ids_3P=mrope_positions(
+                prompt.token_ids, self._runs[prompt.sample.id], merge_size=self.placeholders.merge_size
+            ),
+            second_per_grid_V=torch.ones(len(prompt.sample.media)),
         )
 
-    def group(self, prompt: Prompt) -> list[Experience]:
+    def make_experiences(self, prompt: Prompt) -> list[Experience]:
         """Completions of several lengths."""
-        law = SamplingLaw(max_new_tokens=max(LENGTHS))
+        law = SamplingParams(max_new_tokens=max(COMPLETION_LENGTHS))
         experiences = []
-        for index, length in enumerate(LENGTHS):
-            segment = Segment(ids=self.words(length, 100 + index), logps=(0.0,) * length, author=Author.POLICY)
+        for index, length in enumerate(COMPLETION_LENGTHS):
+            segment = Segment(
+                token_ids=self.random_tokens(length, 100 + index), logprobs=(0.0,) * length, author=Author.POLICY
+            )
             rollout = Rollout(
                 prompt=prompt,
                 index=index,
                 segments=(segment,),
                 text="",
-                answer=Grammar().parse("", Kind.TEXT),
-                finish=Finish.LENGTH,
-                law=law,
+                answer=ResponseFormat().parse("", AnswerType.TEXT),
+                finish_reason=FinishReason.LENGTH,
+                sampling_params=law,
             )
             experiences.append(Experience(rollout=rollout, advantage=1.0))
         return experiences
 
 
-def wrong(batch: Batch) -> Iterator[tuple[str, Batch]]:
+def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
     """What must not pass: positions that do not restart, and siblings that see each other."""
-    assert batch.tree is not None
-    ((prompt, lengths),) = batch.tree
-    first, count = batch.positions_3BL[..., :prompt], sum(lengths)
+    assert batch.prefix_tree is not None
+    ((prompt, lengths),) = batch.prefix_tree
+    first, count = batch.position_ids_3BL[..., :prompt], sum(lengths)
     onward = (first.max() + 1 + torch.arange(count)).expand(3, 1, -1)
     yield "wrong: positions", replace(batch, positions_3BL=torch.cat([first, onward], dim=-1))
-    yield "wrong: leak", replace(batch, tree=(Stem(prompt, (count,)),))
+    yield "wrong: leak", replace(batch, tree=(PrefixGroup(prompt, (count,)),))
 
 
-def rows(loaded: Loaded) -> Iterator[tuple[str, str, str, str]]:
+def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:
     """One model, prompt by prompt: what, activations, largest difference in nats, relative one of the gradient."""
-    policy, feeder = Policy(loaded.model), Noise(loaded)
+    policy, feeder = Policy(loaded.model), NoiseTensorProvider(loaded)
     for recompute in (False, True):
         if recompute:
             loaded.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for name, kinds in KINDS.items():
-            group = feeder.group(feeder.prompt(kinds))
+        for name, kinds in MEDIA_BY_PROMPT.items():
+            group = feeder.make_experiences(feeder.make_prompt(kinds))
             packed, plain = (collate([group], feeder, pad_id=0, shared_prefix=shared) for shared in (True, False))
             compared = [(name, packed)]
             if name == "two images" and not recompute:
-                compared += wrong(packed)
+                compared += make_wrong_batches(packed)
             for what, batch in compared:
-                found = difference(policy, batch, plain)
-                yield what, "recomputed" if recompute else "kept", f"{found.logps:.1e}", f"{found.gradient:.1e}"
+                found = compare_layouts(policy, batch, plain)
+                yield what, "recomputed" if recompute else "kept", f"{found.logprobs:.1e}", f"{found.gradient:.1e}"
 
 
-def scratch(family: str) -> Loaded:
+def make_tiny_model(family: str) -> ModelBundle:
     """A tiny model with grouped query heads."""
-    vision, language = VisionScratch(width=32, heads=2, mlp=32), LanguageScratch(width=64, heads=4, kv_heads=2)
-    spec = Scratch.model_validate({"family": family, "vision": vision, "language": language})
-    tokenizer = train_tokenizer(["a few words are enough"], spec.language.vocab)
+    vision, language = (
+        VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
+        LanguageFromScratchConfig(hidden_size=64, num_heads=4, num_kv_heads=2),
+    )
+    spec = FromScratchConfig.model_validate({"family": family, "vision": vision, "language": language})
+    tokenizer = train_tokenizer(["a few words are enough"], spec.language.vocab_size)
     model = make_model(spec, tokenizer, seed=0)
-    return Loaded(family=family_of(model.config), processor=make_processor(spec, tokenizer, (1024, 4096)), model=model)
+    return ModelBundle(
+        family=get_family(model.config), processor=make_processor(spec, tokenizer, (1024, 4096)), model=model
+    )
 
 
 def main() -> None:
@@ -164,16 +188,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     models = (
-        [load_pretrained(Model(path=arguments.model, dtype=arguments.dtype))]
+        [load_pretrained(ModelConfig(path=arguments.model, dtype=arguments.dtype))]
         if arguments.model
-        else map(scratch, FAMILIES)
+        else map(make_tiny_model, FAMILIES)
     )
     table = Table(title=f"Packed against plain, {arguments.dtype}, {arguments.device}")
     for heading in ("family", "prompt", "activations", "max |dlogp|", "gradient"):
         table.add_column(heading)
     for loaded in models:
         loaded.model.to(arguments.device, getattr(torch, arguments.dtype))
-        for row in rows(loaded):
+        for row in compare_model(loaded):
             table.add_row(loaded.family.model_type, *row)
     Console().print(table)
 

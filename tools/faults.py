@@ -27,89 +27,93 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab import BACKGROUND, GRACE_S, Lab, Row, ended, is_saving
-from rank_faults import all_die, launcher_dies, rank_dies, rank_dies_saving
+from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving, wait_for_exit
+from rank_faults import kill_all_processes, kill_launcher, kill_rank, kill_rank_while_saving
 from safetensors.torch import load_file
 
-from mmrl.checkpoint import latest
-from mmrl.checkpoint.atomic_folder import HASHES
-from mmrl.checkpoint.snapshot import COMMON, OPTIMIZER, WEIGHTS
-from mmrl.checkpoint.verify_resume import differing
+from mmrl.checkpoint import find_latest
+from mmrl.checkpoint.atomic_folder import HASHES_FILE
+from mmrl.checkpoint.snapshot import COMMON_FILES, OPTIMIZER_FILE, WEIGHTS_FILE
+from mmrl.checkpoint.verify_resume import find_differing_files
 
-HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
-BEGIN, END = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
+TABLE_HEAD = ("| fault | tried | what happened | lost |", "|---|---|---|---|")
+BEGIN_MARK, END_MARK = "<!-- tools/faults.py writes from here -->", "<!-- to here -->"
 
 
-def kill(lab: Lab) -> Iterator[Row]:
+def kill_run(harness: FaultHarness) -> Iterator[FaultRow]:
     """Kill -9, anywhere in a run's life: loading, training, measuring, exporting; every other time in a save."""
-    for overrides, where in (((), "the loop's thread"), ((BACKGROUND,), "the background")):
-        lost, saving, tries = [], 0, lab.kills // 2
+    for overrides, where in (((), "the loop's thread"), ((ASYNC_CHECKPOINTS,), "the background")):
+        lost, saving, tries = [], 0, harness.num_kills // 2
         for number in range(tries):
-            moment = lab.moment(*overrides)
-            process = lab.start(*overrides)
+            moment = harness.random_moment(*overrides)
+            process = harness.start(*overrides)
             time.sleep(moment)
-            while number % 2 and process.is_alive() and not is_saving(lab.run):
+            while number % 2 and process.is_alive() and not is_saving(harness.run_dir):
                 pass
             process.kill()
-            ended(process)
-            saving += is_saving(lab.run)
-            lost += lab.finish(*overrides)
+            wait_for_exit(process)
+            saving += is_saving(harness.run_dir)
+            lost += harness.finish_and_compare(*overrides)
         tried = f"{tries} random moments, {saving} of them inside a save in {where}"
-        yield Row("kill -9", tried, "resumed; all bytes equal", lost)
+        yield FaultRow("kill -9", tried, "resumed; all bytes equal", lost)
 
 
-def terminate(lab: Lab) -> Iterator[Row]:
+def send_sigterm(harness: FaultHarness) -> Iterator[FaultRow]:
     """SIGTERM, as a scheduler sends it."""
-    tries, lost, longest = max(2, lab.kills // 5), [], 0.0
+    tries, lost, longest = max(2, harness.num_kills // 5), [], 0.0
     codes: list[int] = []
     for _ in range(tries):
-        moment = lab.moment(BACKGROUND)
-        process = lab.start(BACKGROUND)
+        moment = harness.random_moment(ASYNC_CHECKPOINTS)
+        process = harness.start(ASYNC_CHECKPOINTS)
         time.sleep(moment)
         start = time.perf_counter()
         process.terminate()
-        codes.append(ended(process))
+        codes.append(wait_for_exit(process))
         longest = max(longest, time.perf_counter() - start)
-        lost += lab.finish(BACKGROUND)
+        lost += harness.finish_and_compare(ASYNC_CHECKPOINTS)
     lost += [f"exit code {code}" for code in codes if code not in (143, -signal.SIGTERM, 0)]
-    lost += [f"{longest:.1f} s"] if longest > GRACE_S else []
+    lost += [f"{longest:.1f} s"] if longest > MAX_EXIT_S else []
     outcome = f"saved, exit code 143 within {longest:.1f} s; resumed; all bytes equal"
-    yield Row("SIGTERM", f"{tries} random moments", outcome, lost)
+    yield FaultRow("SIGTERM", f"{tries} random moments", outcome, lost)
 
 
-def full_disk(lab: Lab) -> Iterator[Row]:
+def fill_disk(harness: FaultHarness) -> Iterator[FaultRow]:
     """No file can grow any more, from some moment on; a limit of the process stands for the disk's."""
-    tries, lost, refused = max(2, lab.kills // 5), [], 0
+    tries, lost, refused = max(2, harness.num_kills // 5), [], 0
     for _ in range(tries):
-        moment = lab.moment()
-        process = lab.start()
+        moment = harness.random_moment()
+        process = harness.start()
         time.sleep(moment)
-        limit = lab.dice.randrange(8_000, 100_000)
+        limit = harness.rng.randrange(8_000, 100_000)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
-        code = ended(process)
-        refused += code == 2 and ("cannot save" in lab.log or "cannot be written" in lab.log)
-        lost += [] if code in (0, 2) else [f"ended with {code}: {lab.log[-300:]}"]
-        lost += lab.finish()
+        code = wait_for_exit(process)
+        refused += code == 2 and ("cannot save" in harness.log_text or "cannot be written" in harness.log_text)
+        lost += [] if code in (0, 2) else [f"ended with {code}: {harness.log_text[-300:]}"]
+        lost += harness.finish_and_compare()
     outcome = f"{refused} ended with a message and exit code 2, none left a half-written file; resumed; all bytes equal"
-    yield Row("disk full", f"{tries} random moments", outcome, lost)
+    yield FaultRow("disk full", f"{tries} random moments", outcome, lost)
 
 
-def read_only(lab: Lab) -> Iterator[Row]:
+def make_read_only(harness: FaultHarness) -> Iterator[FaultRow]:
     """The run directory of a begun run may not be written any more."""
-    half = lab.half()
+    half = harness.restore_half_run()
     places = [half, *(path for path in half.rglob("*") if path.is_dir())]
     for path in places:
         path.chmod(0o555)
 
-    code = lab.go(prepare=drop_capabilities)
-    lost = [] if code == 2 and "cannot be written" in lab.log else [f"ended with {code}: {lab.log[-300:]}"]
+    code = harness.run_to_end(prepare=drop_capabilities)
+    lost = (
+        []
+        if code == 2 and "cannot be written" in harness.log_text
+        else [f"ended with {code}: {harness.log_text[-300:]}"]
+    )
     for path in places:
         path.chmod(0o755)
-    yield Row(
+    yield FaultRow(
         "read-only run directory",
         "1",
         "refused by name, exit code 2; then resumed; all bytes equal",
-        lost + lab.finish(),
+        lost + harness.finish_and_compare(),
     )
 
 
@@ -119,101 +123,111 @@ def drop_capabilities() -> None:
     assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing) == 0
 
 
-def corrupt(lab: Lab) -> Iterator[Row]:
+def corrupt_checkpoint(harness: FaultHarness) -> Iterator[FaultRow]:
     """The newest checkpoint is damaged, in every file and every way."""
     lost, tries = [], 0
-    damages = [(name, how) for name in (HASHES, WEIGHTS, OPTIMIZER, *COMMON) for how in ("lost", "cut", "flipped")]
-    for name, how in damages if lab.kills >= 50 else lab.dice.sample(damages, 2):
-        file = lab.half() / "checkpoints" / "01-000003" / name
+    damages = [
+        (name, how)
+        for name in (HASHES_FILE, WEIGHTS_FILE, OPTIMIZER_FILE, *COMMON_FILES)
+        for how in ("lost", "cut", "flipped")
+    ]
+    for name, how in damages if harness.num_kills >= 50 else harness.rng.sample(damages, 2):
+        file = harness.restore_half_run() / "checkpoints" / "01-000003" / name
         content = bytearray(file.read_bytes())
         file.unlink()
         if how != "lost":
-            content[lab.dice.randrange(len(content))] ^= 0x10
+            content[harness.rng.randrange(len(content))] ^= 0x10
             file.write_bytes(content[: len(content) // 2] if how == "cut" else content)
-        lost += lab.finish()
-        lost += [] if "is damaged" in lab.log else [f"nothing was said of {name} {how}"]
+        lost += harness.finish_and_compare()
+        lost += [] if "is damaged" in harness.log_text else [f"nothing was said of {name} {how}"]
         tries += 1
     tried = f"{tries}: files lost, cut in half, one bit flipped"
-    yield Row("corrupt checkpoint", tried, "a loud line, the one before used; all bytes equal", lost)
+    yield FaultRow("corrupt checkpoint", tried, "a loud line, the one before used; all bytes equal", lost)
 
 
-def other_config(lab: Lab) -> Iterator[Row]:
+def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
     """The same directory with another config."""
-    half = lab.half()
+    half = harness.restore_half_run()
     before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
-    code = lab.go("stages.rl.group_size=8", "run.seed=1")
-    lost = [] if code == 2 and "run.seed: 0 -> 1" in lab.log else [f"ended with {code}: {lab.log[-300:]}"]
+    code = harness.run_to_end("stages.rl.group_size=8", "run.seed=1")
+    lost = (
+        []
+        if code == 2 and "run.seed: 0 -> 1" in harness.log_text
+        else [f"ended with {code}: {harness.log_text[-300:]}"]
+    )
     lost += ["the directory changed"] if before != {path: path.read_bytes() for path in before} else []
-    yield Row(
+    yield FaultRow(
         "another config",
         "1",
         "refused with the diff, nothing touched; then resumed; all bytes equal",
-        lost + lab.finish(),
+        lost + harness.finish_and_compare(),
     )
 
 
-def not_a_number(lab: Lab) -> Iterator[Row]:
+def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
     """Gradients that are not finite."""
-    code = lab.go("stages.cold.optimizer.lr=1e30", "stages.cold.max_bad_steps=2")
-    lost = [] if code == 2 and "not finite" in lab.log else [f"ended with {code}: {lab.log[-300:]}"]
-    newest = latest(lab.run / "checkpoints", lost.append)
-    if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS).values()):
+    code = harness.run_to_end("stages.cold.optimizer.lr=1e30", "stages.cold.max_bad_steps=2")
+    lost = [] if code == 2 and "not finite" in harness.log_text else [f"ended with {code}: {harness.log_text[-300:]}"]
+    newest = find_latest(harness.run_dir / "checkpoints", lost.append)
+    if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS_FILE).values()):
         lost.append("weights that are not finite were saved")
-    shutil.rmtree(lab.run)
-    yield Row("NaN loss", "1", "no weight changed, exit code 2, the samples' file named; saved weights finite", lost)
+    shutil.rmtree(harness.run_dir)
+    yield FaultRow(
+        "NaN loss", "1", "no weight changed, exit code 2, the samples' file named; saved weights finite", lost
+    )
 
 
-def clock(lab: Lab) -> Iterator[Row]:
+def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
     """Clocks jump back and forth by days at every look, and so do the dates of files."""
-    lab.half()
-    for path in lab.run.rglob("*"):
-        os.utime(path, (lab.dice.randrange(2**31),) * 2)
+    harness.restore_half_run()
+    for path in harness.run_dir.rglob("*"):
+        os.utime(path, (harness.rng.randrange(2**31),) * 2)
 
     def mad(read: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: read() + lab.dice.randrange(-(10**6), 10**6)
+        return lambda: read() + harness.rng.randrange(-(10**6), 10**6)
 
     def jump() -> None:
         for name in ("time", "monotonic", "perf_counter", "time_ns"):
             setattr(time, name, mad(getattr(time, name)))
 
-    whole, _ = lab.whole()
-    code = lab.go(prepare=jump)
-    lost = [f"ended with {code}: {lab.log[-300:]}"] if code else differing(whole, lab.run)
-    shutil.rmtree(lab.run)
-    yield Row("clock jumps", "1", "resumed under clocks that jump at every look; all bytes equal", lost)
+    whole, _ = harness.undisturbed_run()
+    code = harness.run_to_end(prepare=jump)
+    lost = [f"ended with {code}: {harness.log_text[-300:]}"] if code else find_differing_files(whole, harness.run_dir)
+    shutil.rmtree(harness.run_dir)
+    yield FaultRow("clock jumps", "1", "resumed under clocks that jump at every look; all bytes equal", lost)
 
 
-FAULTS: dict[str, Callable[[Lab], Iterator[Row]]] = {
-    "kill": kill,
-    "terminate": terminate,
-    "full_disk": full_disk,
-    "read_only": read_only,
-    "corrupt": corrupt,
-    "other_config": other_config,
-    "not_a_number": not_a_number,
-    "clock": clock,
-    "rank_dies": rank_dies,
-    "rank_dies_saving": rank_dies_saving,
-    "launcher_dies": launcher_dies,
-    "all_die": all_die,
+FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
+    "kill": kill_run,
+    "terminate": send_sigterm,
+    "full_disk": fill_disk,
+    "read_only": make_read_only,
+    "corrupt": corrupt_checkpoint,
+    "other_config": change_config,
+    "not_a_number": make_gradients_nan,
+    "clock": jump_clocks,
+    "rank_dies": kill_rank,
+    "rank_dies_saving": kill_rank_while_saving,
+    "launcher_dies": kill_launcher,
+    "all_die": kill_all_processes,
 }
 
 
-def lines_of(rows: Sequence[Row]) -> list[str]:
+def markdown_rows(rows: Sequence[FaultRow]) -> list[str]:
     """The rows in Markdown."""
-    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.lost) or 'nothing'} |" for row in rows]
+    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows]
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def update_table(path: Path, rows: Sequence[FaultRow]) -> None:
     """Put rows between the marks, each fault's in the place of what was known of it."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
-    known, fresh = (by_fault(lines) for lines in (old.strip().splitlines()[2:], lines_of(rows)))
-    lines = [*HEAD, *chain.from_iterable({**known, **fresh}.values())]
-    path.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
+    before, _, rest = path.read_text().partition(BEGIN_MARK)
+    old, _, after = rest.partition(END_MARK)
+    known, fresh = (group_by_fault(lines) for lines in (old.strip().splitlines()[2:], markdown_rows(rows)))
+    lines = [*TABLE_HEAD, *chain.from_iterable({**known, **fresh}.values())]
+    path.write_text("\n".join([before + BEGIN_MARK, "", *lines, "", END_MARK + after]))
 
 
-def by_fault(lines: Sequence[str]) -> dict[str, list[str]]:
+def group_by_fault(lines: Sequence[str]) -> dict[str, list[str]]:
     """Lines of the table by their first cell."""
     found: dict[str, list[str]] = {}
     for line in lines:
@@ -230,14 +244,14 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the rows into the table in this file")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
-        lab = Lab(Path(folder), random.Random(arguments.seed), arguments.kills)
+        lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.kills)
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))
             print(f"{name}: {'LOST ' + '; '.join(rows[-1].lost) if rows[-1].lost else 'nothing lost'}", flush=True)
-    print("\n".join([*HEAD, *lines_of(rows)]))
+    print("\n".join([*TABLE_HEAD, *markdown_rows(rows)]))
     if arguments.write:
-        write(arguments.write, rows)
+        update_table(arguments.write, rows)
     sys.exit("something was lost" if any(row.lost for row in rows) else 0)
 
 

@@ -15,20 +15,22 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from mmrl.checkpoint.verify_resume import differing
+from mmrl.checkpoint.verify_resume import find_differing_files
 from mmrl.cli import main as mmrl_command
 
-TINY = {
+TINY_MODEL = {
     "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
     "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
 }
-MEDIUM = {"split": "train", "size": 8, "image_px": 32}
+DATASET_ARGS = {"split": "train", "size": 8, "image_px": 32}
 CONFIG = {
     "run": {"name": "faults", "threads": 1, "keep_rollouts_every": 3},
-    "model": {"scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
+    "model": {"scratch": TINY_MODEL, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
     "data": {
-        "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": MEDIUM}],
-        "test": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": {**MEDIUM, "split": "test", "size": 2}}],
+        "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": DATASET_ARGS}],
+        "test": [
+            {"fn": "mmrl_datasets.generators.scenes:counting", "args": {**DATASET_ARGS, "split": "test", "size": 2}}
+        ],
     },
     "answer": {"instruct": False},
     "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}, {"fn": "mmrl_rewards.format:tags"}]},
@@ -43,36 +45,36 @@ CONFIG = {
         },
     ],
 }
-FORK = get_context("fork")
-GRACE_S = 10.0
-BACKGROUND = "checkpoints.asynchronous=true"
+FORK_CONTEXT = get_context("fork")
+MAX_EXIT_S = 10.0
+ASYNC_CHECKPOINTS = "checkpoints.asynchronous=true"
 
 
-class Row(NamedTuple):
+class FaultRow(NamedTuple):
     """A line of the table; `lost` lists what went wrong."""
 
     fault: str
     tried: str
     outcome: str
-    lost: list[str]
+    problems: list[str]
 
 
 @dataclass(slots=True)
-class Lab:
+class FaultHarness:
     """A folder where runs are tried, always at the same path, so that not even that may differ."""
 
     folder: Path
-    dice: random.Random
-    kills: int
-    wholes: dict[tuple[str, ...], tuple[Path, float]] = field(default_factory=dict)
+    rng: random.Random
+    num_kills: int
+    undisturbed_runs: dict[tuple[str, ...], tuple[Path, float]] = field(default_factory=dict)
 
     @property
-    def run(self) -> Path:
+    def run_dir(self) -> Path:
         """The run under test."""
         return self.folder / "run"
 
     @property
-    def log(self) -> str:
+    def log_text(self) -> str:
         """What the last run said."""
         return (self.folder / "log").read_text()
 
@@ -80,52 +82,55 @@ class Lab:
         """Begin or go on with the run in a process of its own."""
         config = self.folder / "faults.yaml"
         config.write_text(json.dumps(CONFIG))
-        arguments = ["train", str(config), *overrides, "--run-dir", str(self.run)]
-        process = FORK.Process(target=child, args=(self.folder / "log", arguments, prepare))
+        arguments = ["train", str(config), *overrides, "--run-dir", str(self.run_dir)]
+        process = FORK_CONTEXT.Process(target=run_child, args=(self.folder / "log", arguments, prepare))
         process.start()
         return process
 
-    def go(self, *overrides: str, prepare: Callable[[], None] | None = None) -> int:
+    def run_to_end(self, *overrides: str, prepare: Callable[[], None] | None = None) -> int:
         """Run until it ends; returns the exit code."""
-        return ended(self.start(*overrides, prepare=prepare))
+        return wait_for_exit(self.start(*overrides, prepare=prepare))
 
-    def moment(self, *overrides: str) -> float:
+    def random_moment(self, *overrides: str) -> float:
         """Seconds into a run, at random."""
-        return self.dice.uniform(0.0, self.whole(*overrides)[1])
+        return self.rng.uniform(0.0, self.undisturbed_run(*overrides)[1])
 
-    def whole(self, *overrides: str) -> tuple[Path, float]:
+    def undisturbed_run(self, *overrides: str) -> tuple[Path, float]:
         """The directory of an undisturbed run, and how many seconds it took."""
-        if overrides not in self.wholes:
+        if overrides not in self.undisturbed_runs:
             start = time.perf_counter()
-            if self.go(*overrides):
-                sys.exit(f"the undisturbed run failed:\n{self.log}")
+            if self.run_to_end(*overrides):
+                sys.exit(f"the undisturbed run failed:\n{self.log_text}")
             took = time.perf_counter() - start
-            self.wholes[overrides] = (self.run.rename(self.folder / f"whole{len(self.wholes)}"), took)
-        return self.wholes[overrides]
+            self.undisturbed_runs[overrides] = (
+                self.run_dir.rename(self.folder / f"whole{len(self.undisturbed_runs)}"),
+                took,
+            )
+        return self.undisturbed_runs[overrides]
 
-    def finish(self, *overrides: str) -> list[str]:
+    def finish_and_compare(self, *overrides: str) -> list[str]:
         """Go on to the end, compare with an undisturbed run, and clean up; returns what is lost."""
-        whole, _ = self.whole(*overrides)  # made before, as it would take the run's place
-        code = self.go(*overrides)
-        lost = [f"ended with {code}: {self.log[-300:]}"] if code else differing(whole, self.run)
-        shutil.rmtree(self.run, ignore_errors=True)
+        whole, _ = self.undisturbed_run(*overrides)  # made before, as it would take the run's place
+        code = self.run_to_end(*overrides)
+        lost = [f"ended with {code}: {self.log_text[-300:]}"] if code else find_differing_files(whole, self.run_dir)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
         return lost
 
-    def half(self) -> Path:
+    def restore_half_run(self) -> Path:
         """A copy of a run that was killed half-way, with several checkpoints, in the place of the run under test."""
         kept = self.folder / "half"
         if not kept.exists():
-            self.whole()
+            self.undisturbed_run()
             process = self.start()
-            while not (self.run / "checkpoints" / "01-000003").exists():
+            while not (self.run_dir / "checkpoints" / "01-000003").exists():
                 time.sleep(0.001)
             process.kill()
-            ended(process)
-            self.run.rename(kept)
-        return Path(shutil.copytree(kept, self.run))
+            wait_for_exit(process)
+            self.run_dir.rename(kept)
+        return Path(shutil.copytree(kept, self.run_dir))
 
 
-def child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
+def run_child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -> None:
     """What a process under test does."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -135,12 +140,12 @@ def child(log: Path, arguments: list[str], prepare: Callable[[], None] | None) -
     sys.exit(mmrl_command(arguments))
 
 
-def is_saving(run: Path) -> bool:
+def is_saving(run_dir: Path) -> bool:
     """Whether a checkpoint or export is half-written."""
-    return any(run.glob(".*.partial")) or any(run.glob("checkpoints/.*.partial"))
+    return any(run_dir.glob(".*.partial")) or any(run_dir.glob("checkpoints/.*.partial"))
 
 
-def ended(process: ForkProcess) -> int:
+def wait_for_exit(process: ForkProcess) -> int:
     """Wait for a process; returns its exit code, negative for a signal."""
     process.join()
     code = process.exitcode

@@ -29,7 +29,7 @@ ARMS = {
 }
 
 
-def run(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
+def train_once(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
     """Train once (or go on, or read) and return the summary."""
     command = [sys.executable, "-m", "mmrl", "train", *arguments, f"run.seed={seed}", "--run-dir", str(folder)]
     subprocess.run(command, check=True)
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
     return summary
 
 
-def rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
+def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
     """Markdown rows of one run: a line for each task and one for their mean."""
     head = f"| {arm} | {seed} "
     lines = [
@@ -67,8 +67,8 @@ def main() -> None:
     ]
     for arm in options.arms:
         for seed in options.seeds:
-            result = run(ARMS[arm], seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
-            table += rows(arm, seed, result)
+            result = train_once(ARMS[arm], seed, options.out / f"{arm.replace(' ', '_').replace(',', '')}-{seed}")
+            table += markdown_rows(arm, seed, result)
     print("\n".join(table))
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-STEPS, RATE = 4000, 0.05
+ASCENT_STEPS, ASCENT_RATE = 4000, 0.05
 
 
-def read(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
+def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Names of the k sources, shares [n, k] and scores [n] of the n pilots.
 
     Raises:
@@ -47,7 +47,7 @@ def read(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     return names, weights / weights.sum(axis=1, keepdims=True), scores
 
 
-def features(shares: np.ndarray) -> np.ndarray:
+def quadratic_features(shares: np.ndarray) -> np.ndarray:
     """[n, k] shares to [n, k (k + 1) / 2]: each of them, then the product of each pair."""
     pairs = [shares[:, i] * shares[:, j] for i, j in combinations(range(shares.shape[1]), 2)]
     return np.column_stack([shares, *pairs])
@@ -59,34 +59,34 @@ def fit(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: the pilots' mixtures are too much alike to tell the coefficients.
     """
-    made = features(shares)
+    made = quadratic_features(shares)
     coefficients, _, rank, _ = np.linalg.lstsq(made, scores, rcond=None)
     if rank < made.shape[1]:
         raise ValueError(f"the mixtures tell only {rank} of {made.shape[1]} coefficients; run pilots that differ more")
     return coefficients
 
 
-def left_out(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def leave_one_out_predictions(shares: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """What the fit without a pilot predicts for it, [n]: by the hat matrix H, y - (y - Hy) / (1 - diag H)."""
-    made = features(shares)
+    made = quadratic_features(shares)
     hat = made @ np.linalg.pinv(made)
     return scores - (scores - hat @ scores) / (1.0 - np.diag(hat))
 
 
-def best(coefficients: np.ndarray, sources: int) -> np.ndarray:
+def best_shares(coefficients: np.ndarray, num_sources: int) -> np.ndarray:
     """The shares [k] of the greatest fitted score: projected gradient ascent from every corner and from the middle."""
-    linear = coefficients[:sources]
-    square = np.zeros((sources, sources))
-    for value, (i, j) in zip(coefficients[sources:], combinations(range(sources), 2), strict=True):
+    linear = coefficients[:num_sources]
+    square = np.zeros((num_sources, num_sources))
+    for value, (i, j) in zip(coefficients[num_sources:], combinations(range(num_sources), 2), strict=True):
         square[i, j] = square[j, i] = value
-    scale = RATE / max(1e-12, np.abs(coefficients).max())
-    starts = np.vstack([np.eye(sources), np.full((1, sources), 1.0 / sources)])
-    for _ in range(STEPS):
-        starts = projected(starts + scale * (linear + starts @ square))
-    return starts[np.argmax(features(starts) @ coefficients)]
+    scale = ASCENT_RATE / max(1e-12, np.abs(coefficients).max())
+    starts = np.vstack([np.eye(num_sources), np.full((1, num_sources), 1.0 / num_sources)])
+    for _ in range(ASCENT_STEPS):
+        starts = project_to_simplex(starts + scale * (linear + starts @ square))
+    return starts[np.argmax(quadratic_features(starts) @ coefficients)]
 
 
-def projected(points: np.ndarray) -> np.ndarray:
+def project_to_simplex(points: np.ndarray) -> np.ndarray:
     """The nearest points of the simplex, [n, k] (Duchi et al., 2008, figure 1)."""
     falling = np.sort(points)[:, ::-1]
     excess = (np.cumsum(falling, axis=1) - 1.0) / np.arange(1, points.shape[1] + 1)
@@ -100,14 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pilots", type=Path)
     options = parser.parse_args(arguments)
     try:
-        names, shares, scores = read(options.pilots)
+        names, shares, scores = read_pilots(options.pilots)
         coefficients = fit(shares, scores)
     except (OSError, KeyError, ValueError) as error:
         print(f"mixture: {error}", file=sys.stderr)
         return 2
-    error = float(np.sqrt(np.mean((left_out(shares, scores) - scores) ** 2)))
-    chosen = best(coefficients, len(names))
-    predicted = (features(chosen[None]) @ coefficients).item()
+    error = float(np.sqrt(np.mean((leave_one_out_predictions(shares, scores) - scores) ** 2)))
+    chosen = best_shares(coefficients, len(names))
+    predicted = (quadratic_features(chosen[None]) @ coefficients).item()
     print(f"{len(scores)} pilots: best {scores.max():.4f}, standard deviation {scores.std():.4f}")
     print(f"fitted without it, a pilot is missed by {error:.4f} on average (root mean square)")
     print(f"predicted at the maximum: {predicted:.4f}")

@@ -10,110 +10,121 @@ from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from lab import BACKGROUND, GRACE_S, Lab, Row, ended, is_saving
+from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving, wait_for_exit
 
-from mmrl.checkpoint.verify_resume import ranks_of
+from mmrl.checkpoint.verify_resume import child_processes
 
-TWO = ("--nproc", "2")
-ENGINES = {"plain torch": TWO, "DeepSpeed, ZeRO-2": ("deepspeed.zero=2", *TWO)}
-STEP_S = 0.1
+TWO_PROCESSES = ("--nproc", "2")
+ENGINE_OVERRIDES = {"plain torch": TWO_PROCESSES, "DeepSpeed, ZeRO-2": ("deepspeed.zero=2", *TWO_PROCESSES)}
+MAX_STEP_S = 0.1
 
 
-def rank_dies(lab: Lab) -> Iterator[Row]:
+def kill_rank(harness: FaultHarness) -> Iterator[FaultRow]:
     """Kill -9 to one of two ranks in the middle of a step, the first and the second by turns."""
-    for engine, overrides in ENGINES.items():
+    for engine, overrides in ENGINE_OVERRIDES.items():
         lost = []
-        for number in range(tries_of(lab)):
+        for number in range(num_tries(harness)):
             victim = number % 2
-            launcher, ranks = under_way(lab, *overrides)
+            launcher, ranks = start_into_training(harness, *overrides)
             os.kill(ranks[victim], signal.SIGKILL)
-            code = ended(launcher)
+            code = wait_for_exit(launcher)
             told = [f"rank {victim} was ended by SIGKILL", f"mmrl: error: rank {1 - victim}", "lost another"]
-            lost += [f"nothing was said of {words!r}: {lab.log[-300:]}" for words in told if words not in lab.log]
+            lost += [
+                f"nothing was said of {words!r}: {harness.log_text[-300:]}"
+                for words in told
+                if words not in harness.log_text
+            ]
             lost += [] if code == 128 + signal.SIGKILL else [f"ended with {code}"]
-            lost += still_there(ranks, within_s=0.0) + lab.finish(*overrides)
+            lost += kill_leftovers(ranks, within_s=0.0) + harness.finish_and_compare(*overrides)
         outcome = "the other ended with an error that names both, no process was left; resumed; all bytes equal"
-        yield Row(f"a rank of two dies ({engine})", f"{tries_of(lab)} times in a step", outcome, lost)
+        yield FaultRow(f"a rank of two dies ({engine})", f"{num_tries(harness)} times in a step", outcome, lost)
 
 
-def rank_dies_saving(lab: Lab) -> Iterator[Row]:
+def kill_rank_while_saving(harness: FaultHarness) -> Iterator[FaultRow]:
     """Kill -9 to one of two ranks while both write their parts of a checkpoint."""
-    for where, overrides in {"the loop's thread": TWO, "the background": (BACKGROUND, *TWO)}.items():
+    for where, overrides in {
+        "the loop's thread": TWO_PROCESSES,
+        "the background": (ASYNC_CHECKPOINTS, *TWO_PROCESSES),
+    }.items():
         lost, saving = [], 0
-        for number in range(tries_of(lab)):
-            launcher, ranks = under_way(lab, *overrides)
-            while launcher.is_alive() and not is_saving(lab.run):
+        for number in range(num_tries(harness)):
+            launcher, ranks = start_into_training(harness, *overrides)
+            while launcher.is_alive() and not is_saving(harness.run_dir):
                 pass
             with suppress(ProcessLookupError):
                 os.kill(ranks[number % 2], signal.SIGKILL)
-            ended(launcher)
-            saving += is_saving(lab.run)
-            lost += still_there(ranks, within_s=0.0) + lab.finish(*overrides)
-        tried = f"{tries_of(lab)} times, {saving} of them inside a save in {where}"
-        yield Row("a rank of two dies while both save", tried, "resumed; all bytes equal", lost)
+            wait_for_exit(launcher)
+            saving += is_saving(harness.run_dir)
+            lost += kill_leftovers(ranks, within_s=0.0) + harness.finish_and_compare(*overrides)
+        tried = f"{num_tries(harness)} times, {saving} of them inside a save in {where}"
+        yield FaultRow("a rank of two dies while both save", tried, "resumed; all bytes equal", lost)
 
 
-def launcher_dies(lab: Lab) -> Iterator[Row]:
+def kill_launcher(harness: FaultHarness) -> Iterator[FaultRow]:
     """Kill -9 to the launcher, anywhere in a run's life."""
     lost = []
-    for _ in range(tries_of(lab)):
-        moment = lab.moment(*TWO)
-        launcher = lab.start(*TWO)
+    for _ in range(num_tries(harness)):
+        moment = harness.random_moment(*TWO_PROCESSES)
+        launcher = harness.start(*TWO_PROCESSES)
         time.sleep(moment)
-        ranks = ranks_of(launcher.pid) if launcher.is_alive() else []
+        ranks = child_processes(launcher.pid) if launcher.is_alive() else []
         launcher.kill()
-        ended(launcher)
-        lost += still_there(ranks, within_s=3 * lab.whole(*TWO)[1] + GRACE_S) + lab.finish(*TWO)
+        wait_for_exit(launcher)
+        lost += kill_leftovers(
+            ranks, within_s=3 * harness.undisturbed_run(*TWO_PROCESSES)[1] + MAX_EXIT_S
+        ) + harness.finish_and_compare(*TWO_PROCESSES)
     outcome = "the ranks ended by themselves, no process was left; resumed; all bytes equal"
-    yield Row("the launcher of two ranks dies", f"{tries_of(lab)} random moments", outcome, lost)
+    yield FaultRow("the launcher of two ranks dies", f"{num_tries(harness)} random moments", outcome, lost)
 
 
-def all_die(lab: Lab) -> Iterator[Row]:
+def kill_all_processes(harness: FaultHarness) -> Iterator[FaultRow]:
     """Kill -9 to launcher and ranks at once, as when a machine is lost."""
     lost = []
-    for _ in range(tries_of(lab)):
-        launcher, ranks = under_way(lab, *TWO)
+    for _ in range(num_tries(harness)):
+        launcher, ranks = start_into_training(harness, *TWO_PROCESSES)
         launcher.kill()
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
-        ended(launcher)
-        lost += still_there(ranks, within_s=GRACE_S) + lab.finish(*TWO)
-    yield Row("two ranks and their launcher die", f"{tries_of(lab)} times in a step", "resumed; all bytes equal", lost)
+        wait_for_exit(launcher)
+        lost += kill_leftovers(ranks, within_s=MAX_EXIT_S) + harness.finish_and_compare(*TWO_PROCESSES)
+    yield FaultRow(
+        "two ranks and their launcher die", f"{num_tries(harness)} times in a step", "resumed; all bytes equal", lost
+    )
 
 
-def tries_of(lab: Lab) -> int:
+def num_tries(harness: FaultHarness) -> int:
     """How often; two processes take long to start."""
-    return max(1, lab.kills // 12)
+    return max(1, harness.num_kills // 12)
 
 
-def under_way(lab: Lab, *overrides: str) -> tuple[ForkProcess, list[int]]:
+def start_into_training(harness: FaultHarness, *overrides: str) -> tuple[ForkProcess, list[int]]:
     """Begin a run and let it come into some step of training; the launcher, and the ranks in their order."""
-    whole, _ = lab.whole(*overrides)
-    lines = lab.dice.randrange(1, count_lines(whole) - 2)
-    launcher = lab.start(*overrides)
-    while launcher.is_alive() and count_lines(lab.run) < lines:
+    whole, _ = harness.undisturbed_run(*overrides)
+    lines = harness.rng.randrange(1, count_metric_lines(whole) - 2)
+    launcher = harness.start(*overrides)
+    while launcher.is_alive() and count_metric_lines(harness.run_dir) < lines:
         time.sleep(0.001)
-    time.sleep(lab.dice.uniform(0.0, STEP_S))
-    return launcher, ranks_of(launcher.pid)
+    time.sleep(harness.rng.uniform(0.0, MAX_STEP_S))
+    return launcher, child_processes(launcher.pid)
 
 
-def count_lines(run: Path) -> int:
+def count_metric_lines(run_dir: Path) -> int:
     """Lines of a run's metrics."""
-    path = run / "metrics.jsonl"
+    path = run_dir / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def still_there(processes: list[int], *, within_s: float) -> list[str]:
+def kill_leftovers(processes: list[int], *, within_s: float) -> list[str]:
     """Complaints about processes that have not ended within so many seconds."""
     until = time.monotonic() + within_s
-    while (left := [pid for pid in processes if runs(pid)]) and time.monotonic() < until:
+    while (left := [pid for pid in processes if is_running(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return [f"process {pid} was left behind" for pid in left]
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

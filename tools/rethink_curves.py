@@ -22,49 +22,55 @@ from typing import Any, NamedTuple
 
 from mmrl import checkpoint
 from mmrl.log.run_dir import RunDir
-from mmrl.utils.stats import rise
+from mmrl.utils.stats import paired_improvement
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.program=[{kind: generate}]",), "rethink": ()}
-SEEN = "test/rethink/"
+METRIC_PREFIX = "test/rethink/"
 
 
-class Held(NamedTuple):
+class RethinkAccuracy(NamedTuple):
     """Held-out accuracy of drafts and of second looks, and shares of samples that these put right and wrong."""
 
-    direct: float
-    second: float
-    mended: float
-    spoiled: float
+    first_response: float
+    after_rethink: float
+    wrong_to_right: float
+    right_to_wrong: float
 
 
-def held(record: Mapping[str, Any], samples: int) -> Held:
+def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy:
     """What a run measured on its test samples. A draft without end is no attempt, and never right."""
-    moves = {name.removeprefix(SEEN): count / samples for name, count in record.items() if name.startswith(SEEN)}
+    moves = {
+        name.removeprefix(METRIC_PREFIX): count / samples
+        for name, count in record.items()
+        if name.startswith(METRIC_PREFIX)
+    }
     mended, spoiled, stayed = moves["wrong_to_right"], moves["right_to_wrong"], moves["right_to_right"]
-    return Held(direct=stayed + spoiled, second=stayed + mended, mended=mended, spoiled=spoiled)
+    return RethinkAccuracy(
+        first_response=stayed + spoiled, after_rethink=stayed + mended, wrong_to_right=mended, right_to_wrong=spoiled
+    )
 
 
-def trained(config: str, folder: Path, *overrides: str) -> Held:
+def train_or_read(config: str, folder: Path, *overrides: str) -> RethinkAccuracy:
     """The last measurement of a run of a config, trained (or gone on with) where it is not finished."""
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
         subprocess.run(command, check=True)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (task,) = json.loads((folder / "summary.json").read_text())["tasks"]
-    return held([record for record in records if SEEN + "attempted" in record][-1], task["n"])
+    return rethink_accuracy([record for record in records if METRIC_PREFIX + "attempted" in record][-1], task["n"])
 
 
-def seconds(folder: Path) -> Mapping[str, float]:
+def final_rewards(folder: Path) -> Mapping[str, float]:
     """What the second look at each test sample earned at the end of a run."""
-    saved = checkpoint.latest(RunDir(folder).checkpoints, print)
+    saved = checkpoint.find_latest(RunDir(folder).checkpoints, print)
     if saved is None:
         sys.exit(f"{folder}: no checkpoint; delete the folder, and it is trained anew")
-    ((_, rewards),) = checkpoint.load_state(saved).evals["after"].items()
+    ((_, rewards),) = checkpoint.load_state(saved).eval_rewards["after"].items()
     return dict(rewards)
 
 
-def mean_row(arm: str, results: Sequence[Held]) -> str:
+def format_mean_row(arm: str, results: Sequence[RethinkAccuracy]) -> str:
     """Mean over seeds, with the deviation from seed to seed."""
     spreads = [f"{fmean(values):.3f} ± {stdev(values):.3f}" for values in zip(*results, strict=True)]
     return f"| {arm} | mean | {' | '.join(f'**{spread}**' for spread in spreads)} |"
@@ -76,24 +82,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/rethink"))
     options = parser.parse_args()
-    results: dict[str, list[Held]] = {"cold": [], **{arm: [] for arm in ARMS}}
+    results: dict[str, list[RethinkAccuracy]] = {"cold": [], **{arm: [] for arm in ARMS}}
     for seed in options.seeds:
         cold = options.out / f"cold-{seed}"
-        results["cold"].append(trained("rethink_cold.yaml", cold, f"run.seed={seed}"))
+        results["cold"].append(train_or_read("rethink_cold.yaml", cold, f"run.seed={seed}"))
         for arm, overrides in ARMS.items():
             own = (f"run.seed={seed}", f"model.path={cold / 'model'}", *overrides)
-            results[arm].append(trained("rethink.yaml", options.out / f"{arm}-{seed}", *own))
+            results[arm].append(train_or_read("rethink.yaml", options.out / f"{arm}-{seed}", *own))
     print("| arm | seed | right at a glance | right after a second look | wrong → right | right → wrong |")
     print("|---|---|---|---|---|---|")
     for arm, of_arm in results.items():
         for seed, one in zip(options.seeds, of_arm, strict=True):
             print(f"| {arm} | {seed} | {' | '.join(f'{value:.3f}' for value in one)} |")
         if len(of_arm) > 1:
-            print(mean_row(arm, of_arm))
+            print(format_mean_row(arm, of_arm))
     print("\n| after a second look | seed | difference [95 %, paired] |\n|---|---|---|")
     for other in ("plain", "cold"):
         for seed in options.seeds:
-            gap = rise(*(seconds(options.out / f"{arm}-{seed}") for arm in (other, "rethink")))
+            gap = paired_improvement(*(final_rewards(options.out / f"{arm}-{seed}") for arm in (other, "rethink")))
             print(f"| rethink - {other} | {seed} | {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] |")
 
 

@@ -24,15 +24,15 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "faster": ("stages.rl.replay=null", "stages.rl.optimizer.lr=2e-4"),  # is replay more than a larger rate?
     "faster_replay": ("stages.rl.optimizer.lr=2e-4",),
 }
-LOOK = "validation/mean"
+VALIDATION_KEY = "validation/mean"
 
-Runs = dict[str, dict[int, list[dict[str, Any]]]]
+MetricsByArm = dict[str, dict[int, list[dict[str, Any]]]]
 """Metrics by arm and seed."""
-Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
+RewardCurves = Mapping[str, Mapping[int, Mapping[int, float]]]
 """Held-out reward by arm, seed and step."""
 
 
-def trained(config: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
+def train_or_read(config: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The metrics of a run of a config, trained (or gone on with) where it is not finished."""
     if not (folder / "summary.json").exists():
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIGS / config), *overrides, "--run-dir", str(folder)]
@@ -40,27 +40,27 @@ def trained(config: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def curve(metrics: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def reward_curve(metrics: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Held-out reward by step."""
-    return {record["step"]: record[LOOK] for record in metrics if LOOK in record}
+    return {record["step"]: record[VALIDATION_KEY] for record in metrics if VALIDATION_KEY in record}
 
 
-def first_step(looks: Mapping[int, float], goal: float) -> int | None:
+def first_step_reaching(looks: Mapping[int, float], goal: float) -> int | None:
     """The first look that reaches a goal."""
     return next((step for step, reward in looks.items() if reward >= goal), None)
 
 
-def mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
+def mean_metric(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
     """A metric over the steps that have it."""
     return fmean(record[name] for record in metrics if name in record)
 
 
-def goal_rows(curves: Curves, goal: float) -> list[str]:
+def goal_rows(curves: RewardCurves, goal: float) -> list[str]:
     """Steps to a goal: a row for each seed, and the ratios of replay to plain at either rate, mean and deviation."""
     rows: list[str] = []
     ratios: dict[str, list[float]] = {"replay": [], "faster_replay": []}
     for seed in curves["replay"]:
-        steps = {arm: first_step(curves[arm][seed], goal) for arm in ARMS}
+        steps = {arm: first_step_reaching(curves[arm][seed], goal) for arm in ARMS}
         rows.append(f"| {goal:g} | {seed} | {' | '.join(str(step or 'never') for step in steps.values())} |")
         for replay, plain in (("replay", "plain"), ("faster_replay", "faster")):
             ours, theirs = steps[replay], steps[plain]
@@ -70,15 +70,18 @@ def goal_rows(curves: Curves, goal: float) -> list[str]:
     return [*rows, f"| {goal:g} | **replay / plain** | {told} |"]
 
 
-def run_rows(runs: Runs) -> list[str]:
+def format_run_rows(runs: MetricsByArm) -> list[str]:
     """What each run ended with, and what it learned from."""
     rows = []
     for arm, of_arm in runs.items():
         for seed, metrics in of_arm.items():
-            looks = list(curve(metrics).values())
-            told = [f"{mean(metrics, 'group/informative_frac'):.0%}", "", ""]
+            looks = list(reward_curve(metrics).values())
+            told = [f"{mean_metric(metrics, 'group/informative_frac'):.0%}", "", ""]
             if "replay" in arm:
-                told[1:] = f"{mean(metrics, 'replay/share'):.0%}", f"{mean(metrics, 'replay/age_mean'):.1f}"
+                told[1:] = (
+                    f"{mean_metric(metrics, 'replay/share'):.0%}",
+                    f"{mean_metric(metrics, 'replay/age_mean'):.1f}",
+                )
             rows.append(f"| {arm} | {seed} | {looks[-1]:.3f} | {max(looks):.3f} | {' | '.join(told)} |")
     return rows
 
@@ -90,20 +93,20 @@ def main() -> None:
     parser.add_argument("--goals", type=float, nargs="+", default=[0.55, 0.6, 0.65])
     parser.add_argument("--out", type=Path, default=Path("runs/ssr"))
     options = parser.parse_args()
-    runs: Runs = {arm: {} for arm in ARMS}
+    runs: MetricsByArm = {arm: {} for arm in ARMS}
     for seed in options.seeds:
         cold = options.out / f"cold-{seed}"
-        trained("ssr_cold.yaml", cold, f"run.seed={seed}")
+        train_or_read("ssr_cold.yaml", cold, f"run.seed={seed}")
         for arm, overrides in ARMS.items():
             own = (f"run.seed={seed}", f"model.path={cold / 'model'}", *overrides)
-            runs[arm][seed] = trained("ssr.yaml", options.out / f"{arm}-{seed}", *own)
-    curves = {arm: {seed: curve(metrics) for seed, metrics in of_arm.items()} for arm, of_arm in runs.items()}
+            runs[arm][seed] = train_or_read("ssr.yaml", options.out / f"{arm}-{seed}", *own)
+    curves = {arm: {seed: reward_curve(metrics) for seed, metrics in of_arm.items()} for arm, of_arm in runs.items()}
     print("| held-out reward | seed | GRPO, steps | replay | GRPO, twice the rate | replay, twice the rate |")
     print("|---|---|---|---|---|---|")
     for goal in options.goals:
         print("\n".join(goal_rows(curves, goal)))
     print("\n| arm | seed | last reward | best | informative groups | replayed | age |\n|---|---|---|---|---|---|---|")
-    print("\n".join(run_rows(runs)))
+    print("\n".join(format_run_rows(runs)))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from pathlib import Path
 from mmrl.types import UserError
 
 
-def write_once(path: Path, content: bytes) -> None:
+def write_if_changed(path: Path, content: bytes) -> None:
     """Write a file in one move, unless it holds just that already.
 
     Raises:
         UserError: the file cannot be written.
     """
     try:
-        if _content(path) == content:
+        if _read_if_exists(path) == content:
             return
         partial = path.with_suffix(f".{os.getpid()}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def write_once(path: Path, content: bytes) -> None:
         raise UserError(f"{path}: cannot write the picture: {reason}; make room or choose another place") from error
 
 
-def _content(path: Path) -> bytes | None:
+def _read_if_exists(path: Path) -> bytes | None:
     """What a file holds; None where there is none."""
     try:
         with open(path, "rb", buffering=0) as file:  # read whole, so a buffer would be one more copy

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 
-def ratios(log_ratio_N: Tensor, sequence_N: Tensor, kind: Literal["token", "sequence", "sequence_token"]) -> Tensor:
+def importance_ratios(
+    log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
+) -> Tensor:
     """The ratio that stands before the advantage of each token, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
@@ -20,15 +22,15 @@ def ratios(log_ratio_N: Tensor, sequence_N: Tensor, kind: Literal["token", "sequ
         sequence_N: which response a token belongs to, int64 from 0.
         kind: which of the three.
     """
-    if kind == "token":
+    if level == "token":
         return log_ratio_N.exp()
     mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
-    if kind == "sequence":
+    if level == "sequence":
         return mean_N.exp()
     return (mean_N.detach() + log_ratio_N - log_ratio_N.detach()).exp()
 
 
-def truncated(weight: Tensor, high: float) -> Tensor:
+def truncate_weights(weight: Tensor, high: float) -> Tensor:
     """Truncated importance sampling: min(w, high), the weight itself where `high` is never reached.
 
     Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), TIS; the idea
@@ -37,7 +39,7 @@ def truncated(weight: Tensor, high: float) -> Tensor:
     return weight.clamp(max=high)
 
 
-def masked(weight: Tensor, low: float, high: float) -> Tensor:
+def mask_weights(weight: Tensor, low: float, high: float) -> Tensor:
     """The weight inside [low, high], 0 outside: what sampler and learner disagree on too much teaches nothing.
 
     Source: IcePop, Ling team, "Small Leak Can Sink a Great Ship" (2025); there low 0.5, high 5.
@@ -51,7 +53,7 @@ def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
 
 
-def remaining_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     """The sum over a token and those after it in its response, [N]; a response's tokens stand together, in order."""
     running_N = values_N.double().cumsum(0)  # a response's own sum must not depend on what stands before it
     lengths = torch.bincount(sequence_N)

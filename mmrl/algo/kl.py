@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 
-def k1(gap: Tensor) -> Tensor:
+def k1(log_ratio: Tensor) -> Tensor:
     """-d: unbiased, of either sign."""
-    return -gap
+    return -log_ratio
 
 
-def k2(gap: Tensor) -> Tensor:
+def k2(log_ratio: Tensor) -> Tensor:
     """d^2 / 2: biased in value, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
-    return gap.square() / 2.0
+    return log_ratio.square() / 2.0
 
 
-def k3(gap: Tensor) -> Tensor:
+def k3(log_ratio: Tensor) -> Tensor:
     """exp(d) - d - 1: unbiased, never negative; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
-    return torch.expm1(gap) - gap
+    return torch.expm1(log_ratio) - log_ratio
 
 
-def estimate(
-    logp: Tensor, ref_logp: Tensor, estimator: Literal["k1", "k2", "k3"], *, clamp: float | None = None
+def estimate_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"], *, log_ratio_clip: float | None = None
 ) -> Tensor:
     """One of the estimates, any shape; with `clamp`, of d kept within +- that many nats before anything else.
 
@@ -39,7 +39,7 @@ def estimate(
         estimator: which.
         clamp: as SEED-Bench-R1 and Video-R1 do, lest exp(d) overflow; no gradient flows beyond it.
     """
-    gap = ref_logp.detach() - logp
-    if clamp is not None:
-        gap = gap.clamp(-clamp, clamp)
+    gap = ref_logprobs.detach() - logprobs
+    if log_ratio_clip is not None:
+        gap = gap.clamp(-log_ratio_clip, log_ratio_clip)
     return {"k1": k1, "k2": k2, "k3": k3}[estimator](gap)

@@ -29,7 +29,7 @@ def clipped_surrogate(
     return -gain
 
 
-def cispo(logp: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """-clip(r, 1 - clip_low, 1 + clip_high) A log policy, r without gradient: every token keeps its gradient.
 
     Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5). Where nothing is clipped its gradient is that of the surrogate.
@@ -41,4 +41,4 @@ def cispo(logp: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_
         clip_low: 1 - clip_low is the lower bound of r; 1 for none.
         clip_high: 1 + clip_high is the upper bound of r.
     """
-    return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logp
+    return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs

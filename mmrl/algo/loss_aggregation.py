@@ -10,12 +10,12 @@ from torch import Tensor
 from mmrl.algo.importance import sequence_sums
 
 
-def shares(
+def aggregation_weights(
     sequence_N: Tensor,
-    kind: Literal["token", "sequence", "fixed"],
+    aggregation: Literal["token", "sequence", "fixed"],
     *,
-    tokens: int,
-    sequences: int,
+    num_tokens: int,
+    num_sequences: int,
     lengths_N: Tensor,
 ) -> Tensor:
     """The factor of each trained token, float32 [N]; the loss is the sum of factor times token loss.
@@ -32,10 +32,10 @@ def shares(
         lengths_N: what `fixed` divides by, for each token.
     """
     ones_N = torch.ones(len(sequence_N), device=sequence_N.device)
-    match kind:
+    match aggregation:
         case "token":
-            return ones_N / tokens
+            return ones_N / num_tokens
         case "sequence":
-            return ones_N / (sequences * sequence_sums(ones_N, sequence_N))
+            return ones_N / (num_sequences * sequence_sums(ones_N, sequence_N))
         case "fixed":
-            return ones_N / (sequences * lengths_N)
+            return ones_N / (num_sequences * lengths_N)

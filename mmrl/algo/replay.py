@@ -13,19 +13,19 @@ from math import isfinite
 
 import numpy as np
 
-from mmrl.config.schema import Replay
+from mmrl.config.schema import ReplayConfig
 from mmrl.types import Author, Experience, Rollout
 
-Memory = tuple[Experience, ...]
+ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage, oldest first."""
 
 
-def age(rollout: Rollout, version: int) -> int:
+def compute_staleness(rollout: Rollout, version: int) -> int:
     """How many policy versions before `version` the oldest of a rollout's tokens were sampled."""
     return version - min(segment.version for segment in rollout.segments if segment.author is Author.POLICY)
 
 
-def refuse_unusable(experiences: Iterable[Experience]) -> None:
+def check_finite_advantages(experiences: Iterable[Experience]) -> None:
     """Neither a weight nor a gradient can be made of an advantage that is not finite.
 
     Raises:
@@ -40,22 +40,26 @@ def refuse_unusable(experiences: Iterable[Experience]) -> None:
             )
 
 
-def remembered(
-    memory: Memory, fresh: Sequence[Experience], *, capacity: int, version: int, max_age: int | None
-) -> Memory:
+def update_buffer(
+    buffer: ReplayBuffer, fresh: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
+) -> ReplayBuffer:
     """The memory with fresh rollouts behind it, at most `capacity`, none older than `max_age` at policy `version`."""
-    start = 0 if max_age is None else bisect_left(memory, -max_age, key=lambda e: -age(e.rollout, version))
-    return (*memory[start:], *fresh)[-capacity:]
+    start = (
+        0
+        if max_staleness is None
+        else bisect_left(buffer, -max_staleness, key=lambda e: -compute_staleness(e.rollout, version))
+    )
+    return (*buffer[start:], *fresh)[-capacity:]
 
 
-def log_weights(experiences: Sequence[Experience], options: Replay) -> np.ndarray:
+def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
     """log(|A|^alpha), plus log(positives_boost) where A > 0; float64 [E], one for each experience; A is never 0."""
     advantages = np.array([experience.advantage for experience in experiences], dtype=np.float64)
-    boost = np.where(advantages > 0.0, np.log(options.positives_boost), 0.0)
-    return np.asarray(options.alpha * np.log(np.abs(advantages)) + boost)
+    boost = np.where(advantages > 0.0, np.log(options.positive_advantage_weight), 0.0)
+    return np.asarray(options.priority_exponent * np.log(np.abs(advantages)) + boost)
 
 
-def drawn(log_weights_E: np.ndarray, count: int, seed: int, *, unique: bool) -> list[int]:
+def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
     """Indices of `count` of E experiences by weight: one after the other, each at most once and fewer where there are
     fewer; or with replacement, where not `unique`.
 
@@ -63,11 +67,11 @@ def drawn(log_weights_E: np.ndarray, count: int, seed: int, *, unique: bool) -> 
     arXiv:1903.06059).
     """
     size = len(log_weights_E)
-    count = min(count, size) if unique else count
+    count = min(count, size) if without_replacement else count
     if count <= 0 or not size:
         return []
     generator = np.random.Generator(np.random.Philox(seed))
-    if unique:
+    if without_replacement:
         order = np.argsort(-(log_weights_E + generator.gumbel(size=size)), kind="stable")
         return [int(index) for index in order[:count]]
     cumulative = np.cumsum(np.exp(log_weights_E - log_weights_E.max()))
@@ -75,7 +79,7 @@ def drawn(log_weights_E: np.ndarray, count: int, seed: int, *, unique: bool) -> 
     return [int(index) for index in indices]
 
 
-def effective_size(log_weights_E: np.ndarray) -> float:
+def effective_sample_size(log_weights_E: np.ndarray) -> float:
     """(Σ w)² / Σ w²: of how many equally likely ones the draw is worth; 0 where there are none."""
     if not len(log_weights_E):
         return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import cos, pi
 from typing import Literal
 
-from mmrl.config.schema import Coefficient
+from mmrl.config.schema import LossCoefficientConfig
 
 
 def learning_rate(
@@ -42,12 +42,12 @@ def learning_rate(
     return peak * (final_frac + (1.0 - final_frac) * left)
 
 
-def coefficient(step: int, *, total: int, options: Coefficient) -> float:
+def coefficient(step: int, *, total: int, options: LossCoefficientConfig) -> float:
     """The weight of a term of the loss at step `step`: the learning rate's curve without warm-up.
 
     Raises:
         ValueError: a step outside the stage.
     """
     return learning_rate(
-        step, total=total, peak=options.coef, warmup=0, decay=options.decay, final_frac=options.final_frac
+        step, total=total, peak=options.coef, warmup=0, decay=options.schedule, final_frac=options.final_frac
     )

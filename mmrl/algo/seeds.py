@@ -6,7 +6,7 @@ import hashlib
 import json
 
 
-def derive(*parts: str | int) -> int:
+def derive_seed(*parts: str | int) -> int:
     """A seed in [0, 2**63) from what it is for, e.g. `derive(run_seed, "rollout", step, sample_id, index)`.
 
     The same on every machine and in every process. `1` and `"1"` are different parts, and so are "ab" and "a", "b".

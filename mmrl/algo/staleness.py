@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from mmrl.algo.replay import age
-from mmrl.ports import Chooser
-from mmrl.types import Choice, Experience, Group, State
+from mmrl.algo.replay import compute_staleness
+from mmrl.ports import ExperienceSelector
+from mmrl.types import Experience, Group, SelectedExperiences, TrainingState
 
 
 class Lagging:
@@ -19,25 +19,25 @@ class Lagging:
     of Hilton et al., arXiv:2110.00641, which AReaL uses (arXiv:2505.24298).
     """
 
-    def __init__(self, inner: Chooser, *, corrected: bool) -> None:
+    def __init__(self, inner: ExperienceSelector, *, corrected: bool) -> None:
         self._inner, self._corrected = inner, corrected
 
-    def wants_more(self, groups: Sequence[Group], state: State, *, rounds: int) -> bool:
+    def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
         """As the inner chooser."""
-        return self._inner.wants_more(groups, state, rounds=rounds)
+        return self._inner.needs_another_round(groups, state, rounds=rounds)
 
-    def choose(self, groups: Sequence[Group], state: State) -> Choice:
+    def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
         """As the inner chooser, with the age of each experience, and its mean and maximum."""
-        choice = self._inner.choose(groups, state)
-        aged = [self._aged(experience, state.version) for experience in choice.experiences]
-        ages = [experience.age for experience in aged]
+        choice = self._inner.select(groups, state)
+        aged = [self._with_staleness(experience, state.version) for experience in choice.experiences]
+        ages = [experience.staleness for experience in aged]
         metrics: dict[str, float] = {}
         if ages:
             metrics = {"rollout/version_gap_mean": fmean(ages), "rollout/version_gap_max": float(max(ages))}
         return replace(choice, experiences=tuple(aged), metrics={**choice.metrics, **metrics})
 
-    def _aged(self, experience: Experience, version: int) -> Experience:
-        passed = age(experience.rollout, version)
+    def _with_staleness(self, experience: Experience, version: int) -> Experience:
+        passed = compute_staleness(experience.rollout, version)
         if not passed:
             return experience
-        return replace(experience, age=passed, old=None if self._corrected else "sampler")
+        return replace(experience, staleness=passed, old_logprobs_source=None if self._corrected else "sampler")

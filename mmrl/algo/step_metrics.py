@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from mmrl.algo.blind_gap import blind_gaps
-from mmrl.types import Finish, Group
+from mmrl.types import FinishReason, Group
 
 
-def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
+def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
     """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
-    drawn = [rollout for group in groups for rollout in group.drawn]
-    failed = Counter(f"reward/{name}/{failure.fault}" for group in groups for name, failure in group.failures)
-    failed["reward/skipped"] = sum(len(group.skipped) for group in groups)
+    drawn = [rollout for group in groups for rollout in group.all_rollouts]
+    failed = Counter(f"reward/{name}/{failure.error_kind}" for group in groups for name, failure in group.failures)
+    failed["reward/skipped"] = sum(len(group.dropped) for group in groups)
     named: dict[str, list[float]] = {}
     for group in groups:
         for score in group.scores:
@@ -28,5 +28,5 @@ def describe(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> 
         **blind_gaps(groups),
         "group/informative_frac": fmean(any(row) for row in advantages),
         "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
-        "rollout/truncated_frac": fmean(rollout.finish is Finish.LENGTH for rollout in drawn),
+        "rollout/truncated_frac": fmean(rollout.finish_reason is FinishReason.LENGTH for rollout in drawn),
     }

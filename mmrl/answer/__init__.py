@@ -26,20 +26,28 @@ there is one way to write an answer, and a policy that drifts from it should be 
 the text.
 """
 
-from mmrl.answer.grammar import Grammar, Section
-from mmrl.answer.text import FORMS, read
-from mmrl.answer.values import COORDINATES, FRAMED, MAY_BE_FRAMED, Value, checked, places, reframed
+from mmrl.answer.grammar import ResponseFormat, ResponseSection
+from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
+from mmrl.answer.values import (
+    COORDINATE_KEYS,
+    COORDINATE_TYPES,
+    POSSIBLE_COORDINATE_TYPES,
+    AnswerValue,
+    convert_coordinates,
+    list_coordinates,
+    validate_value,
+)
 
 __all__ = [
-    "COORDINATES",
-    "FORMS",
-    "FRAMED",
-    "MAY_BE_FRAMED",
-    "Grammar",
-    "Section",
-    "Value",
-    "checked",
-    "places",
-    "read",
-    "reframed",
+    "ANSWER_PLACEHOLDERS",
+    "COORDINATE_KEYS",
+    "COORDINATE_TYPES",
+    "POSSIBLE_COORDINATE_TYPES",
+    "AnswerValue",
+    "ResponseFormat",
+    "ResponseSection",
+    "convert_coordinates",
+    "list_coordinates",
+    "parse_answer_value",
+    "validate_value",
 ]

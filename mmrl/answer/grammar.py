@@ -10,24 +10,24 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from mmrl.answer.sections import Part, Parts, first_tag, in_box, in_json, in_tags
-from mmrl.answer.text import FORMS, WORDS, read, written
-from mmrl.answer.values import FRAMED
-from mmrl.types import Answer, Frame, Kind, Target, UserError
+from mmrl.answer.sections import SplitResponse, TaggedSection, find_first_tag, split_boxed, split_json, split_tags
+from mmrl.answer.text import ANSWER_PLACEHOLDERS, NON_JSON_TYPES, format_target, parse_answer_value
+from mmrl.answer.values import COORDINATE_TYPES
+from mmrl.types import Answer, AnswerType, CoordinateSystem, Target, UserError
 
-_EXCERPT, _SHORT = 40, 200
+_MAX_EXCERPT_CHARS, _MAX_CACHED_CHARS = 40, 200
 _UNITS = MappingProxyType(
     {
-        Frame.PX_ORIGINAL: "in pixels",
-        Frame.PX_RESIZED: "in pixels",
-        Frame.NORM_1: "as fractions of width and height",
-        Frame.NORM_1000: "from 0 to 1000",
+        CoordinateSystem.PX_ORIGINAL: "in pixels",
+        CoordinateSystem.PX_RESIZED: "in pixels",
+        CoordinateSystem.NORM_1: "as fractions of width and height",
+        CoordinateSystem.NORM_1000: "from 0 to 1000",
     }
 )
-_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+_TAG_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 
-class Section(NamedTuple):
+class ResponseSection(NamedTuple):
     """A part of a response besides thinking and answer, such as an observation."""
 
     tag: str
@@ -36,45 +36,45 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
+class ResponseFormat:
     r"""How a response is written; `think` says whether it opens with its thinking.
 
     `style` says where the answer stands: in <answer> tags; in \boxed{..}, with free words before it; or as the last
     field of one JSON object, whose other fields are the thinking and the sections.
     """
 
-    think: Literal["none", "optional", "required"] = "none"
+    thinking: Literal["none", "optional", "required"] = "none"
     style: Literal["tags", "boxed", "json"] = "tags"
     answer_tag: str = "answer"
     think_tag: str = "think"
-    sections: tuple[Section, ...] = ()
+    sections: tuple[ResponseSection, ...] = ()
     stop_at_answer: bool = False
-    more_stops: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises UserError for a name that cannot be a tag, or stands for two parts."""
         names = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
         for name in names:
-            if not _NAME.fullmatch(name):
+            if not _TAG_NAME.fullmatch(name):
                 raise UserError(f"answer: {name!r} cannot be a tag: use letters, digits, - and _, a letter first")
             if names.count(name) > 1:
                 raise UserError(f"answer: two parts of a response are named {name!r}")
 
     @property
-    def stop(self) -> tuple[str, ...]:
+    def all_stop_strings(self) -> tuple[str, ...]:
         """Strings after which a response is complete, though it has not ended itself with EOS."""
-        return (*((f"</{self.answer_tag}>",) if self.stop_at_answer else ()), *self.more_stops)
+        return (*((f"</{self.answer_tag}>",) if self.stop_at_answer else ()), *self.stop_strings)
 
-    def instruction(self, kind: Kind, frame: Frame | None = None) -> str:
+    def instruction(self, kind: AnswerType, frame: CoordinateSystem | None = None) -> str:
         """The sentence that asks for this format; for coordinates, `frame` is the model's native one."""
-        answer, units = self._enclosed(kind, FORMS[kind]), _units(kind, frame)
+        answer, units = self._wrap_answer(kind, ANSWER_PLACEHOLDERS[kind]), _describe_units(kind, frame)
         if self.style == "json" or self.sections:
-            tags = self._order()
-            optional = [tag for tag in tags if not self._required(tag)]
+            tags = self._expected_tags()
+            optional = [tag for tag in tags if not self._is_required(tag)]
             omissions = f"; {' and '.join(optional)} may be left out" if optional else ""
-            return f"Answer as {self._assembled(dict.fromkeys(tags, '...'), answer)}{units}{omissions}."
+            return f"Answer as {self._join_sections(dict.fromkeys(tags, '...'), answer)}{units}{omissions}."
         thinking = f"<{self.think_tag}>...</{self.think_tag}>"
-        match self.think:
+        match self.thinking:
             case "none":
                 return f"Answer as {answer}{units}."
             case "optional":
@@ -92,40 +92,40 @@ class Grammar:
             UserError: the result would not parse: a missing thought or section, a target not of its kind, tags inside.
         """
         if thought is None:
-            return self._checked({}, target)
-        if self.style != "json" and thought.lstrip().startswith(tuple(f"<{tag}>" for tag in self._order())):
-            return self._checked({}, target, opening=thought)
-        return self._checked({self.think_tag: thought} if self.think != "none" else {}, target)
+            return self._render_checked({}, target)
+        if self.style != "json" and thought.lstrip().startswith(tuple(f"<{tag}>" for tag in self._expected_tags())):
+            return self._render_checked({}, target, opening=thought)
+        return self._render_checked({self.think_tag: thought} if self.thinking != "none" else {}, target)
 
-    def without_thinking(self, response: str) -> str:
+    def strip_thinking(self, response: str) -> str:
         """A response in tags or boxed style without its thinking."""
         tag = re.escape(self.think_tag)
         return re.sub(rf"\s*<{tag}>.*?</{tag}>\s*", "", response, count=1, flags=re.DOTALL)
 
-    def answer_start(self, response: str) -> int | None:
+    def find_answer_opening(self, response: str) -> int | None:
         """Where the part of a response begins that holds its answer; None where it has none."""
         opening = {"tags": f"<{self.answer_tag}>", "boxed": r"\boxed{", "json": f'"{self.answer_tag}"'}[self.style]
         start = response.rfind(opening)
         return start if start >= 0 else None
 
-    def specimen(self, target: Target) -> str:
+    def build_example(self, target: Target) -> str:
         """A response that is right in every respect, with `...` for all that comes before the answer.
 
         Raises:
             UserError: the target cannot be written.
         """
-        return self._checked(dict.fromkeys(self._order(), "..."), target)
+        return self._render_checked(dict.fromkeys(self._expected_tags(), "..."), target)
 
-    def parse(self, text: str, kind: Kind) -> Answer:
+    def parse(self, text: str, kind: AnswerType) -> Answer:
         """Read a response; never raises.
 
         `problems` names every departure from the grammar, the worst first. `value` needs less than perfection: exactly
         one answer outside the thinking, of the right kind, and nothing after it. A flaw before it (no thinking, loose
         words) is the format reward's business and leaves the value alone.
         """
-        return self._answer(self._apart(text), kind)
+        return self._build_answer(self._split(text), kind)
 
-    def parse_second(self, draft: str, text: str, kind: Kind) -> Answer:
+    def parse_continuation(self, first_response: str, text: str, kind: AnswerType) -> Answer:
         """Read a response that was made to go on: its draft, and `text` from the trigger on.
 
         What the draft answered does not count, so a response has one answer after all: the last. What must come before
@@ -133,87 +133,102 @@ class Grammar:
         """
         first = 0 if self.style == "boxed" else text.find("{")
         if self.style == "tags":
-            first = first_tag(text, (*self._before(), self.answer_tag))
-        return self._answer(self._apart(text[max(first, 0) :]), kind, self._apart(draft).others)
+            first = find_first_tag(text, (*self._all_leading_tags(), self.answer_tag))
+        return self._build_answer(self._split(text[max(first, 0) :]), kind, self._split(first_response).sections)
 
-    def answer_at(self, text: str) -> int | None:
+    def find_last_answer(self, text: str) -> int | None:
         """Where the last answer of a response begins, its tag or box included; None where there is none to cut off."""
-        return self._apart(text).at
+        return self._split(text).answer_start
 
-    def _answer(self, parts: Parts, kind: Kind, given: Sequence[Part] = ()) -> Answer:
+    def _build_answer(
+        self, parts: SplitResponse, kind: AnswerType, earlier_sections: Sequence[TaggedSection] = ()
+    ) -> Answer:
         """The answer in a response's parts; `given` came before them."""
-        value, flaw = (None, parts.flaw) if parts.content is None else _value(kind, parts.content)
-        said = (*parts.others, *given)
-        inner = {part.name: part.inner for part in reversed(said)}  # of a part that stands twice, the first
-        problems = [flaw, *parts.problems, *self._opening_flaws(parts.others, given), parts.loose]
+        value, flaw = (None, parts.content_problem) if parts.content is None else _parse_value(kind, parts.content)
+        said = (*parts.sections, *earlier_sections)
+        inner = {part.name: part.content for part in reversed(said)}  # of a part that stands twice, the first
+        problems = [
+            flaw,
+            *parts.problems,
+            *self._find_section_problems(parts.sections, earlier_sections),
+            parts.outside_text_problem,
+        ]
         return Answer(
             text=parts.content,
-            thought=inner.pop(self.think_tag, None),
+            thinking=inner.pop(self.think_tag, None),
             value=value,
             problems=tuple(dict.fromkeys(filter(None, problems))),
             sections=inner,
         )
 
-    def _apart(self, text: str) -> Parts:
-        before = self._before()
+    def _split(self, text: str) -> SplitResponse:
+        before = self._all_leading_tags()
         match self.style:
             case "tags":
-                return in_tags(text, (*before, self.answer_tag), self.answer_tag)
+                return split_tags(text, (*before, self.answer_tag), self.answer_tag)
             case "boxed":
-                return in_box(text, before)
+                return split_boxed(text, before)
             case "json":
-                return in_json(text, (*before, self.answer_tag), self.answer_tag)
+                return split_json(text, (*before, self.answer_tag), self.answer_tag)
 
-    def _before(self) -> tuple[str, ...]:
+    def _all_leading_tags(self) -> tuple[str, ...]:
         """Names of the parts that come before an answer, whether they are asked for or not."""
         return (self.think_tag, *(section.tag for section in self.sections))
 
-    def _order(self) -> list[str]:
+    def _expected_tags(self) -> list[str]:
         """Names of the parts that may come before the answer, in their order."""
         before = [section.tag for section in self.sections if not section.after_thinking]
         after = [section.tag for section in self.sections if section.after_thinking]
-        return [*before, *([self.think_tag] if self.think != "none" else []), *after]
+        return [*before, *([self.think_tag] if self.thinking != "none" else []), *after]
 
-    def _required(self, tag: str) -> bool:
+    def _is_required(self, tag: str) -> bool:
         if tag == self.think_tag:
-            return self.think == "required"
+            return self.thinking == "required"
         return any(section.required for section in self.sections if section.tag == tag)
 
-    def _opening_flaws(self, parts: Sequence[Part], given: Sequence[Part]) -> list[str]:
+    def _find_section_problems(
+        self, parts: Sequence[TaggedSection], earlier_sections: Sequence[TaggedSection]
+    ) -> list[str]:
         """What is wrong with the parts before the answer; those `given` earlier need not come again."""
-        order, there = self._order(), {part.name for part in given}
+        order, there = self._expected_tags(), {part.name for part in earlier_sections}
         inner: dict[str, list[str]] = {}
         for part in parts:
-            inner.setdefault(part.name, []).append(part.inner)
-        flaws = [f"no {self._called(tag)}" for tag in order if tag not in {*inner, *there} and self._required(tag)]
+            inner.setdefault(part.name, []).append(part.content)
+        flaws = [
+            f"no {self._display_name(tag)}" for tag in order if tag not in {*inner, *there} and self._is_required(tag)
+        ]
         for tag, texts in inner.items():
             if tag not in order:
-                flaws.append(f"{self._called(tag)} not asked for")
+                flaws.append(f"{self._display_name(tag)} not asked for")
             elif len(texts) > 1:
                 flaws.append(f"{len(texts)} {'thoughts' if tag == self.think_tag else f'<{tag}>'}")
             elif not texts[0].strip():
-                flaws.append(f"empty {self._called(tag)}")
+                flaws.append(f"empty {self._display_name(tag)}")
         found = [tag for tag in inner if tag in order]
         if found != [tag for tag in order if tag in inner]:
             flaws.append("parts out of order")
         return flaws
 
-    def _called(self, tag: str) -> str:
+    def _display_name(self, tag: str) -> str:
         return "thinking" if tag == self.think_tag else f"<{tag}>"
 
-    def _checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
+    def _render_checked(self, parts: Mapping[str, str], target: Target, *, opening: str = "") -> str:
         """A response of these parts, proven to parse."""
         try:
-            content = written(target)
+            content = format_target(target)
         except ValueError as error:
-            raise _refusal(target, f"{error}: {str(target.value)!r}") from None
-        text = opening + self._assembled(parts, self._enclosed(target.kind, content))
-        short = len(text) <= _SHORT
-        if problems := _problems(self, text, target.kind) if short else self.parse(text, target.kind).problems:
-            raise _refusal(target, problems[0])
+            raise _render_error(target, f"{error}: {str(target.value)!r}") from None
+        text = opening + self._join_sections(parts, self._wrap_answer(target.answer_type, content))
+        short = len(text) <= _MAX_CACHED_CHARS
+        if (
+            problems := _cached_problems(self, text, target.answer_type)
+            if short
+            else self.parse(text, target.answer_type).problems
+        ):
+            raise _render_error(target, problems[0])
         return text
 
-    def _enclosed(self, kind: Kind, content: str) -> str:
+    def _wrap_answer(self, kind: AnswerType, content: str) -> str:
         """What the answer's content stands in."""
         match self.style:
             case "tags":
@@ -221,41 +236,41 @@ class Grammar:
             case "boxed":
                 return rf"\boxed{{{content}}}"
             case "json":
-                return f'"{self.answer_tag}": {_quoted(content) if kind in WORDS else content}'
+                return f'"{self.answer_tag}": {_to_json_string(content) if kind in NON_JSON_TYPES else content}'
 
-    def _assembled(self, parts: Mapping[str, str], answer: str) -> str:
+    def _join_sections(self, parts: Mapping[str, str], answer: str) -> str:
         if self.style == "json":
-            fields = [f'"{tag}": {_quoted(text)}' for tag, text in parts.items()]
+            fields = [f'"{tag}": {_to_json_string(text)}' for tag, text in parts.items()]
             return f"{{{', '.join([*fields, answer])}}}"
         return "".join(f"<{tag}>{text}</{tag}>" for tag, text in parts.items()) + answer
 
 
-def _value(kind: Kind, content: str) -> tuple[Any, str]:
+def _parse_value(kind: AnswerType, content: str) -> tuple[Any, str]:
     """The value of an answer's content, or None and what is wrong with it."""
     text = content.strip()
     if not text:
         return None, "empty answer"
     try:
-        return read(kind, text), ""
+        return parse_answer_value(kind, text), ""
     except ValueError as error:
-        excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
+        excerpt = text if len(text) <= _MAX_EXCERPT_CHARS else text[:_MAX_EXCERPT_CHARS] + "..."
         return None, f"{error}: {excerpt!r}"
 
 
 @lru_cache(maxsize=4096)  # answers without a thought come again and again
-def _problems(grammar: Grammar, text: str, kind: Kind) -> tuple[str, ...]:
+def _cached_problems(grammar: ResponseFormat, text: str, kind: AnswerType) -> tuple[str, ...]:
     return grammar.parse(text, kind).problems
 
 
-def _refusal(target: Target, why: str) -> UserError:
-    return UserError(f"a {target.kind} target {target.value!r} cannot be written as an answer: {why}")
+def _render_error(target: Target, why: str) -> UserError:
+    return UserError(f"a {target.answer_type} target {target.value!r} cannot be written as an answer: {why}")
 
 
-def _units(kind: Kind, frame: Frame | None) -> str:
-    if kind in (Kind.SPAN, Kind.SPANS):
+def _describe_units(kind: AnswerType, frame: CoordinateSystem | None) -> str:
+    if kind in (AnswerType.SPAN, AnswerType.SPANS):
         return ", in seconds"
-    return f", coordinates {_UNITS[frame]}" if frame and kind in FRAMED else ""
+    return f", coordinates {_UNITS[frame]}" if frame and kind in COORDINATE_TYPES else ""
 
 
-def _quoted(text: str) -> str:
+def _to_json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -6,10 +6,10 @@ import re
 from typing import NoReturn
 from xml.parsers import expat
 
-_LONGEST = 500_000
-_DEEPEST = 200
-_ACTIVE = frozenset({"script", "foreignobject", "iframe", "embed", "object", "audio", "video", "handler"})
-_LOADS = re.compile(r"@import|url\(\s*['\"]?\s*(?!#)[^)]", re.IGNORECASE)
+_MAX_CHARS = 500_000
+_MAX_DEPTH = 200
+_FORBIDDEN_ELEMENTS = frozenset({"script", "foreignobject", "iframe", "embed", "object", "audio", "video", "handler"})
+_EXTERNAL_REFERENCE = re.compile(r"@import|url\(\s*['\"]?\s*(?!#)[^)]", re.IGNORECASE)
 
 
 def check_svg(value: object) -> str:
@@ -24,15 +24,15 @@ def check_svg(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("not an SVG")
     text = value.strip()
-    if len(text) > _LONGEST:
-        raise ValueError(f"an SVG of {len(text)} characters, at most {_LONGEST} are read")
+    if len(text) > _MAX_CHARS:
+        raise ValueError(f"an SVG of {len(text)} characters, at most {_MAX_CHARS} are read")
     parser = expat.ParserCreate(encoding="utf-8")
-    guard = _Guard()
-    parser.StartElementHandler = guard.start
-    parser.EndElementHandler = guard.end
-    parser.CharacterDataHandler = guard.characters
-    parser.StartDoctypeDeclHandler = lambda *_: _refuse("a doctype")
-    parser.ProcessingInstructionHandler = lambda *_: _refuse("a processing instruction")
+    guard = _SvgChecker()
+    parser.StartElementHandler = guard.start_element
+    parser.EndElementHandler = guard.end_element
+    parser.CharacterDataHandler = guard.character_data
+    parser.StartDoctypeDeclHandler = lambda *_: _reject("a doctype")
+    parser.ProcessingInstructionHandler = lambda *_: _reject("a processing instruction")
     try:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
@@ -42,44 +42,44 @@ def check_svg(value: object) -> str:
     return text
 
 
-class _Guard:
+class _SvgChecker:
     """Watches elements, attributes and style sheets go by."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._style: list[str] | None = None
 
-    def start(self, name: str, attributes: dict[str, str]) -> None:
+    def start_element(self, name: str, attributes: dict[str, str]) -> None:
         local = name.rpartition(":")[2].lower()
         self._depth += 1
         if self._depth == 1 and local != "svg":
-            _refuse(f"a <{name}> where <svg> belongs")
-        if self._depth > _DEEPEST:
-            _refuse(f"more than {_DEEPEST} levels")
-        if local in _ACTIVE:
-            _refuse(f"a <{name}>")
+            _reject(f"a <{name}> where <svg> belongs")
+        if self._depth > _MAX_DEPTH:
+            _reject(f"more than {_MAX_DEPTH} levels")
+        if local in _FORBIDDEN_ELEMENTS:
+            _reject(f"a <{name}>")
         if local == "style":
             self._style = []
         for key, value in attributes.items():
             plain = key.rpartition(":")[2].lower()
             if plain.startswith("on"):
-                _refuse(f"the event handler {key!r}")
+                _reject(f"the event handler {key!r}")
             if plain in ("href", "src") and not value.strip().startswith("#"):
-                _refuse("a reference that leads out of the drawing")
-            if _LOADS.search(value):
-                _refuse("a reference that leads out of the drawing")
+                _reject("a reference that leads out of the drawing")
+            if _EXTERNAL_REFERENCE.search(value):
+                _reject("a reference that leads out of the drawing")
 
-    def characters(self, text: str) -> None:
+    def character_data(self, text: str) -> None:
         if self._style is not None:
             self._style.append(text)
 
-    def end(self, name: str) -> None:
+    def end_element(self, name: str) -> None:
         self._depth -= 1
         if self._style is not None and name.rpartition(":")[2].lower() == "style":
-            if _LOADS.search("".join(self._style)):
-                _refuse("a style sheet that loads another file")
+            if _EXTERNAL_REFERENCE.search("".join(self._style)):
+                _reject("a style sheet that loads another file")
             self._style = None
 
 
-def _refuse(what: str) -> NoReturn:
+def _reject(what: str) -> NoReturn:
     raise ValueError(f"an SVG with {what}")

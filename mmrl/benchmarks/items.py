@@ -8,20 +8,20 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from mmrl.answer import Value, checked
-from mmrl.benchmarks.extraction.numbers import numbers
+from mmrl.answer import AnswerValue, validate_value
+from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.verdict import read_rows
-from mmrl.types import Frame, Kind, Size, UserError
+from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
 
-AnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
-ANSWER_TYPES: Final[tuple[str, ...]] = get_args(AnswerType)
-COLUMNS: Final = (
+ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
+ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
+ITEM_COLUMNS: Final = (
     *("id", "question", "options", "answer", "answer_type"),
     *("precision", "unit", "frame", "image_size", "meta"),
 )
 """The columns of canonical JSONL that scoring reads; only some questions need those after `answer_type`."""
-_NEEDED: Final = ("id", "answer", "answer_type")
-FRAMED: Final = ("box", "boxes", "point")
+_REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
+COORDINATE_TYPES: Final = ("box", "boxes", "point")
 """Answers with coordinates."""
 
 
@@ -34,82 +34,82 @@ class Item:
     """
 
     id: str
-    kind: AnswerType
+    answer_type: ItemAnswerType
     answer: Any
     question: str = ""
     options: tuple[str, ...] = ()
     precision: int | None = None
     unit: str | None = None
-    frame: Frame = Frame.PX_ORIGINAL
-    size: Size | None = None
+    coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    image_size: Size | None = None
     cluster: str = ""
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class ItemResponse:
     """One response to an item. Coordinates in it are in `frame`, of a picture resized to `resized`."""
 
     id: str
     text: str
-    sample: int = 0
+    response_index: int = 0
     finished: bool = True
-    tokens: int | None = None
-    frame: Frame = Frame.PX_ORIGINAL
-    resized: Size | None = None
+    num_tokens: int | None = None
+    coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    resized_size: Size | None = None
 
 
-def canonical(row: Mapping[str, Any]) -> Item:
+def parse_canonical_item(row: Mapping[str, Any]) -> Item:
     """An item of canonical JSONL.
 
     Raises:
         ValueError: a column is missing or says what cannot be.
     """
-    if absent := [column for column in _NEEDED if column not in row]:
+    if absent := [column for column in _REQUIRED_COLUMNS if column not in row]:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}")
     kind = row["answer_type"]
-    if kind not in ANSWER_TYPES:
-        raise ValueError(f"answer_type is {kind!r}, not one of {', '.join(ANSWER_TYPES)}")
-    if kind in FRAMED and "frame" not in row:
-        raise ValueError(f"a {kind} needs the column 'frame': one of {', '.join(Frame)}")
+    if kind not in ITEM_ANSWER_TYPES:
+        raise ValueError(f"answer_type is {kind!r}, not one of {', '.join(ITEM_ANSWER_TYPES)}")
+    if kind in COORDINATE_TYPES and "frame" not in row:
+        raise ValueError(f"a {kind} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
     meta = row.get("meta") or {}
     if not isinstance(meta, Mapping):
         raise ValueError(f"meta is {meta!r:.40}, not an object")
-    options = options_in(row.get("options"))
+    options = parse_options(row.get("options"))
     return Item(
-        id=identity(row["id"]),
-        kind=kind,
-        answer=due(kind, row["answer"], options),
-        question=written(row, "question") or "",
+        id=parse_id(row["id"]),
+        answer_type=kind,
+        answer=parse_answer(kind, row["answer"], options),
+        question=text_cell(row, "question") or "",
         options=options,
-        precision=decimals(row.get("precision")),
-        unit=written(row, "unit"),
-        frame=frame_of(row.get("frame", Frame.PX_ORIGINAL)),
-        size=size_of(row.get("image_size")),
+        precision=parse_precision(row.get("precision")),
+        unit=text_cell(row, "unit"),
+        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        image_size=parse_size(row.get("image_size")),
         cluster=str(row.get("cluster") or row["id"]),
-        groups={key: grouped(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
-        extra=meta,
+        subsets={key: subset_values(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
+        meta=meta,
     )
 
 
-def due(kind: AnswerType, answer: object, options: tuple[str, ...]) -> Value:
+def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
     """The right answer in the form that scorers compare: coordinates checked, a choice as its text. A point is due
     anywhere in a box.
 
     Raises:
         ValueError: it is none of this kind.
     """
-    match kind:
+    match answer_type:
         case "choice":
-            return chosen(answer, options)
+            return answer_option(answer, options)
         case "box" | "point":
-            return checked(Kind.BOX, answer)
+            return validate_value(AnswerType.BOX, answer)
         case "boxes":
-            return checked(Kind.BOXES, answer)
-        case "integer" | "float" | "count" if next(numbers(str(answer)), None) is None:
+            return validate_value(AnswerType.BOXES, answer)
+        case "integer" | "float" | "count" if next(find_numbers(str(answer)), None) is None:
             raise ValueError(f"the answer {answer!r:.60} has no number")
-        case "list" if not (_numbered(answer) if isinstance(answer, list) else any(numbers(str(answer)))):
+        case "list" if not (_all_have_numbers(answer) if isinstance(answer, list) else any(find_numbers(str(answer)))):
             raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
         case "text" if answer is None or answer in ("", [], {}):
             raise ValueError(f"the answer is {answer!r}: nothing could be right")
@@ -117,11 +117,11 @@ def due(kind: AnswerType, answer: object, options: tuple[str, ...]) -> Value:
             return answer
 
 
-def _numbered(values: Sequence[object]) -> bool:
-    return bool(values) and all(any(numbers(str(value))) for value in values)
+def _all_have_numbers(values: Sequence[object]) -> bool:
+    return bool(values) and all(any(find_numbers(str(value))) for value in values)
 
 
-def written(row: Mapping[str, Any], column: str) -> str | None:
+def text_cell(row: Mapping[str, Any], column: str) -> str | None:
     """The text of a column, None where there is none.
 
     Raises:
@@ -135,7 +135,7 @@ def written(row: Mapping[str, Any], column: str) -> str | None:
     return value
 
 
-def identity(value: object) -> str:
+def parse_id(value: object) -> str:
     """An id, as text.
 
     Raises:
@@ -146,7 +146,7 @@ def identity(value: object) -> str:
     return str(value)
 
 
-def decimals(value: object) -> int | None:
+def parse_precision(value: object) -> int | None:
     """How many decimals; published tables hold them as floats, 2.0.
 
     Raises:
@@ -159,7 +159,7 @@ def decimals(value: object) -> int | None:
     return int(value)
 
 
-def options_in(value: object) -> tuple[str, ...]:
+def parse_options(value: object) -> tuple[str, ...]:
     """Options as a list of texts; at most one per letter.
 
     Raises:
@@ -174,7 +174,7 @@ def options_in(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def chosen(answer: object, options: tuple[str, ...]) -> str:
+def answer_option(answer: object, options: tuple[str, ...]) -> str:
     """The text of the right option, which the answer gives, or its letter.
 
     Raises:
@@ -190,18 +190,18 @@ def chosen(answer: object, options: tuple[str, ...]) -> str:
     return options[place]
 
 
-def frame_of(value: object) -> Frame:
+def parse_coordinate_system(value: object) -> CoordinateSystem:
     """What coordinates are measured in.
 
     Raises:
         ValueError: it is none of the frames there are.
     """
-    if value not in list(Frame):
-        raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(Frame)}")
-    return Frame(str(value))
+    if value not in list(CoordinateSystem):
+        raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(CoordinateSystem)}")
+    return CoordinateSystem(str(value))
 
 
-def size_of(value: object) -> Size | None:
+def parse_size(value: object) -> Size | None:
     """Width and height.
 
     Raises:
@@ -218,7 +218,7 @@ def size_of(value: object) -> Size | None:
     return Size(*value)
 
 
-def grouped(value: object) -> tuple[str, ...]:
+def subset_values(value: object) -> tuple[str, ...]:
     """The groups that a cell of metadata puts an item in."""
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
@@ -243,7 +243,7 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> dict[s
     return items
 
 
-def read_responses(path: Path, items: Mapping[str, Item]) -> list[Response]:
+def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
     """The responses of a file: rows `{pid, response}`, where `sample`, `finish`, `tokens`, `frame`, `resized` may be.
 
     Other columns are left alone: published files have them.
@@ -251,15 +251,15 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[Response]:
     Raises:
         UserError: a row has no id or response, answers no item, or answers one twice with the same `sample`.
     """
-    responses: dict[tuple[str, int], Response] = {}
+    responses: dict[tuple[str, int], ItemResponse] = {}
     for number, row in read_rows(path):
         try:
-            response = _response(row)
+            response = _parse_response(row)
         except ValueError as error:
             raise UserError(f"{path}:{number}: {error}") from error
         if response.id not in items:
             raise UserError(f"{path}:{number}: the id {response.id!r} is that of no item; are these the right items?")
-        key = response.id, response.sample
+        key = response.id, response.response_index
         if key in responses:
             raise UserError(
                 f"{path}:{number}: a second response to {response.id!r}; several to one question need a column 'sample'"
@@ -268,7 +268,7 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[Response]:
     return list(responses.values())
 
 
-def _response(row: Mapping[str, Any]) -> Response:
+def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
     if absent := [column for column in ("pid", "response") if column not in row]:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
     text, sample, tokens = row["response"], row.get("sample", 0), row.get("tokens")
@@ -278,18 +278,18 @@ def _response(row: Mapping[str, Any]) -> Response:
         raise ValueError(f"sample is {sample!r:.40}, not a whole number from 0 on")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise ValueError(f"tokens is {tokens!r:.40}, not how many there are")
-    return Response(
-        id=identity(row["pid"]),
+    return ItemResponse(
+        id=parse_id(row["pid"]),
         text=text or "",
-        sample=sample,
+        response_index=sample,
         finished=row.get("finish") != "length",
-        tokens=tokens,
-        frame=frame_of(row.get("frame", Frame.PX_ORIGINAL)),
-        resized=size_of(row.get("resized")),
+        num_tokens=tokens,
+        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        resized_size=parse_size(row.get("resized")),
     )
 
 
-def missing(items: Mapping[str, Item], responses: Iterable[Response]) -> list[str]:
+def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) -> list[str]:
     """Ids of the items without a response."""
     answered = {response.id for response in responses}
     return [id for id in items if id not in answered]

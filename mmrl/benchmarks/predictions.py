@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.benchmarks.items import Response
-from mmrl.types import Finish, Frame, ResizeMap, Size, UserError
-from mmrl.utils.files import json_line, refusing
+from mmrl.benchmarks.items import ItemResponse
+from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, Size, UserError
+from mmrl.utils.files import json_line, report_write_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,43 +21,43 @@ class Prediction:
     """
 
     id: str
-    sample: int
+    response_index: int
     text: str
-    finish: Finish
-    tokens: int
-    prompt: str
-    frame: Frame
-    resizes: tuple[ResizeMap, ...]
-    draft: int | None = None
+    finish_reason: FinishReason
+    num_tokens: int
+    prompt_digest: str
+    coordinate_system: CoordinateSystem
+    resize_maps: tuple[ResizeMap, ...]
+    first_response_chars: int | None = None
 
-    def as_row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """The row of predictions.jsonl."""
         return {
             "pid": self.id,
-            "sample": self.sample,
+            "sample": self.response_index,
             "response": self.text,
-            "finish": self.finish,
-            "tokens": self.tokens,
-            "draft": self.draft,
-            "prompt": self.prompt,
-            "frame": self.frame,
-            "sizes": [[*resize.original, *resize.resized] for resize in self.resizes],
+            "finish": self.finish_reason,
+            "tokens": self.num_tokens,
+            "draft": self.first_response_chars,
+            "prompt": self.prompt_digest,
+            "frame": self.coordinate_system,
+            "sizes": [[*resize.original, *resize.resized] for resize in self.resize_maps],
         }
 
-    def response(self) -> Response:
+    def to_item_response(self) -> ItemResponse:
         """What scoring sees of it; the picture that coordinates belong to is the first."""
-        return Response(
+        return ItemResponse(
             id=self.id,
             text=self.text,
-            sample=self.sample,
-            finished=self.finish is not Finish.LENGTH,
-            tokens=self.tokens,
-            frame=self.frame,
-            resized=self.resizes[0].resized if self.resizes else None,
+            response_index=self.response_index,
+            finished=self.finish_reason is not FinishReason.LENGTH,
+            num_tokens=self.num_tokens,
+            coordinate_system=self.coordinate_system,
+            resized_size=self.resize_maps[0].resized if self.resize_maps else None,
         )
 
 
-def prediction_of(row: dict[str, Any]) -> Prediction:
+def parse_prediction(row: dict[str, Any]) -> Prediction:
     """A row read back.
 
     Raises:
@@ -66,31 +66,31 @@ def prediction_of(row: dict[str, Any]) -> Prediction:
     sizes = [(Size(*size[:2]), Size(*size[2:])) for size in row["sizes"]]
     return Prediction(
         id=row["pid"],
-        sample=row["sample"],
+        response_index=row["sample"],
         text=row["response"],
-        finish=Finish(row["finish"]),
-        tokens=row["tokens"],
-        draft=row["draft"],
-        prompt=row["prompt"],
-        frame=Frame(row["frame"]),
-        resizes=tuple(ResizeMap(*pair) for pair in sizes),
+        finish_reason=FinishReason(row["finish"]),
+        num_tokens=row["tokens"],
+        first_response_chars=row["draft"],
+        prompt_digest=row["prompt"],
+        coordinate_system=CoordinateSystem(row["frame"]),
+        resize_maps=tuple(ResizeMap(*pair) for pair in sizes),
     )
 
 
-def append(path: Path, predictions: Sequence[Prediction]) -> None:
+def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Add a batch, and wait until it is on disk.
 
     Raises:
         UserError: the file cannot be written.
     """
-    with refusing(path), path.open("ab") as file:
-        lines = "".join(json_line(prediction.as_row()) for prediction in predictions)
+    with report_write_errors(path), path.open("ab") as file:
+        lines = "".join(json_line(prediction.to_row()) for prediction in predictions)
         file.write(lines.encode("utf-8", errors="backslashreplace"))
         file.flush()
         os.fsync(file.fileno())
 
 
-def take_up(path: Path, batches: Sequence[int]) -> list[Prediction]:
+def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
     """The predictions of the batches that are whole, of so many rows each; what comes behind them is cut off.
 
     Raises:
@@ -100,17 +100,17 @@ def take_up(path: Path, batches: Sequence[int]) -> list[Prediction]:
     torn = bool(lines) and not lines[-1].endswith(b"\n")
     whole = len(lines) - torn
     kept = 0
-    for size in batches:
+    for size in batch_sizes:
         if kept + size > whole:
             break
         kept += size
     if kept < len(lines):
         os.truncate(path, sum(map(len, lines[:kept])))
-    return [_read(path, number, line) for number, line in enumerate(lines[:kept], 1)]
+    return [_parse_line(path, number, line) for number, line in enumerate(lines[:kept], 1)]
 
 
-def _read(path: Path, number: int, line: bytes) -> Prediction:
+def _parse_line(path: Path, number: int, line: bytes) -> Prediction:
     try:
-        return prediction_of(json.loads(line))
+        return parse_prediction(json.loads(line))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error

@@ -7,16 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from mmrl.benchmarks.extraction.extract import Asked, Found, Wants, extract
-from mmrl.benchmarks.extraction.match import LATEX, is_figure, right
-from mmrl.benchmarks.items import Item, Response, canonical
+from mmrl.benchmarks.extraction.extract import ExpectedType, Extraction, ExtractionQuery, extract
+from mmrl.benchmarks.extraction.match import LATEX_MARKUP, is_correct, is_single_number
+from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official import choice, formulas, grounding, mathvista, megabench, reading
-from mmrl.benchmarks.verdict import MISSING, Outcome, Verdict
+from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import UserError
 
-Credit = Callable[[Item, Response, Found], float]
+OfficialMetric = Callable[[Item, ItemResponse, Extraction], float]
 
-_WANTS: Final[Mapping[str, Wants]] = MappingProxyType(
+_EXPECTED_TYPES: Final[Mapping[str, ExpectedType]] = MappingProxyType(
     {
         **dict.fromkeys(("integer", "float", "count"), "number"),
         **{name: name for name in ("choice", "list", "text", "box", "boxes", "point")},
@@ -24,119 +24,121 @@ _WANTS: Final[Mapping[str, Wants]] = MappingProxyType(
 )
 
 
-class Bench(NamedTuple):
+class Benchmark(NamedTuple):
     """A benchmark: its name, its own rule, and how a row becomes an item.
 
     `overall` is a number over all items, such as COCO's AP, for benchmarks that have one.
     """
 
     name: str
-    credit: Credit
-    item: Callable[[Mapping[str, Any]], Item] = canonical
-    overall: tuple[str, Callable[[Sequence[tuple[Item, Response, Found]]], float]] | None = None
+    official_score: OfficialMetric
+    parse_item: Callable[[Mapping[str, Any]], Item] = parse_canonical_item
+    overall_metric: tuple[str, Callable[[Sequence[tuple[Item, ItemResponse, Extraction]]], float]] | None = None
 
 
-def _benches() -> Mapping[str, Bench]:
-    rules: Mapping[str, Credit] = {
-        "mathverse": choice.mathverse,
-        "mathvision": formulas.mathvision,
-        "mmmu": choice.mmmu,
-        "mmmu_pro": choice.mmmu_pro,
-        "emma": formulas.emma,
-        "megabench": megabench.megabench,
-        "refcoco": grounding.refcoco,
-        "screenspot": grounding.screenspot,
-        "ocrbench": reading.ocrbench,
-        "textvqa": reading.textvqa,
-        "docvqa": reading.anls,
-        "counting": reading.counting,
-        "mvbench": choice.mvbench,
-        "video_mme": choice.video_mme,
-        "seed_bench_r1": choice.seed_bench_r1,
-        "geometry3k": choice.by_rule,
-        "canonical": lambda item, response, found: float(right(item, response, found)),
+def _build_registry() -> Mapping[str, Benchmark]:
+    rules: Mapping[str, OfficialMetric] = {
+        "mathverse": choice.score_mathverse,
+        "mathvision": formulas.score_mathvision,
+        "mmmu": choice.score_mmmu,
+        "mmmu_pro": choice.score_mmmu_pro,
+        "emma": formulas.score_emma,
+        "megabench": megabench.score_megabench,
+        "refcoco": grounding.score_refcoco,
+        "screenspot": grounding.score_screenspot,
+        "ocrbench": reading.score_ocrbench,
+        "textvqa": reading.score_textvqa,
+        "docvqa": reading.score_docvqa,
+        "counting": reading.score_counting,
+        "mvbench": choice.score_mvbench,
+        "video_mme": choice.score_video_mme,
+        "seed_bench_r1": choice.score_seed_bench_r1,
+        "geometry3k": choice.score_geometry3k,
+        "canonical": lambda item, response, found: float(is_correct(item, response, found)),
     }
-    benches = {name: Bench(name, credit) for name, credit in rules.items()}
-    benches["mathvista"] = Bench("mathvista", mathvista.credit, mathvista.item)
-    benches["coco"] = Bench("coco", _detected, canonical, ("AP", grounding.average_precision))
-    benches["megabench"] = benches["megabench"]._replace(overall=("macro mean over tasks", megabench.macro))
+    benches = {name: Benchmark(name, credit) for name, credit in rules.items()}
+    benches["mathvista"] = Benchmark("mathvista", mathvista.score_mathvista, mathvista.parse_mathvista_item)
+    benches["coco"] = Benchmark("coco", _score_coco, parse_canonical_item, ("AP", grounding.average_precision))
+    benches["megabench"] = benches["megabench"]._replace(overall_metric=("macro mean over tasks", megabench.macro_mean))
     return MappingProxyType(benches)
 
 
-def _detected(item: Item, response: Response, found: Found) -> float:
+def _score_coco(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Boxes of one picture: whether all are found at IoU 0.5 and none besides; AP is over all pictures."""
-    return float(right(item, response, found))
+    return float(is_correct(item, response, extraction))
 
 
-BENCHES: Final[Mapping[str, Bench]] = _benches()
+BENCHMARKS: Final[Mapping[str, Benchmark]] = _build_registry()
 """Every benchmark, by the name that --bench takes."""
 
 
-def bench_of(name: str) -> Bench:
+def get_benchmark(name: str) -> Benchmark:
     """The benchmark of this name.
 
     Raises:
         UserError: there is none.
     """
-    if name not in BENCHES:
-        raise UserError(f"there is no benchmark {name!r}; there are {', '.join(sorted(BENCHES))}")
-    return BENCHES[name]
+    if name not in BENCHMARKS:
+        raise UserError(f"there is no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+    return BENCHMARKS[name]
 
 
-def read(item: Item, response: Response) -> Found:
+def extract_answer(item: Item, response: ItemResponse) -> Extraction:
     """What a response answers to an item; where a text is due that is a number, a number, unless a formula is given."""
-    asked = Asked(wants=_WANTS[item.kind], question=item.question, options=item.options)
+    asked = ExtractionQuery(
+        expected_type=_EXPECTED_TYPES[item.answer_type], question=item.question, options=item.options
+    )
     found = extract(response.text, asked)
-    if item.kind == "text" and is_figure(item.answer) and not LATEX.search(found.value or ""):
-        return extract(response.text, replace(asked, wants="number"))
+    if item.answer_type == "text" and is_single_number(item.answer) and not LATEX_MARKUP.search(found.value or ""):
+        return extract(response.text, replace(asked, expected_type="number"))
     return found
 
 
-def judge(bench: Bench, item: Item, response: Response) -> Verdict:
+def grade_response(benchmark: Benchmark, item: Item, response: ItemResponse) -> Verdict:
     """The verdict on one response."""
-    return decide(bench, item, response, read(item, response))
+    return make_verdict(benchmark, item, response, extract_answer(item, response))
 
 
-def decide(bench: Bench, item: Item, response: Response, found: Found) -> Verdict:
+def make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction) -> Verdict:
     """The verdict on what was found."""
-    strict = right(item, response, found)
-    score = bench.credit(item, response, found)
+    strict = is_correct(item, response, extraction)
+    score = benchmark.official_score(item, response, extraction)
     return Verdict(
         id=item.id,
-        sample=response.sample,
+        response_index=response.response_index,
         cluster=item.cluster,
-        outcome=_outcome(strict, response, found),
-        rule=found.rule,
-        start=found.start,
-        end=found.end,
-        value=found.value,
+        outcome=_classify_outcome(strict, response, extraction),
+        rule=extraction.rule,
+        start=extraction.start,
+        end=extraction.end,
+        value=extraction.value,
         strict=strict,
-        compat=score == 1.0,
+        official=score == 1.0,
         score=score,
-        groups=item.groups,
+        subsets=item.subsets,
     )
 
 
-def unanswered(item: Item) -> Verdict:
+def missing_verdict(item: Item) -> Verdict:
     """The verdict where there is no response: wrong, for both rules."""
     return Verdict(
         id=item.id,
         cluster=item.cluster,
-        outcome=Outcome.NO_ANSWER,
-        rule=MISSING,
+        outcome=ResponseOutcome.NO_ANSWER,
+        rule=MISSING_RULE,
         start=0,
         end=0,
         value=None,
         strict=False,
-        compat=False,
+        official=False,
         score=0.0,
-        groups=item.groups,
+        subsets=item.subsets,
     )
 
 
-def _outcome(strict: bool, response: Response, found: Found) -> Outcome:
-    if found.value is not None:
-        return Outcome.RIGHT if strict else Outcome.WRONG
+def _classify_outcome(strict: bool, response: ItemResponse, extraction: Extraction) -> ResponseOutcome:
+    if extraction.value is not None:
+        return ResponseOutcome.RIGHT if strict else ResponseOutcome.WRONG
     if not response.finished:
-        return Outcome.TRUNCATED
-    return Outcome(found.why)
+        return ResponseOutcome.TRUNCATED
+    return ResponseOutcome(extraction.no_answer_reason)

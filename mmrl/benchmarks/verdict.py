@@ -13,14 +13,14 @@ from typing import Any, Final
 from mmrl.types import UserError
 from mmrl.utils.files import json_line
 
-SCORER: Final = "2"
-MISSING: Final = "missing"
+SCORER_VERSION: Final = "2"
+MISSING_RULE: Final = "missing"
 """The rule of a verdict on an item without a response."""
 """Version of the rules; it changes whenever a verdict may."""
-_EXCERPT: Final = 120
+_EXCERPT_CHARS: Final = 120
 
 
-class Outcome(StrEnum):
+class ResponseOutcome(StrEnum):
     """What became of a response. All but `right` count as wrong."""
 
     RIGHT = "right"
@@ -40,46 +40,46 @@ class Verdict:
     """
 
     id: str
-    outcome: Outcome
+    outcome: ResponseOutcome
     rule: str
     start: int
     end: int
     value: str | None
     strict: bool
-    compat: bool
+    official: bool
     score: float
-    sample: int = 0
+    response_index: int = 0
     cluster: str = ""
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    judged: bool | None = None
+    subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    judge_correct: bool | None = None
 
     @property
-    def with_judge(self) -> bool:
+    def correct_with_judge(self) -> bool:
         """Right by rule, or by the judge where the rules abstain."""
-        return self.strict or self.judged is True
+        return self.strict or self.judge_correct is True
 
-    def as_row(self, response: str) -> dict[str, Any]:
+    def to_row(self, response: str) -> dict[str, Any]:
         """The row of verdicts.jsonl, with the text that the rule read."""
         return {
             "pid": self.id,
-            "sample": self.sample,
+            "sample": self.response_index,
             "strict": self.strict,
-            "compat": self.compat,
+            "compat": self.official,
             "score": self.score,
             "class": str(self.outcome),
             "rule": self.rule,
-            "value": None if self.value is None else self.value[:_EXCERPT],
+            "value": None if self.value is None else self.value[:_EXCERPT_CHARS],
             "start": self.start,
             "end": self.end,
-            "text": response[self.start : min(self.end, self.start + _EXCERPT)],
+            "text": response[self.start : min(self.end, self.start + _EXCERPT_CHARS)],
             "cluster": self.cluster,
-            "groups": {name: list(values) for name, values in self.groups.items()},
-            "judged": self.judged,
-            "scorer": SCORER,
+            "groups": {name: list(values) for name, values in self.subsets.items()},
+            "judged": self.judge_correct,
+            "scorer": SCORER_VERSION,
         }
 
 
-def verdict_of(row: Mapping[str, Any]) -> Verdict:
+def parse_verdict(row: Mapping[str, Any]) -> Verdict:
     """A verdict read back.
 
     Raises:
@@ -88,24 +88,24 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
     try:
         verdict = Verdict(
             id=row["pid"],
-            sample=row["sample"],
-            outcome=Outcome(row["class"]),
+            response_index=row["sample"],
+            outcome=ResponseOutcome(row["class"]),
             rule=row["rule"],
             start=row["start"],
             end=row["end"],
             value=row["value"],
             strict=row["strict"],
-            compat=row["compat"],
+            official=row["compat"],
             score=float(row["score"]),
             cluster=row["cluster"],
-            groups={name: tuple(values) for name, values in row["groups"].items()},
-            judged=row["judged"],
+            subsets={name: tuple(values) for name, values in row["groups"].items()},
+            judge_correct=row["judged"],
         )
     except KeyError as error:
         raise ValueError(f"has no column {error}; verdicts are written by `mmrl eval score`") from None
     except AttributeError:
         raise ValueError(f"groups are {row['groups']!r:.40}, not an object") from None
-    if not (isinstance(verdict.strict, bool) and isinstance(verdict.compat, bool) and isinstance(verdict.id, str)):
+    if not (isinstance(verdict.strict, bool) and isinstance(verdict.official, bool) and isinstance(verdict.id, str)):
         raise ValueError("pid must be text, strict and compat true or false")
     return verdict
 
@@ -121,12 +121,12 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with opened(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, _row(path, number, line)
+                    yield number, _parse_row(path, number, line)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}; give a JSONL file, gzipped if it ends in .gz") from error
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -146,12 +146,14 @@ def read_verdicts(path: Path) -> list[Verdict]:
     verdicts = []
     for number, row in read_rows(file):
         try:
-            verdicts.append(verdict_of(row))
+            verdicts.append(parse_verdict(row))
         except (ValueError, TypeError) as error:
             raise UserError(f"{file}:{number}: {error}") from error
     return verdicts
 
 
-def lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
+def verdict_lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
     """verdicts.jsonl, one line each; `responses` by id and sample."""
-    return "".join(json_line(verdict.as_row(responses.get((verdict.id, verdict.sample), ""))) for verdict in verdicts)
+    return "".join(
+        json_line(verdict.to_row(responses.get((verdict.id, verdict.response_index), ""))) for verdict in verdicts
+    )

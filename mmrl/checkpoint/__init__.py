@@ -1,36 +1,36 @@
 """Saving a run and going on exactly: weights, optimizer, State, RNG, config; whole or absent, whatever happens."""
 
-from mmrl.checkpoint.atomic_folder import Exportable, export_hf
-from mmrl.checkpoint.manager import Place, Shelf, find, latest, prune
+from mmrl.checkpoint.atomic_folder import Pretrained, export_hf_folder
+from mmrl.checkpoint.manager import CheckpointManager, StepId, find_checkpoint, find_latest, prune_checkpoints
 from mmrl.checkpoint.snapshot import (
-    CONFIG,
+    CONFIG_FILE,
+    CheckpointWeights,
     Snapshot,
-    Weights,
-    fingerprint,
-    load,
+    copy_to_cpu,
+    fingerprint_weights,
+    load_checkpoint,
     load_state,
     load_weights,
-    rng_states,
+    read_rng_states,
     save_weights,
-    still,
 )
 
 __all__ = [
-    "CONFIG",
-    "Exportable",
-    "Place",
-    "Shelf",
+    "CONFIG_FILE",
+    "CheckpointManager",
+    "CheckpointWeights",
+    "Pretrained",
     "Snapshot",
-    "Weights",
-    "export_hf",
-    "find",
-    "fingerprint",
-    "latest",
-    "load",
+    "StepId",
+    "copy_to_cpu",
+    "export_hf_folder",
+    "find_checkpoint",
+    "find_latest",
+    "fingerprint_weights",
+    "load_checkpoint",
     "load_state",
     "load_weights",
-    "prune",
-    "rng_states",
+    "prune_checkpoints",
+    "read_rng_states",
     "save_weights",
-    "still",
 ]

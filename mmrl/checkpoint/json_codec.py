@@ -27,8 +27,8 @@ from mmrl.types import UserError
 
 Value = TypeVar("Value")
 
-_PLAIN: Final = frozenset({type(None), bool, int})
-_NOUNS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+_JSON_SCALAR_TYPES: Final = frozenset({type(None), bool, int})
+_CODEC_TYPES: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {
         name: noun
         for name, noun in vars(types).items()
@@ -45,52 +45,52 @@ def dumps(value: object) -> str:
     Raises:
         UserError: it holds something that is neither a noun of `mmrl.types` nor plain Python.
     """
-    return json.dumps(_Writer().write(value), allow_nan=False)
+    return json.dumps(_ValueEncoder().encode(value), allow_nan=False)
 
 
-def loads(text: str, kind: type[Value]) -> Value:
+def loads(text: str, expected_type: type[Value]) -> Value:
     """The value of this `kind` that `dumps` made `text` of; nouns that were one object are one again.
 
     Raises:
         UserError: it was written by another version of mmrl, whose nouns are different.
     """
-    value = json.loads(text, object_hook=_Reader().read)
-    if not isinstance(value, kind):
-        raise UserError(f"a {kind.__name__} was expected, and this is a {type(value).__name__}: {text:.80}")
+    value = json.loads(text, object_hook=_ValueDecoder().decode)
+    if not isinstance(value, expected_type):
+        raise UserError(f"a {expected_type.__name__} was expected, and this is a {type(value).__name__}: {text:.80}")
     return value
 
 
-class _Writer:
+class _ValueEncoder:
     """Remembers the nouns it has written, by identity; they stay alive as long as the value they are part of."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._writers: dict[type, Callable[[Any], object]] = {
-            float: _float,
-            str: _text,
+        self._object_numbers: dict[int, int] = {}
+        self._encoders: dict[type, Callable[[Any], object]] = {
+            float: _encode_float,
+            str: _encode_text,
             bytes: lambda value: {"$bytes": value.hex()},
-            list: self._items,
-            tuple: lambda value: {"$tuple": self._items(value)},
-            dict: self._mapping,
+            list: self._encode_items,
+            tuple: lambda value: {"$tuple": self._encode_items(value)},
+            dict: self._encode_mapping,
         }
 
-    def write(self, value: object) -> object:
+    def encode(self, value: object) -> object:
         """What stands for a value; an instance of a subclass is not what its class is."""
-        if type(value) in _PLAIN:
+        if type(value) in _JSON_SCALAR_TYPES:
             return value
-        return self._writers.get(type(value), self._noun)(value)
+        return self._encoders.get(type(value), self._encode_object)(value)
 
-    def _items(self, values: Sequence[object]) -> list[object]:
-        return [value if type(value) in _PLAIN else self.write(value) for value in values]
+    def _encode_items(self, values: Sequence[object]) -> list[object]:
+        return [value if type(value) in _JSON_SCALAR_TYPES else self.encode(value) for value in values]
 
-    def _mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
-        if all(type(key) is str and _text(key) == key and not key.startswith("$") for key in mapping):
-            return {str(key): self.write(value) for key, value in mapping.items()}
-        return {"$dict": [[self.write(key), self.write(value)] for key, value in mapping.items()]}
+    def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
+        if all(type(key) is str and _encode_text(key) == key and not key.startswith("$") for key in mapping):
+            return {str(key): self.encode(value) for key, value in mapping.items()}
+        return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 
-    def _noun(self, value: object) -> dict[str, object]:
+    def _encode_object(self, value: object) -> dict[str, object]:
         kind = type(value)
-        if _NOUNS.get(kind.__name__) is not kind:
+        if _CODEC_TYPES.get(kind.__name__) is not kind:
             raise UserError(
                 f"a checkpoint cannot hold {value!r:.80} ({kind.__module__}.{kind.__qualname__}); plain Python values "
                 "it can: turn it into one where samples are made"
@@ -98,42 +98,42 @@ class _Writer:
         if isinstance(value, Enum):
             return {f"${kind.__name__}": value.value}
         if isinstance(value, tuple):
-            return {f"${kind.__name__}": self._items(value)}
-        if id(value) in self._numbers:
-            return {"$ref": self._numbers[id(value)]}
+            return {f"${kind.__name__}": self._encode_items(value)}
+        if id(value) in self._object_numbers:
+            return {"$ref": self._object_numbers[id(value)]}
         names = [field.name for field in fields(kind)]
-        written: dict[str, object] = {f"${kind.__name__}": {name: self.write(getattr(value, name)) for name in names}}
-        self._numbers[id(value)] = len(self._numbers)
+        written: dict[str, object] = {f"${kind.__name__}": {name: self.encode(getattr(value, name)) for name in names}}
+        self._object_numbers[id(value)] = len(self._object_numbers)
         return written
 
 
-class _Reader:
+class _ValueDecoder:
     """Meets objects as they are completed, the innermost first: nouns in the order in which they were numbered."""
 
     def __init__(self) -> None:
-        self._nouns: list[object] = []
-        self._readers: dict[str, Callable[[Any], object]] = {
+        self._objects: list[object] = []
+        self._decoders: dict[str, Callable[[Any], object]] = {
             "$float": lambda bits: struct.unpack(">d", bytes.fromhex(bits))[0],
             "$str": lambda units: bytes.fromhex(units).decode("utf-8", errors="surrogatepass"),
             "$bytes": bytes.fromhex,
             "$tuple": tuple,
             "$dict": dict,
-            "$ref": self._nouns.__getitem__,
+            "$ref": self._objects.__getitem__,
         }
 
-    def read(self, found: dict[str, object]) -> object:
+    def decode(self, json_object: dict[str, object]) -> object:
         """The value that a JSON object stands for."""
-        tag, content = next(iter(found.items()), ("", None))
+        tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
-            return found
-        return self._readers[tag](content) if tag in self._readers else self._noun(tag[1:], content)
+            return json_object
+        return self._decoders[tag](content) if tag in self._decoders else self._decode_object(tag[1:], content)
 
-    def _noun(self, name: str, content: object) -> object:
+    def _decode_object(self, name: str, content: object) -> object:
         try:
-            noun = _NOUNS[name]
+            noun = _CODEC_TYPES[name]
             if isinstance(content, dict):
-                self._nouns.append(noun(**content))
-                return self._nouns[-1]
+                self._objects.append(noun(**content))
+                return self._objects[-1]
             return noun(*content) if isinstance(content, list) else noun(content)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -141,12 +141,12 @@ class _Reader:
             ) from error
 
 
-def _float(number: float) -> float | dict[str, str]:
+def _encode_float(number: float) -> float | dict[str, str]:
     """A number; infinities and NaN, which JSON has not, by their bits."""
     return number if math.isfinite(number) else {"$float": struct.pack(">d", number).hex()}
 
 
-def _text(text: str) -> str | dict[str, str]:
+def _encode_text(text: str) -> str | dict[str, str]:
     """Text; one that JSON would not give back, as it joins halves of surrogate pairs, by its bytes."""
     try:
         text.encode()

@@ -12,18 +12,27 @@ from threading import Event
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from mmrl.checkpoint.atomic_folder import aside_of, begin, bring_back, damage, drop, finish, seal, writing
-from mmrl.checkpoint.snapshot import COMMON, Snapshot, part_names, score_of, still, write_part
-from mmrl.config.schema import Best, Checkpoints
-from mmrl.distributed.ranks import Alone, Ranks
+from mmrl.checkpoint.atomic_folder import (
+    commit_partial,
+    create_partial,
+    discard_partial,
+    find_damage,
+    merge_part_hashes,
+    partial_path,
+    report_save_errors,
+    restore_retired,
+)
+from mmrl.checkpoint.snapshot import COMMON_FILES, Snapshot, copy_to_cpu, part_file_names, read_best_metric, write_part
+from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
+from mmrl.distributed.ranks import Ranks, SingleProcess
 from mmrl.types import UserError
-from mmrl.utils.files import refusing, sweep
+from mmrl.utils.files import remove_leftovers, report_write_errors
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)")
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
-class Place(NamedTuple):
+class StepId(NamedTuple):
     """How far a run had come; places sort as it passes them."""
 
     stage: int
@@ -34,7 +43,7 @@ class Place(NamedTuple):
         return f"{self.stage:02d}-{self.step:06d}"
 
 
-class Shelf:
+class CheckpointManager:
     """Holds checkpoints as `options` say. At most one is being written; the last good one goes only after.
 
     Every rank writes its part; once all have, the first makes them a checkpoint. Whatever is called here, every rank
@@ -42,14 +51,14 @@ class Shelf:
     """
 
     def __init__(
-        self, folder: Path, options: Checkpoints, warn: Callable[[str], None], ranks: Ranks | None = None
+        self, folder: Path, options: CheckpointsConfig, warn: Callable[[str], None], ranks: Ranks | None = None
     ) -> None:
-        self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or Alone()
+        self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
-        self._asked = Event()
+        self._settle_requested = Event()
 
-    def __enter__(self) -> Shelf:
+    def __enter__(self) -> CheckpointManager:
         """Itself."""
         return self
 
@@ -62,16 +71,16 @@ class Shelf:
         """
         try:
             if kind is None or self._ranks.size == 1:
-                self.settle()
+                self.wait()
         except UserError as failure:
             if kind is None:
                 raise
             self._warn(str(failure))
         finally:
-            self._asked.set()
+            self._settle_requested.set()
             self._pool.shutdown()
 
-    def put(self, snapshot: Snapshot, *, first: Callable[[], None]) -> None:
+    def save(self, snapshot: Snapshot, *, before_write: Callable[[], None]) -> None:
         """Save a checkpoint, calling `first` before, and clear away what need not stay.
 
         Asynchronously, this returns once the snapshot is copied; it waits for the one before.
@@ -79,16 +88,19 @@ class Shelf:
         Raises:
             UserError: this one cannot be saved, or the one before could not.
         """
-        self.settle()
-        folder = self._folder / str(Place(snapshot.state.stage, snapshot.state.step))
-        self._ranks.once(partial(_begin, folder))
-        if self._options.asynchronous:
-            self._asked.clear()
-            self._writing = folder, self._pool.submit(self._write_behind, folder, still(snapshot), first)
+        self.wait()
+        folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
+        self._ranks.on_rank0(partial(_create_partial, folder))
+        if self._options.async_save:
+            self._settle_requested.clear()
+            self._writing = (
+                folder,
+                self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write),
+            )
         else:
-            self._agree(folder, self._write(folder, snapshot, first))
+            self._commit_on_all_ranks(folder, self._write_part(folder, snapshot, before_write))
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Look whether a write in the background has failed.
 
         Raises:
@@ -96,11 +108,11 @@ class Shelf:
         """
         if self._writing is not None:
             part = self._writing[1]
-            seen = self._ranks.gather((part.done(), part.result() if part.done() else None))
+            seen = self._ranks.all_gather((part.done(), part.result() if part.done() else None))
             if all(done for done, _ in seen) or any(error for _, error in seen):
-                self.settle()
+                self.wait()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until nothing is being written.
 
         Raises:
@@ -108,64 +120,66 @@ class Shelf:
         """
         if self._writing is not None:
             (folder, part), self._writing = self._writing, None
-            self._asked.set()
-            self._agree(folder, part.result())
+            self._settle_requested.set()
+            self._commit_on_all_ranks(folder, part.result())
 
-    def _write(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> UserError | None:
+    def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
         """Write this rank's part; returns what went wrong."""
         try:
-            with writing(folder):
-                first()
-                write_part(aside_of(folder), snapshot, self._ranks)
+            with report_save_errors(folder):
+                before_write()
+                write_part(partial_path(folder), snapshot, self._ranks)
         except UserError as error:
             return error
         return None
 
-    def _write_behind(self, folder: Path, snapshot: Snapshot, first: Callable[[], None]) -> UserError | None:
+    def _write_in_background(
+        self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]
+    ) -> UserError | None:
         """Also make a checkpoint of it as soon as all have written theirs, unless they are asked for it before."""
-        error = self._write(folder, snapshot, first)
+        error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
-        parts = [aside_of(folder) / name for name in part_names(self._ranks.size)]
+        parts = [partial_path(folder) / name for name in part_file_names(self._ranks.size)]
         while not all(part.exists() for part in parts):
-            if self._asked.wait(_LOOK_S):
+            if self._settle_requested.wait(_POLL_S):
                 return None
         try:
-            self._finish(folder)
+            self._commit(folder)
         except UserError as failure:
             return failure
         return None
 
-    def _agree(self, folder: Path, error: UserError | None) -> None:
+    def _commit_on_all_ranks(self, folder: Path, error: UserError | None) -> None:
         """Make a checkpoint of what all ranks have written, unless one of them could not."""
-        errors = [each for each in self._ranks.gather(error) if each]
-        self._ranks.once(partial(self._conclude, folder, errors))
+        errors = [each for each in self._ranks.all_gather(error) if each]
+        self._ranks.on_rank0(partial(self._commit_or_discard, folder, errors))
 
-    def _conclude(self, folder: Path, errors: Sequence[UserError]) -> None:
+    def _commit_or_discard(self, folder: Path, errors: Sequence[UserError]) -> None:
         if errors:
-            drop(folder)
+            discard_partial(folder)
             raise errors[0]
-        if aside_of(folder).exists():
-            self._finish(folder)
+        if partial_path(folder).exists():
+            self._commit(folder)
 
-    def _finish(self, folder: Path) -> None:
+    def _commit(self, folder: Path) -> None:
         try:
-            with writing(folder):
-                seal(aside_of(folder), part_names(self._ranks.size))
-                finish(folder)
+            with report_save_errors(folder):
+                merge_part_hashes(partial_path(folder), part_file_names(self._ranks.size))
+                commit_partial(folder)
         except BaseException:
-            drop(folder)
+            discard_partial(folder)
             raise
-        with refusing(self._folder):
-            prune(self._folder, self._options)
+        with report_write_errors(self._folder):
+            prune_checkpoints(self._folder, self._options)
 
 
-def _begin(folder: Path) -> None:
-    with writing(folder):
-        begin(folder)
+def _create_partial(folder: Path) -> None:
+    with report_save_errors(folder):
+        create_partial(folder)
 
 
-def latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
+def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
     """The newest checkpoint that is whole, if there are any; one that is not is passed over with a warning.
 
     Of several `ranks` all must ask.
@@ -173,46 +187,48 @@ def latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None =
     Raises:
         UserError: there are checkpoints, and every one is damaged.
     """
-    ranks = ranks or Alone()
-    ranks.once(partial(bring_back, checkpoints))
-    return _newest(checkpoints, warn, ranks)
+    ranks = ranks or SingleProcess()
+    ranks.on_rank0(partial(restore_retired, checkpoints))
+    return _find_newest_intact(checkpoints, warn, ranks)
 
 
-def find(checkpoints: Path, name: str | None, best: Best | None, warn: Callable[[str], None]) -> Path:
+def find_checkpoint(
+    checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
+) -> Path:
     """A checkpoint, while its run may go on: by name, the best that `best` keeps, or (None) the newest as `latest`.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
-    saved = _saved(checkpoints)
-    if name is None and (newest := _newest(checkpoints, warn, Alone())):
+    saved = _list_checkpoints(checkpoints)
+    if name is None and (newest := _find_newest_intact(checkpoints, warn, SingleProcess())):
         return newest
-    chosen = _best(saved, best) if name == "best" else next((at for at in saved if saved[at].name == name), None)
+    chosen = _find_best(saved, best) if name == "best" else next((at for at in saved if saved[at].name == name), None)
     if chosen is None:
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
         raise UserError(f"{checkpoints}: there is no checkpoint {name or ''!r}; there is {listed}{hint}")
-    if problem := damage(saved[chosen], COMMON):
+    if problem := find_damage(saved[chosen], COMMON_FILES):
         raise UserError(f"checkpoint {saved[chosen]} is damaged ({problem}); choose another")
     return saved[chosen]
 
 
-def prune(checkpoints: Path, options: Checkpoints) -> None:
+def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     """Remove the checkpoints that need not stay, and what an interrupted save left behind."""
-    saved = _saved(checkpoints)
-    kept = set(sorted(saved)[-options.keep :])
+    saved = _list_checkpoints(checkpoints)
+    kept = set(sorted(saved)[-options.keep_last :])
     kept |= {place for place in saved if options.keep_every and place.step and not place.step % options.keep_every}
-    if best := _best(saved, options.best):
+    if best := _find_best(saved, options.best):
         kept.add(best)
     for place in saved.keys() - kept:
         shutil.rmtree(saved[place])
-    sweep(checkpoints)
+    remove_leftovers(checkpoints)
 
 
-def _newest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
+def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
     damaged = []
-    for _, folder in sorted(ranks.once(partial(_saved, checkpoints)).items(), reverse=True):
-        problem = damage(folder, COMMON, ranks)
+    for _, folder in sorted(ranks.on_rank0(partial(_list_checkpoints, checkpoints)).items(), reverse=True):
+        problem = find_damage(folder, COMMON_FILES, ranks)
         if problem is None:
             return folder
         damaged.append(f"checkpoint {folder} is damaged ({problem})")
@@ -224,16 +240,18 @@ def _newest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Pat
     return None
 
 
-def _best(saved: Mapping[Place, Path], best: Best | None) -> Place | None:
+def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) -> StepId | None:
     """Where the metric was best, for the first time; None where it was never recorded."""
     if best is None:
         return None
     sign = 1.0 if best.mode == "max" else -1.0
-    scores = {place: score for place, folder in sorted(saved.items()) if (score := score_of(folder)) is not None}
+    scores = {
+        place: score for place, folder in sorted(saved.items()) if (score := read_best_metric(folder)) is not None
+    }
     return max(scores, key=lambda place: sign * scores[place], default=None)
 
 
-def _saved(checkpoints: Path) -> dict[Place, Path]:
+def _list_checkpoints(checkpoints: Path) -> dict[StepId, Path]:
     """What looks like a checkpoint; anything else in the folder is somebody else's."""
     named = ((path, _NAME.fullmatch(path.name)) for path in checkpoints.glob("*") if path.is_dir())
-    return {Place(int(name[1]), int(name[2])): path for path, name in named if name}
+    return {StepId(int(name[1]), int(name[2])): path for path, name in named if name}

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mmrl.config import Config, dump
-from mmrl.config.schema import Rl
-from mmrl.log.comparison import TaskRow
+from mmrl.config import Config, dump_yaml
+from mmrl.config.schema import RlStage
+from mmrl.log.comparison import TaskComparison
 
-_USE = """\
+_USAGE = """\
 ```python
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -19,7 +19,7 @@ processor = AutoProcessor.from_pretrained("{name}")
 ```
 
 `vllm serve {name}` serves it."""
-_USE_ADAPTER = """\
+_ADAPTER_USAGE = """\
 ```python
 from peft import PeftModel
 from transformers import AutoModelForImageTextToText
@@ -31,41 +31,41 @@ model = PeftModel.from_pretrained(base, "{name}")
 `vllm serve {base} --enable-lora --lora-modules {name}=PATH` serves it."""
 
 
-class Facts(NamedTuple):
+class ModelCardFacts(NamedTuple):
     """What a card tells of a run: `manifest` is its manifest.json, `record` its last step's line of metrics.jsonl."""
 
     config: Config
     manifest: Mapping[str, Any]
-    rows: Sequence[TaskRow]
-    record: Mapping[str, Any]
+    comparison: Sequence[TaskComparison]
+    last_metrics: Mapping[str, Any]
     checkpoint: str
 
 
-def card(facts: Facts, *, adapter: bool) -> str:
+def render_model_card(facts: ModelCardFacts, *, adapter: bool) -> str:
     """README.md of a Hugging Face folder; `adapter` where it holds no model but an adapter alone."""
     return "\n\n".join(_sections(facts, adapter)) + "\n"
 
 
-def _sections(facts: Facts, adapter: bool) -> Iterator[str]:
+def _sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     config, base = facts.config, facts.config.model.path
     yield "\n".join(["---", *_header(facts.config, adapter), "---"])
     yield f"# {config.run.name}"
     what = "An adapter" if adapter else "A model"
     origin = f"`{base}`" if base else "a model made from nothing"
     stages = ", then ".join(
-        f"{stage.algorithm if isinstance(stage, Rl) else 'imitation'} ({stage.name})" for stage in config.stages
+        f"{stage.algorithm if isinstance(stage, RlStage) else 'imitation'} ({stage.name})" for stage in config.stages
     )
     yield f"{what} from {origin}, trained by mmrl {facts.manifest['mmrl']}: {stages}. Checkpoint {facts.checkpoint}."
-    yield (_USE_ADAPTER if adapter else _USE).format(name=config.run.name, base=base)
-    if facts.rows:
+    yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)
+    if facts.comparison:
         yield "## Held-out reward\n\nGreedy, with 95 % intervals; the rise is paired over samples."
-        yield "\n".join(_table(facts.rows))
-    yield f"## Last step\n\n```json\n{json.dumps(facts.record, indent=1)}\n```"
+        yield "\n".join(_table(facts.comparison))
+    yield f"## Last step\n\n```json\n{json.dumps(facts.last_metrics, indent=1)}\n```"
     yield "## Data\n\nsha256 over the samples and media of each part:"
     yield "\n".join(f"- {part}: `{digest}`" for part, digest in facts.manifest["data"].items())
     libraries = {name: version for name, version in facts.manifest["libraries"].items() if version}
     yield "## Made with\n\n" + ", ".join(f"{name} {version}" for name, version in libraries.items())
-    yield f"## Config\n\n```yaml\n{dump(config)}```"
+    yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
 
 
 def _header(config: Config, adapter: bool) -> Iterator[str]:
@@ -76,14 +76,14 @@ def _header(config: Config, adapter: bool) -> Iterator[str]:
     yield "tags: [mmrl, reinforcement-learning]"
 
 
-def _table(rows: Sequence[TaskRow]) -> Iterator[str]:
+def _table(rows: Sequence[TaskComparison]) -> Iterator[str]:
     yield "| task | n | before | after | rise |"
     yield "|---|---|---|---|---|"
     for row in rows:
-        means = (row.before, row.after, row.rise)
-        cells = [f"{mean.value:.3f} [{_bound(mean.low)}, {_bound(mean.high)}]" for mean in means]
+        means = (row.before, row.after, row.improvement)
+        cells = [f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]" for mean in means]
         yield f"| {row.task} | {row.after.n} | {' | '.join(cells)} |"
 
 
-def _bound(value: float | None) -> str:
+def _format_bound(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands: Commands, name: str, summary: str, details: str) -> argparse.ArgumentParser:
+def add_command(commands: Subparsers, name: str, summary: str, details: str) -> argparse.ArgumentParser:
     """A sub-command whose help shows `summary`, then `details` as written."""
     return commands.add_parser(
         name,
@@ -36,7 +36,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def positive(text: str) -> int:
+def positive_int(text: str) -> int:
     """A whole number from 1 up, as an argument's type."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
@@ -44,7 +44,7 @@ def positive(text: str) -> int:
 
 
 @contextmanager
-def heavy_imports() -> Iterator[None]:
+def pause_gc_for_imports() -> Iterator[None]:
     """Import torch and its like inside. They make half a million objects that stay, which Python would look through for
     garbage again and again, while it imports them and ever after.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 example:
@@ -16,7 +16,7 @@ With this first line an editor that knows YAML schemas completes and checks a co
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "config", "print the JSON Schema of config files", DETAILS)
     parser.add_argument("what", choices=["schema"], help="what to print")
@@ -25,7 +25,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the schema."""
-    from mmrl.config import json_schema
+    from mmrl.config import config_json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(config_json_schema(), indent=2))
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmrl.cli import data_check, data_make, data_show
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 examples:
@@ -15,7 +15,7 @@ examples:
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the group and its commands."""
     parser = add_command(
         commands, "data", "check the data of a config, show samples as the model sees them, or make a dataset", DETAILS

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports
 
 if TYPE_CHECKING:
-    from mmrl.data_check.report import Report
+    from mmrl.data_check.report import DataCheckReport
 
 DETAILS = """\
 examples:
@@ -26,7 +26,7 @@ be found and describes the JSON. Exit code 1: something would stop the run, or m
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "check", "find what would stop or mislead a run", DETAILS)
     add_config_arguments(parser)
@@ -39,31 +39,31 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Examine and report; returns 1 when there is an error among the findings."""
-    from mmrl.config import load
+    from mmrl.config import load_config
 
-    loaded = load(arguments.config, arguments.overrides)
-    with heavy_imports():  # after the config is known to be right
-        from mmrl.data_check.check import examine
+    loaded = load_config(arguments.config, arguments.overrides)
+    with pause_gc_for_imports():  # after the config is known to be right
+        from mmrl.data_check.check import check_data
         from mmrl.data_check.findings import Severity
-        from mmrl.data_check.report import tell
+        from mmrl.data_check.report import print_report
         from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
     with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work:
-        report = examine(loaded.config, loaded.files[0].parent, Path(work), console)
+        report = check_data(loaded.config, loaded.files[0].parent, Path(work), console)
     if arguments.json == "-":
         print(json.dumps(report.as_json(), indent=1))
     else:
-        tell(report, console)
-    for file in _written(report, arguments.json, arguments.plots):
-        console.say(f"Written: {file}")
+        print_report(report, console)
+    for file in _write_outputs(report, arguments.json, arguments.plots):
+        console.info(f"Written: {file}")
     return int(report.counts()[Severity.ERROR] > 0)
 
 
-def _written(report: Report, json_file: str | None, plots: Path | None) -> list[Path]:
+def _write_outputs(report: DataCheckReport, json_file: str | None, plots: Path | None) -> list[Path]:
     """Write what was asked for; returns the files."""
-    from mmrl.data_check.lengths import picture
-    from mmrl.utils.files import refusing, write_atomically
+    from mmrl.data_check.lengths import draw_histograms
+    from mmrl.utils.files import report_write_errors, write_atomically
 
     files: list[Path] = []
     if json_file not in (None, "-"):
@@ -73,10 +73,10 @@ def _written(report: Report, json_file: str | None, plots: Path | None) -> list[
     if plot is not None:
         rows = {
             name: {"prompt tokens": part.prompt_tokens, "visual tokens": part.visual_tokens}
-            for name, part in report.parts.items()
+            for name, part in report.splits.items()
         }
-        with refusing(plot):
+        with report_write_errors(plot):
             plot.parent.mkdir(parents=True, exist_ok=True)
-            picture(rows, {"prompt tokens": report.max_prompt_tokens}).save(plot)
+            draw_histograms(rows, {"prompt tokens": report.max_prompt_tokens}).save(plot)
         files.append(plot)
     return files

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.cli.common import Commands, add_command
-from mmrl.types import Access, Place, UserError
+from mmrl.cli.common import Subparsers, add_command
+from mmrl.types import DatasetContext, MediaPolicy, UserError
 
 DETAILS = """\
 examples:
@@ -20,7 +20,7 @@ Prints the lines of YAML that read the dataset. What is interrupted leaves no fo
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "make", "write the samples of a generator, or of any dataset function", DETAILS)
     parser.add_argument("fn", metavar="FN", help="package.module:function, or ./file.py:function")
@@ -37,55 +37,57 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from mmrl.utils.plugin_args import options_of, settle
-    from mmrl.utils.plugins import resolve
-    from mmrl_datasets.export import MEDIA, fresh_folder, write_table
+    from mmrl.utils.plugin_args import read_plugin_options, validate_args
+    from mmrl.utils.plugins import load_object
+    from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
 
-    fn = resolve(arguments.fn, Path.cwd())
+    fn = load_object(arguments.fn, Path.cwd())
     if not callable(fn):
         raise UserError(f"{arguments.fn!r} is not a function")
-    options = options_of(fn, after=1)
-    args = settle(repr(arguments.fn), options, _args(arguments.overrides))
+    options = read_plugin_options(fn, skip=1)
+    args = validate_args(repr(arguments.fn), options, _parse_args(arguments.overrides))
     size = args.get("size", options["size"].default if "size" in options else 0)
     if size is None:
         raise UserError("size=null never ends; say how many samples to write")
     console = Console(stderr=True)
-    with fresh_folder(arguments.out) as folder:
-        access = Access(roots=(Path.cwd().resolve(), folder.resolve()))
-        samples = fn(Place(work=folder / MEDIA, base=Path.cwd(), seed=0, access=access), **args)
+    with atomic_output_dir(arguments.out) as folder:
+        access = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
+        samples = fn(
+            DatasetContext(work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=access), **args
+        )
         shown = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
         written = write_table(shown, folder, arguments.format)
-    print(_snippet(arguments.out, written), end="")
+    print(_config_snippet(arguments.out, written), end="")
     return 0
 
 
-def _args(words: Sequence[str]) -> dict[str, Any]:
-    from mmrl.config.load import COMMAND_LINE
-    from mmrl.config.yaml_tree import parse
+def _parse_args(overrides: Sequence[str]) -> dict[str, Any]:
+    from mmrl.config.load import COMMAND_LINE_ORIGIN
+    from mmrl.config.yaml_tree import parse_yaml
 
     args = {}
-    for word in words:
+    for word in overrides:
         name, equals, written = word.partition("=")
         if not (name and equals):
             raise UserError(f"{word!r} is no option; write key=value, such as size=100")
-        node, problems = parse(written, lambda _: COMMAND_LINE, (name,))
+        node, problems = parse_yaml(written, lambda _: COMMAND_LINE_ORIGIN, (name,))
         if problems:
             raise UserError("\n".join(map(str, problems)))
-        args[name] = None if node is None else node.plain
+        args[name] = None if node is None else node.plain_value
     return args
 
 
-def _snippet(out: Path, written: Mapping[str, Any]) -> str:
+def _config_snippet(out: Path, table_args: Mapping[str, Any]) -> str:
     """The lines of a config that read the dataset; paths start from the config's folder."""
     from io import StringIO
 
     from ruamel.yaml import YAML
 
-    from mmrl_datasets.export import READER
+    from mmrl_datasets.export import TABLE_READER
 
-    here = {"path": str(out / written["path"])}
-    part = written["split"] if written["split"] in ("validation", "test") else "train"
+    here = {"path": str(out / table_args["path"])}
+    part = table_args["split"] if table_args["split"] in ("validation", "test") else "train"
     yaml, text = YAML(), StringIO()
     yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.dump({"data": {part: [{"fn": READER, "args": {**written, **here}}]}}, text)
+    yaml.dump({"data": {part: [{"fn": TABLE_READER, "args": {**table_args, **here}}]}}, text)
     return f"# a config in {Path.cwd()} reads it so:\n{text.getvalue()}"

@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports, positive
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
 
 DETAILS = """\
 examples:
@@ -19,7 +19,7 @@ that the model is given, put together from its patches, with the answer (green) 
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "show", "show samples as the model sees them", DETAILS)
     add_config_arguments(parser)
@@ -28,33 +28,35 @@ def add_parser(commands: Commands) -> None:
     which.add_argument("--id", help="the sample of this id")
     which.add_argument("--index", type=int, default=0, metavar="N", help="the Nth sample, from 0; -1 is the last")
     which.add_argument("--random", type=int, metavar="SEED", help="samples drawn with this seed")
-    parser.add_argument("--sheet", type=positive, default=1, metavar="N", help="this many samples, from the chosen one")
+    parser.add_argument(
+        "--sheet", type=positive_int, default=1, metavar="N", help="this many samples, from the chosen one"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="write a picture of them")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print, and draw where asked; returns 0."""
-    from mmrl.config import load
+    from mmrl.config import load_config
 
-    loaded = load(arguments.config, arguments.overrides)
-    with heavy_imports():  # after the config is known to be right
-        from mmrl.data_check.contact_sheet import sheet
-        from mmrl.data_check.sample_view import Album, describe
+    loaded = load_config(arguments.config, arguments.overrides)
+    with pause_gc_for_imports():  # after the config is known to be right
+        from mmrl.data_check.contact_sheet import draw_contact_sheet
+        from mmrl.data_check.sample_view import SampleBrowser, describe_sample
         from mmrl.log.console import Console
-        from mmrl.utils.files import refusing
+        from mmrl.utils.files import report_write_errors
 
     console = Console()
     with tempfile.TemporaryDirectory(prefix="mmrl-show-") as work:
-        album = Album(loaded.config, loaded.files[0].parent, Path(work), arguments.part, console)
-        chosen = album.choose(
+        album = SampleBrowser(loaded.config, loaded.files[0].parent, Path(work), arguments.part, console)
+        chosen = album.select_indices(
             sample_id=arguments.id, index=arguments.index, seed=arguments.random, count=arguments.sheet
         )
-        views = [album.view(index) for index in chosen]
+        views = [album.open_sample(index) for index in chosen]
         for view in views:
-            console.say(describe(view) + "\n")
+            console.info(describe_sample(view) + "\n")
         if arguments.out is not None:
-            with refusing(arguments.out):
-                sheet(views).save(arguments.out)
-            console.say(f"Written: {arguments.out}")
+            with report_write_errors(arguments.out):
+                draw_contact_sheet(views).save(arguments.out)
+            console.info(f"Written: {arguments.out}")
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mmrl.cli import eval_diff, eval_score, eval_selftest, eval_take
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 examples:
@@ -19,17 +19,17 @@ examples:
 """
 
 
-_COMMANDS: Final = ("take", "score", "diff", "selftest", "-h", "--help")
+_EVAL_COMMANDS: Final = ("take", "score", "diff", "selftest", "-h", "--help")
 
 
-def explicit(argv: Sequence[str]) -> list[str]:
+def insert_default_command(argv: Sequence[str]) -> list[str]:
     """The command line with `take`, where `mmrl eval` is followed by something else than a command."""
-    if len(argv) > 1 and argv[0] == "eval" and argv[1] not in _COMMANDS:
+    if len(argv) > 1 and argv[0] == "eval" and argv[1] not in _EVAL_COMMANDS:
         return [argv[0], "take", *argv[1:]]
     return [*argv]
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the group and its commands."""
     parser = add_command(commands, "eval", "take benchmarks, score responses, compare runs", DETAILS)
     group = parser.add_subparsers(dest="eval_command", metavar="COMMAND", title="commands", required=True)

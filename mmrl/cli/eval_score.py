@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 if TYPE_CHECKING:
-    from mmrl.benchmarks.report.report import Run
+    from mmrl.benchmarks.report.report import ScoredRun
 
 DETAILS = """\
 Items are JSONL in the columns of MathVista's testmini for --bench mathvista, else canonical JSONL (docs/evaluation.md).
@@ -22,10 +22,10 @@ column `judged`, and the report has the accuracy with and without. Its replies a
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as wrong.
 """
-_NAMED = 5
+_MAX_NAMED = 5
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "score", "score responses, by rule and by the benchmark's own metric", DETAILS)
     parser.add_argument(
@@ -42,33 +42,33 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and tell."""
-    from mmrl.benchmarks.registry import bench_of
-    from mmrl.benchmarks.report.markdown import as_markdown
-    from mmrl.benchmarks.score_files import flipped, score_files, write
+    from mmrl.benchmarks.registry import get_benchmark
+    from mmrl.benchmarks.report.markdown import report_markdown
+    from mmrl.benchmarks.score_files import changed_verdicts, score_files, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
-    bench = bench_of(arguments.bench)
+    bench = get_benchmark(arguments.bench)
     known = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
     before = read_verdicts(arguments.out) if known else []
     scored = score_files(bench, arguments.items, arguments.responses)
     if arguments.judge or arguments.judge_model:
-        scored = _judged(scored, arguments)
-    report = write(scored, arguments.out, rescore=arguments.rescore)
-    if scored.missing:
-        named = ", ".join(scored.missing[:_NAMED]) + (", .." if len(scored.missing) > _NAMED else "")
-        print(f"mmrl: {len(scored.missing)} items have no response and count as wrong: {named}", file=sys.stderr)
-    print(as_markdown(report).partition("\n## ")[0].rstrip())
-    for old, new in flipped(before, scored.verdicts):
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.compat} -> {new.compat} ({new.rule})")
+        scored = _apply_llm_judge(scored, arguments)
+    report = write_report(scored, arguments.out, rescore=arguments.rescore)
+    if scored.missing_ids:
+        named = ", ".join(scored.missing_ids[:_MAX_NAMED]) + (", .." if len(scored.missing_ids) > _MAX_NAMED else "")
+        print(f"mmrl: {len(scored.missing_ids)} items have no response and count as wrong: {named}", file=sys.stderr)
+    print(report_markdown(report).partition("\n## ")[0].rstrip())
+    for old, new in changed_verdicts(before, scored.verdicts):
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
     print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
 
 
-def _judged(scored: Run, arguments: argparse.Namespace) -> Run:
+def _apply_llm_judge(scored: ScoredRun, arguments: argparse.Namespace) -> ScoredRun:
     """With a judge's verdicts; raises UserError where it has no address or no name."""
     from pydantic import ValidationError
 
-    from mmrl.benchmarks.llm_judge import judged
+    from mmrl.benchmarks.llm_judge import add_judge_verdicts
     from mmrl.types import UserError
     from mmrl_rewards.services.judge import JudgeService
 
@@ -78,8 +78,8 @@ def _judged(scored: Run, arguments: argparse.Namespace) -> Run:
         service = JudgeService(url=arguments.judge, model=arguments.judge_model, cache=str(arguments.out / "judge"))
     except ValidationError as error:
         raise UserError(f"--judge {arguments.judge}: {error.errors()[0]['msg']}") from error
-    found = judged(scored, service, at_once=8)
-    if found.judging and found.judging.failures:
-        failures = found.judging.failures
+    found = add_judge_verdicts(scored, service, max_concurrent=8)
+    if found.judge_summary and found.judge_summary.failures:
+        failures = found.judge_summary.failures
         print(f"mmrl: the judge said nothing of {len(failures)} responses: {failures[0]}", file=sys.stderr)
     return found

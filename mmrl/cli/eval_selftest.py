@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 DIR holds MathVista's published responses, GPT-4's extractions and the official verdicts
@@ -18,7 +18,7 @@ Exit code 1: a bar is missed.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "selftest", "replay published verdicts, and print how ours agree", DETAILS)
     parser.add_argument(
@@ -36,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from mmrl.benchmarks.report.mathvista_agreement import bars, parity
+    from mmrl.benchmarks.report.mathvista_agreement import agreement_thresholds, measure_agreement
 
-    runs = parity(arguments.data)
+    runs = measure_agreement(arguments.data)
     table = Table(title="MathVista testmini: ours against published verdicts")
     for head in (
         "run",
@@ -55,21 +55,28 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column(head, justify="left" if head == "run" else "right")
     for one in runs:
         name = f"{one.run} (left out of bars)" if one.excluded else one.run
-        pairs = (one.metric, one.head, one.cells, one.clean, one.free, one.truth)
+        pairs = (
+            one.metric_2023,
+            one.metric_head,
+            one.table_cells,
+            one.clean_rows,
+            one.free_form_rows,
+            one.adjudicated_rows,
+        )
         table.add_row(
             name,
             *(f"{equal}/{of}" for equal, of in pairs),
-            str(one.false_right),
-            f"{100 * one.compat:.1f}",
-            f"{100 * one.official:.1f}",
+            str(one.false_positives),
+            f"{100 * one.our_accuracy:.1f}",
+            f"{100 * one.published_accuracy:.1f}",
         )
     console = Console(width=150)
     console.print(table)
-    found = bars(runs)
+    found = agreement_thresholds(runs)
     for bar in found:
-        relation = "at most" if bar.most else "at least"
-        holds = "holds " if bar.holds else "MISSED"
+        relation = "at most" if bar.is_upper_bound else "at least"
+        holds = "holds " if bar.is_met else "MISSED"
         console.print(
-            f"{holds}  {100 * bar.share:6.2f} %  {relation} {100 * bar.bound:5.1f} %  {bar.name}", highlight=False
+            f"{holds}  {100 * bar.value:6.2f} %  {relation} {100 * bar.bound:5.1f} %  {bar.name}", highlight=False
         )
-    return int(not all(bar.holds for bar in found))
+    return int(not all(bar.is_met for bar in found))

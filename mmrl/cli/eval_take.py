@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, heavy_imports
+from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports
 
 DETAILS = """\
 examples:
@@ -26,7 +26,7 @@ DIR gets predictions.jsonl, verdicts.jsonl, report.json and report.md. The same 
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "take", "take a benchmark; `take` may be left out", DETAILS)
     parser.add_argument("model", metavar="MODEL", help="a folder of transformers, a run, or a checkpoint of one")
@@ -56,36 +56,36 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, answer, mark and tell."""
-    from mmrl.benchmarks.registry import bench_of
-    from mmrl.benchmarks.report.markdown import as_markdown
+    from mmrl.benchmarks.registry import get_benchmark
+    from mmrl.benchmarks.report.markdown import report_markdown
     from mmrl.log.console import Console
-    from mmrl.types import Frame
+    from mmrl.types import CoordinateSystem
 
     if not arguments.bench.startswith("run:"):
-        bench_of(arguments.bench)
-    with heavy_imports():  # after the name is known to be right
-        from mmrl.distributed.torch_ranks import refuse_company
-        from mmrl.evaluation.evaluate import Request, evaluate
+        get_benchmark(arguments.bench)
+    with pause_gc_for_imports():  # after the name is known to be right
+        from mmrl.distributed.torch_ranks import require_single_process
+        from mmrl.evaluation.evaluate import EvalRequest, evaluate
 
-    refuse_company("mmrl eval")
+    require_single_process("mmrl eval")
     name = f"{Path(arguments.model).resolve().name}-{arguments.bench.replace(':', '-')}"
-    request = Request(
+    request = EvalRequest(
         model=arguments.model,
-        bench=arguments.bench,
-        data=tuple(arguments.data),
-        out=arguments.out or Path("evals") / name,
+        benchmark=arguments.bench,
+        data_files=tuple(arguments.data),
+        out_dir=arguments.out or Path("evals") / name,
         overrides=arguments.overrides,
         engine=arguments.engine,
         checkpoint=arguments.checkpoint,
         split=arguments.split,
-        media=arguments.media,
-        frame=Frame(arguments.frame) if arguments.frame else None,
+        media_root=arguments.media,
+        coordinate_system=CoordinateSystem(arguments.frame) if arguments.frame else None,
         allow_missing=arguments.allow_missing,
         rescore=arguments.rescore,
     )
     result = evaluate(request, Console())
-    print(as_markdown(result.report).partition("\n## ")[0].rstrip())
-    for old, new in result.flips:
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.compat} -> {new.compat} ({new.rule})")
-    print(f"Written: {request.out}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
+    print(report_markdown(result.report).partition("\n## ")[0].rstrip())
+    for old, new in result.changed_verdicts:
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
+    print(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
     return 0

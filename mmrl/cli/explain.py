@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments
 
 DETAILS = """\
 example:
@@ -14,7 +14,7 @@ Prints every value with the file and line it comes from, then the objective of e
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(
         commands, "explain", "print every setting with its origin, and the objective in words", DETAILS
@@ -25,7 +25,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation."""
-    from mmrl.config import explain, load
+    from mmrl.config import explain, load_config
 
-    print(explain(load(arguments.config, arguments.overrides)), end="")
+    print(explain(load_config(arguments.config, arguments.overrides)), end="")
     return 0

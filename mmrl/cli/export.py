@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, heavy_imports
+from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports
 
 DETAILS = """\
 examples:
@@ -19,7 +19,7 @@ the checkpoint and the base model; no training data is read. A run that ends lea
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "export", "write a checkpoint as a folder for transformers and vLLM", DETAILS)
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run directory, such as runs/quickstart")
@@ -33,13 +33,13 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; returns 0."""
-    with heavy_imports():
-        from mmrl.checkpoint.hf_export import export
+    with pause_gc_for_imports():
+        from mmrl.checkpoint.hf_export import export_checkpoint
         from mmrl.log.console import Console
         from mmrl.log.run_dir import RunDir
 
     console = Console()
     options = {"name": arguments.checkpoint, "merge": arguments.merge_lora}
-    folder = export(RunDir(arguments.run_dir), arguments.to, **options, warn=console.warn)
-    console.say(f"{folder} -> {arguments.to}")
+    folder = export_checkpoint(RunDir(arguments.run_dir), arguments.to, **options, warn=console.warn)
+    console.info(f"{folder} -> {arguments.to}")
     return 0

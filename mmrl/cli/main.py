@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import mmrl
 from mmrl.cli import config, data, eval, explain, export, reward, train
-from mmrl.distributed.ranks import RankLost
+from mmrl.distributed.ranks import RankLostError
 from mmrl.types import UserError
 
 EPILOG = """\
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the command line itself is wrong (code 2), or asks for help or the version (code 0).
     """
-    parser = _parser()
-    arguments = _parse(parser, eval.explicit(sys.argv[1:] if argv is None else argv))
+    parser = _build_parser()
+    arguments = _parse_arguments(parser, eval.insert_default_command(sys.argv[1:] if argv is None else argv))
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"mmrl: error: {line}", file=sys.stderr)
-        if isinstance(error, RankLost):
-            _end_at_once(2)
+        if isinstance(error, RankLostError):
+            _exit_immediately(2)
         return 2
     except BrokenPipeError:  # the reader left, as in `mmrl explain c.yaml | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _end_at_once(code: int) -> NoReturn:
+def _exit_immediately(code: int) -> NoReturn:
     """Leave connections to other ranks as they are: when one is gone, gloo's threads abort an interpreter that ends."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrl",
         description="Reinforcement fine-tuning of Qwen-VL models on verifiable visual rewards.",
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse, letting `key=value` stand before, between and after options."""
     arguments, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command
+from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 examples:
@@ -21,35 +21,35 @@ A reward is named `module:function`, `./file.py:function`, or, of those that com
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command and its sub-commands."""
     parser = add_command(commands, "reward", "list, show, make, test, lint and try rewards", DETAILS)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    add_command(verbs, "list", "print every reward in a table", "").set_defaults(run=_list)
+    add_command(verbs, "list", "print every reward in a table", "").set_defaults(run=_list_rewards)
 
     show = add_command(verbs, "show", "print what a reward does, its options, and where it is", "")
     show.add_argument("name", metavar="NAME")
-    show.set_defaults(run=_show)
+    show.set_defaults(run=_show_reward)
 
     new = add_command(verbs, "new", "write a reward and its case table, to fill in", "")
     new.add_argument("name", metavar="NAME", help="a Python name: NAME.py and NAME.json are written")
     new.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where; the current folder by default")
-    new.set_defaults(run=_new)
+    new.set_defaults(run=_create_reward)
 
     test = add_command(verbs, "test", "run case tables; exit code 1 when a row fails", "")
     test.add_argument(
         "what", metavar="NAME|FILE", nargs="*", help="a reward or a table; all that come with mmrl if none"
     )
     test.add_argument("--verbose", action="store_true", help="print rows that pass, too")
-    test.set_defaults(run=_test)
+    test.set_defaults(run=_test_rewards)
 
     lint = add_command(verbs, "lint", "try to break a reward; exit code 1 when that works", "")
     lint.add_argument("names", metavar="NAME", nargs="*", help="rewards; all that come with mmrl if none")
     lint.add_argument(
-        "--args", type=_mapping, default={}, metavar="JSON", help="options, such as '{\"threshold\": 0.5}'"
+        "--args", type=_parse_json_object, default={}, metavar="JSON", help="options, such as '{\"threshold\": 0.5}'"
     )
     lint.add_argument("--cases", type=Path, metavar="FILE", help="a case table whose samples to use")
-    lint.set_defaults(run=_lint)
+    lint.set_defaults(run=_lint_rewards)
 
     score = add_command(verbs, "score", "score one response; prints JSON", "")
     score.add_argument("--fn", required=True, metavar="NAME", help="the reward")
@@ -57,51 +57,55 @@ def add_parser(commands: Commands) -> None:
         "--sample", required=True, type=Path, metavar="FILE", help="a sample, written as in a case table"
     )
     score.add_argument("--response", required=True, metavar="TEXT|@FILE", help="what the model wrote")
-    score.add_argument("--args", type=_mapping, default={}, metavar="JSON", help="options of the reward")
+    score.add_argument("--args", type=_parse_json_object, default={}, metavar="JSON", help="options of the reward")
     score.add_argument(
-        "--case", type=_mapping, default={}, metavar="JSON", help='other keys of a row: \'{"frame": "norm_1"}\''
+        "--case",
+        type=_parse_json_object,
+        default={},
+        metavar="JSON",
+        help='other keys of a row: \'{"frame": "norm_1"}\'',
     )
-    score.set_defaults(run=_score)
+    score.set_defaults(run=_try_reward)
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_bench import list_rewards
+def _list_rewards(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import print_rewards
 
-    return list_rewards()
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_bench import show
-
-    return show(arguments.name)
+    return print_rewards()
 
 
-def _new(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_new import new
+def _show_reward(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import print_reward
 
-    return new(arguments.name, arguments.out)
-
-
-def _test(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_bench import run_tables
-
-    return run_tables(arguments.what, verbose=arguments.verbose)
+    return print_reward(arguments.name)
 
 
-def _lint(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_bench import run_lint
+def _create_reward(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_new import create_reward
 
-    return run_lint(arguments.names, arguments.args, arguments.cases)
+    return create_reward(arguments.name, arguments.out)
 
 
-def _score(arguments: argparse.Namespace) -> int:
-    from mmrl.cli.reward_bench import score
+def _test_rewards(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import run_case_tables
+
+    return run_case_tables(arguments.what, verbose=arguments.verbose)
+
+
+def _lint_rewards(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import lint_rewards
+
+    return lint_rewards(arguments.names, arguments.args, arguments.cases)
+
+
+def _try_reward(arguments: argparse.Namespace) -> int:
+    from mmrl.cli.reward_bench import try_reward
 
     row = {"fn": arguments.fn, "args": arguments.args, **arguments.case}
-    return score(row, arguments.sample, arguments.response)
+    return try_reward(row, arguments.sample, arguments.response)
 
 
-def _mapping(text: str) -> dict[str, object]:
+def _parse_json_object(text: str) -> dict[str, object]:
     import json
 
     try:

@@ -14,31 +14,38 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmrl.scoring.lint import Report, lint, subjects, usable
-from mmrl.scoring.registry import cases_of, find, full_name, get, rewards, tables
-from mmrl.types import Kind, Sample, UserError
-from mmrl_rewards.cases import Case, first_problem, load, load_sample
+from mmrl.scoring.lint import LintReport, filter_scorable, lint_reward, make_samples
+from mmrl.scoring.registry import (
+    builtin_case_tables,
+    builtin_rewards,
+    find_cases,
+    load_bound_reward,
+    load_reward,
+    qualified_name,
+)
+from mmrl.types import AnswerType, Sample, UserError
+from mmrl_rewards.cases import Case, first_error_message, load_case_table, load_sample
 from mmrl_rewards.contract import BoundReward, bind
 
 
-def list_rewards() -> int:
+def print_rewards() -> int:
     """Print every reward."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("reward", "kinds", "range", "what it pays"):
         table.add_column(heading, no_wrap=heading == "reward")
-    for name, reward in rewards().items():
-        kinds = ", ".join(reward.kinds) or "any"
+    for name, reward in builtin_rewards().items():
+        kinds = ", ".join(reward.answer_types) or "any"
         formula = " ".join(reward.doc.partition("\n\n")[0].split())
         table.add_row(name.removeprefix("mmrl_rewards."), kinds, f"{reward.low:g} to {reward.high:g}", Text(formula))
     Console().print(table)
     return 0
 
 
-def show(name: str) -> int:
+def print_reward(name: str) -> int:
     """Print a reward's docstring, options and place."""
-    reward = get(name, Path())
-    kinds = ", ".join(reward.kinds) or "any kind of answer"
-    print(f"{full_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {kinds})\n\n{reward.doc}\n")
+    reward = load_reward(name, Path())
+    kinds = ", ".join(reward.answer_types) or "any kind of answer"
+    print(f"{qualified_name(name)}  (`{reward.name}`, {reward.low:g} to {reward.high:g}, {kinds})\n\n{reward.doc}\n")
     for option, parameter in inspect.signature(reward.fn).parameters.items():
         if option in reward.options:
             print(f"option {parameter}")
@@ -46,17 +53,17 @@ def show(name: str) -> int:
     return 0
 
 
-def run_tables(what: Sequence[str], *, verbose: bool) -> int:
+def run_case_tables(names: Sequence[str], *, verbose: bool) -> int:
     """Run case tables, or the rows about single rewards; 1 when one fails."""
     failures = 0
-    for title, base, cases in _chosen(what):
+    for title, base, cases in _select_cases(names):
         failed = 0
         for index, case in enumerate(cases):
-            outcome = case.outcome(find(case.fn, base, case.args))
-            failed += not outcome.ok
-            if verbose or not outcome.ok:
-                verdict = "pass" if outcome.ok else "FAIL"
-                print(f"{verdict} {title} row {index} {case.fn}: expected {case.expected}, got {outcome.got}")
+            outcome = case.score(load_bound_reward(case.fn, base, case.args))
+            failed += not outcome.passed
+            if verbose or not outcome.passed:
+                verdict = "pass" if outcome.passed else "FAIL"
+                print(f"{verdict} {title} row {index} {case.fn}: expected {case.expected}, got {outcome.value}")
                 print(
                     f"     reason: {outcome.reason}\n     source: {case.source}\n     response: {case.response!r:.120}"
                 )
@@ -65,30 +72,30 @@ def run_tables(what: Sequence[str], *, verbose: bool) -> int:
     return int(failures > 0)
 
 
-def run_lint(names: Sequence[str], args: Mapping[str, Any], table: Path | None) -> int:
+def lint_rewards(names: Sequence[str], args: Mapping[str, Any], table: Path | None) -> int:
     """Lint rewards, all that come with mmrl if none is named; 1 when one is not fit."""
     unfit = 0
-    for name in names or rewards():
-        reward, samples = _subjects(name, args, table)
-        report = lint(reward, samples)
-        _print_report(name, report)
+    for name in names or builtin_rewards():
+        reward, samples = _reward_and_samples(name, args, table)
+        report = lint_reward(reward, samples)
+        _print_lint_report(name, report)
         unfit += not report.ok
     return int(unfit > 0)
 
 
-def score(row: Mapping[str, Any], sample: Path, response: str) -> int:
+def try_reward(row: Mapping[str, Any], sample: Path, response: str) -> int:
     """Score one response and print value and reason as JSON; the value may be "unscorable"."""
-    fields = {"expected": 0, "source": "", "sample": load_sample(sample), "response": _written(response)}
+    fields = {"expected": 0, "source": "", "sample": load_sample(sample), "response": _read_response(response)}
     try:
         case = Case.model_validate({**fields, **row})
     except ValidationError as error:
-        raise UserError(f"--case: {first_problem(error)}") from error
-    outcome = case.outcome(find(case.fn, Path(), case.args))
-    print(json.dumps({"value": outcome.got, "reason": outcome.reason}, ensure_ascii=False))
-    return int(outcome.got is None)
+        raise UserError(f"--case: {first_error_message(error)}") from error
+    outcome = case.score(load_bound_reward(case.fn, Path(), case.args))
+    print(json.dumps({"value": outcome.value, "reason": outcome.reason}, ensure_ascii=False))
+    return int(outcome.value is None)
 
 
-def _written(response: str) -> str:
+def _read_response(response: str) -> str:
     """The text itself, or that of the file it names."""
     if not response.startswith("@"):
         return response
@@ -98,43 +105,51 @@ def _written(response: str) -> str:
         raise UserError(f"--response {response}: cannot be read: {error}") from error
 
 
-def _chosen(what: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:
+def _select_cases(names: Sequence[str]) -> list[tuple[str, Path, tuple[Case, ...]]]:
     """What to run: a title, where relative files start from, and the rows."""
     chosen = []
-    for word in what or map(str, tables()):
+    for word in names or map(str, builtin_case_tables()):
         path = Path(word)
         if path.suffix == ".json":
-            chosen.append((path.name, path.parent, load(path)))
+            chosen.append((path.name, path.parent, load_case_table(path)))
         else:
-            cases, base = cases_of(word, Path())
+            cases, base = find_cases(word, Path())
             chosen.append((word, base, cases))
     return chosen
 
 
-def _subjects(name: str, args: Mapping[str, Any], table: Path | None) -> tuple[BoundReward, tuple[Sample, ...]]:
+def _reward_and_samples(
+    name: str, args: Mapping[str, Any], table: Path | None
+) -> tuple[BoundReward, tuple[Sample, ...]]:
     """A reward with its options, and what to try it on: one plain sample per kind, or, where it wants more than
     that, the samples of its case table.
     """
-    reward = get(name, Path())
+    reward = load_reward(name, Path())
     needed = [option for option, (_, _, required) in reward.options.items() if required and option not in args]
     if table is None and not needed:
-        plain = usable(bound := bind(reward, args), subjects(reward.kinds or tuple(Kind)))
+        plain = filter_scorable(bound := bind(reward, args), make_samples(reward.answer_types or tuple(AnswerType)))
         if plain:
             return bound, plain
-    cases = [case for case in (load(table) if table else cases_of(name, Path())[0]) if case.expected != "unscorable"]
+    cases = [
+        case
+        for case in (load_case_table(table) if table else find_cases(name, Path())[0])
+        if case.expected != "unscorable"
+    ]
     if not cases:
         raise UserError(f"no row of the case table of reward {reward.name!r} expects a value: there is nothing to try")
     bound = bind(reward, args or cases[0].args)
     samples = {case.sample.model_dump_json(): case.sample.build() for case in cases}
-    if found := usable(bound, tuple(samples.values())):
+    if found := filter_scorable(bound, tuple(samples.values())):
         return bound, found
     raise UserError(f"reward {reward.name!r} can judge no sample of its case table with the options {dict(bound.args)}")
 
 
-def _print_report(name: str, report: Report) -> None:
+def _print_lint_report(name: str, report: LintReport) -> None:
     print(f"{name}: {'fit' if report.ok else 'NOT FIT'}")
     for finding in report.findings:
         print(f"  {'pass' if finding.ok else 'FAIL'}  {finding.check}: {finding.detail}")
-    for earned in report.earned:
-        verdict, allowed = ("pass", "") if earned.ok else ("FAIL", f", at most {earned.allowed:.3g} is tolerated")
-        print(f"  {verdict}  {earned.attack} earns {earned.value:.3g}{allowed} ({earned.kind}: {earned.reason:.80})")
+    for earned in report.attacks:
+        verdict, allowed = ("pass", "") if earned.ok else ("FAIL", f", at most {earned.max_allowed:.3g} is tolerated")
+        print(
+            f"  {verdict}  {earned.attack} earns {earned.value:.3g}{allowed} ({earned.answer_type}: {earned.reason:.80})"
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmrl.types import UserError
 
-_CODE = '''"""The reward `{name}`."""
+_CODE_TEMPLATE = '''"""The reward `{name}`."""
 
 from mmrl.types import Kind, Response, Sample, Term
 from mmrl_rewards.contract import gold, reward
@@ -26,7 +26,7 @@ def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> Ter
         return Term(0.0, response.answer.problems[0])
     return Term(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
 '''
-_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
+_CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
     ("<answer>3</answer>", {}, 1, "right"),
     ("<think>one, two, three</think><answer>3</answer>", {}, 1, "right, after thinking"),
     ("<answer>4</answer>", {}, 0, "wrong"),
@@ -42,7 +42,7 @@ _ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
 )
 
 
-def new(name: str, folder: Path) -> int:
+def create_reward(name: str, folder: Path) -> int:
     """Write NAME.py and NAME.json.
 
     Raises:
@@ -59,13 +59,13 @@ def new(name: str, folder: Path) -> int:
             "expected": expected,
             "source": source,
         }
-        for response, args, expected, source in _ROWS
+        for response, args, expected, source in _CASE_ROWS
     ]
     table = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
     code, cases = folder / f"{name}.py", folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in ((code, _CODE.format(name=name)), (cases, table)):
+        for path, text in ((code, _CODE_TEMPLATE.format(name=name)), (cases, table)):
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
     except FileExistsError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.cli.common import Commands, add_command, add_config_arguments, heavy_imports, positive
+from mmrl.cli.common import Subparsers, add_command, add_config_arguments, pause_gc_for_imports, positive_int
 from mmrl.distributed.launch import launch
 
 DETAILS = """\
@@ -21,11 +21,11 @@ Ctrl-C saves one first and exits with code 130.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "train", "train a model as a config says, or resume where it stopped", DETAILS)
     add_config_arguments(parser)
-    parser.add_argument("--steps", type=positive, metavar="N", help="at most N optimizer steps in every stage")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="at most N optimizer steps in every stage")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write the run here instead of `run.dir`")
     parser.add_argument(
         "--verify-resume",
@@ -34,16 +34,19 @@ def add_parser(commands: Commands) -> None:
         "stage, compare everything byte for byte, and exit with 0 if it is the same, 1 if not",
     )
     parser.add_argument(
-        "--nproc", type=positive, metavar="N", help="share the work among N processes, one for each GPU of this machine"
+        "--nproc",
+        type=positive_int,
+        metavar="N",
+        help="share the work among N processes, one for each GPU of this machine",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0, 130 or 143 when interrupted and saved, 1 when `--verify-resume` finds a difference."""
-    from mmrl.config import load
+    from mmrl.config import load_config
 
-    loaded = load(arguments.config, arguments.overrides)
+    loaded = load_config(arguments.config, arguments.overrides)
     if arguments.verify_resume:
         from mmrl.checkpoint.verify_resume import verify_resume
 
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         options = {"--steps": arguments.steps, "--run-dir": arguments.run_dir}
         words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
         return launch(["train", arguments.config, *arguments.overrides, *words], arguments.nproc)
-    with heavy_imports():  # after the config is known to be right
+    with pause_gc_for_imports():  # after the config is known to be right
         from mmrl.training.run import train
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

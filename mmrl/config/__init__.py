@@ -1,23 +1,30 @@
 """Settings: a strict schema, a loader that says what is wrong and where, and an explanation in words."""
 
-from mmrl.config.diff import Change, changes
+from mmrl.config.diff import SettingChange, diff_configs
 from mmrl.config.explain.config import explain
-from mmrl.config.export import dump, json_schema
-from mmrl.config.load import Loaded, cap_steps, exam_of, load, read_settings, settings
-from mmrl.config.schema import Config, Exam
+from mmrl.config.export import config_json_schema, dump_yaml
+from mmrl.config.load import (
+    LoadedConfig,
+    cap_steps,
+    flatten_settings,
+    load_config,
+    load_eval_config,
+    read_flat_settings,
+)
+from mmrl.config.schema import Config, EvalConfig
 
 __all__ = [
-    "Change",
     "Config",
-    "Exam",
-    "Loaded",
+    "EvalConfig",
+    "LoadedConfig",
+    "SettingChange",
     "cap_steps",
-    "changes",
-    "dump",
-    "exam_of",
+    "config_json_schema",
+    "diff_configs",
+    "dump_yaml",
     "explain",
-    "json_schema",
-    "load",
-    "read_settings",
-    "settings",
+    "flatten_settings",
+    "load_config",
+    "load_eval_config",
+    "read_flat_settings",
 ]

@@ -7,33 +7,33 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from mmrl.config.load import settings
+from mmrl.config.load import flatten_settings
 from mmrl.config.schema import Config
-from mmrl.config.yaml_tree import Plain
+from mmrl.config.yaml_tree import PlainValue
 
-_NONE = "no result depends on it"
-_ROUNDING = "results may differ in the last digits"
-FREE: Final = (  # patterns of dotted paths, and what becomes of a run that goes on with another value
-    ("run.dir", _NONE),
-    ("run.keep_rollouts_every", _NONE),
-    ("checkpoints.*", _NONE),
-    ("evaluation.benchmarks*", _NONE),
-    ("data.workers", _NONE),
-    ("rewards.workers", _NONE),
-    ("stages.*.max_bad_steps", _NONE),
-    ("stages.*.max_barren_steps", _NONE),
-    ("stages.*.health.*", _NONE),
-    ("run.threads", _ROUNDING),
-    ("evaluation.batch_size", _ROUNDING),
-    ("model.gradient_checkpointing", _ROUNDING),
-    ("model.logits_chunk", _ROUNDING),
-    ("stages.*.micro_batch", _ROUNDING),
-    ("stages.*.token_budget", _ROUNDING),
+_NO_EFFECT = "no result depends on it"
+_ROUNDING_EFFECT = "results may differ in the last digits"
+CHANGEABLE_ON_RESUME: Final = (  # patterns of dotted paths, and what becomes of a run that goes on with another value
+    ("run.dir", _NO_EFFECT),
+    ("run.keep_rollouts_every", _NO_EFFECT),
+    ("checkpoints.*", _NO_EFFECT),
+    ("evaluation.benchmarks*", _NO_EFFECT),
+    ("data.workers", _NO_EFFECT),
+    ("rewards.workers", _NO_EFFECT),
+    ("stages.*.max_bad_steps", _NO_EFFECT),
+    ("stages.*.max_barren_steps", _NO_EFFECT),
+    ("stages.*.health.*", _NO_EFFECT),
+    ("run.threads", _ROUNDING_EFFECT),
+    ("evaluation.batch_size", _ROUNDING_EFFECT),
+    ("model.gradient_checkpointing", _ROUNDING_EFFECT),
+    ("model.logits_chunk", _ROUNDING_EFFECT),
+    ("stages.*.micro_batch", _ROUNDING_EFFECT),
+    ("stages.*.token_budget", _ROUNDING_EFFECT),
 )
-_ABSENT: Final = object()
+_MISSING: Final = object()
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     """A setting with two values; `effect` says what another value does to a run, None that it makes another run."""
 
     key: str
@@ -46,16 +46,19 @@ class Change(NamedTuple):
         return f"{self.key}: {self.old} -> {self.new}"
 
 
-def changes(old: Mapping[str, Plain], new: Config) -> Sequence[Change]:
+def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> Sequence[SettingChange]:
     """Every setting in which `new` differs from the settings `old`, in the order of the file."""
-    here = settings(new.model_dump(mode="json"))
-    keys = [key for key in {**old, **here} if old.get(key, _ABSENT) != here.get(key, _ABSENT)]
-    return [Change(key, _shown(old, key), _shown(here, key), _effect(key)) for key in keys]
+    here = flatten_settings(new_config.model_dump(mode="json"))
+    keys = [key for key in {**old_settings, **here} if old_settings.get(key, _MISSING) != here.get(key, _MISSING)]
+    return [
+        SettingChange(key, _format_setting(old_settings, key), _format_setting(here, key), _resume_effect(key))
+        for key in keys
+    ]
 
 
-def _effect(key: str) -> str | None:
-    return next((effect for pattern, effect in FREE if fnmatchcase(key, pattern)), None)
+def _resume_effect(key: str) -> str | None:
+    return next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
 
 
-def _shown(side: Mapping[str, Plain], key: str) -> str:
+def _format_setting(side: Mapping[str, PlainValue], key: str) -> str:
     return json.dumps(side[key], ensure_ascii=False) if key in side else "absent"

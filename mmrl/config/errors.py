@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from mmrl.config.schema import Config
-from mmrl.config.yaml_tree import Address, Node, Problem
+from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
 
-_WANTED = {
+_EXPECTED_TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "text",
@@ -25,25 +25,25 @@ _WANTED = {
 }
 
 
-def refusal(error: ErrorDetails, root: Node, schema: type[BaseModel] = Config) -> Problem | None:
+def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = Config) -> ConfigProblem | None:
     """One pydantic error as a problem of the tree `root`; None when it only repeats an error further down."""
     kind, given = error["type"], error["input"]
-    path, owner, wanted = _locate(error["loc"], schema)
+    path, owner, wanted = _locate_error(error["loc"], schema)
     if kind.startswith("union_tag"):
         kind = "literal_error" if kind == "union_tag_invalid" else "missing"
         path, owner, given = (*path, "kind"), None, given.get("kind")
-        wanted = Literal[tuple(_tag(model) for model in _models(wanted))]
-    node, depth = root.nearest(path)
+        wanted = Literal[tuple(_kind_of(model) for model in _models_in(wanted))]
+    node, depth = root.find_nearest(path)
     match kind:
         case "missing" if isinstance(path[-1], int):
-            path, text = path[:-1], f"needs {len(get_args(_bare(owner)))} values, got {len(given)}"
+            path, text = path[:-1], f"needs {len(get_args(_strip_annotated(owner)))} values, got {len(given)}"
         case "missing":
-            text = "missing; " + (_about(owner, path[-1]) or f"write one of {_listed(get_args(wanted))}")
+            text = "missing; " + (_describe_key(owner, path[-1]) or f"write one of {_join_choices(get_args(wanted))}")
         case "extra_forbidden":
-            text = f"unknown key; {_suggest(owner, str(path[-1]))}"
+            text = f"unknown key; {_suggest_key(owner, str(path[-1]))}"
         case "literal_error":
-            text = f"must be {_listed(_choices(wanted))}, got {_shown(given)}"
-            text += _meant(str(given), [*map(str, _choices(wanted))])
+            text = f"must be {_join_choices(_allowed_values(wanted))}, got {_describe_value(given)}"
+            text += _did_you_mean(str(given), [*map(str, _allowed_values(wanted))])
         case "value_error":
             text = str(error["ctx"]["error"])
         case "too_short" if len(given) >= error["ctx"]["min_length"]:
@@ -53,92 +53,92 @@ def refusal(error: ErrorDetails, root: Node, schema: type[BaseModel] = Config) -
         case "too_long":
             text = f"needs {error['ctx']['max_length']} values, got {len(given)}"
         case "string_pattern_mismatch":
-            text = f"must serve as a file name: letters, digits, - and _, a letter first; got {_shown(given)}"
-        case _ if kind in _WANTED:
-            text = f"must be {_WANTED[kind]}, got {_shown(given)}{_remedy(kind, given)}"
+            text = f"must serve as a file name: letters, digits, - and _, a letter first; got {_describe_value(given)}"
+        case _ if kind in _EXPECTED_TYPES:
+            text = f"must be {_EXPECTED_TYPES[kind]}, got {_describe_value(given)}{_suggest_fix(kind, given)}"
         case _:
-            text = f"{error['msg'].replace('Input should be', 'must be')}, got {_shown(given)}"
-    return Problem(node.origin if depth else root.origin, path, text)
+            text = f"{error['msg'].replace('Input should be', 'must be')}, got {_describe_value(given)}"
+    return ConfigProblem(node.origin if depth else root.origin, path, text)
 
 
-def _locate(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[Address, Any, Any]:
+def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[KeyPath, Any, Any]:
     """A pydantic location without its union tags, the type that holds its last step, and that step's own type."""
-    path: Address = ()
+    path: KeyPath = ()
     owner: Any = None
     here: Any = schema
     for step in loc:
-        here = _bare(here)
-        models = _models(here)
+        here = _strip_annotated(here)
+        models = _models_in(here)
         if len(models) > 1:  # the step is the tag of a discriminated union, not a place in the file
-            here = next(model for model in models if _tag(model) == step)
+            here = next(model for model in models if _kind_of(model) == step)
             continue
         owner, path = (models[0] if models else here), (*path, step)
-        here = _inside(owner, step)
+        here = _type_of_key(owner, step)
     return path, owner, here
 
 
-def _inside(owner: object, step: int | str) -> object:
+def _type_of_key(owner: object, step: int | str) -> object:
     if isinstance(owner, type) and issubclass(owner, BaseModel) and step in owner.model_fields:
         return owner.model_fields[str(step)].annotation
     return get_args(owner)[0] if get_origin(owner) is tuple else Any
 
 
-def _bare(annotation: object) -> object:
+def _strip_annotated(annotation: object) -> object:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _choices(annotation: object) -> tuple[object, ...]:
+def _allowed_values(annotation: object) -> tuple[object, ...]:
     """The words a value of this type may be; of one that may be left open, those that name something."""
-    bare = _bare(annotation)
+    bare = _strip_annotated(annotation)
     parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
     named = (choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
     return tuple(str(choice) if isinstance(choice, str) else choice for choice in named)
 
 
-def _models(annotation: object) -> tuple[type[BaseModel], ...]:
+def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
     """The models a value of this type may be."""
-    bare = _bare(annotation)
+    bare = _strip_annotated(annotation)
     choices = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
 
 
-def _tag(model: type[BaseModel]) -> str:
+def _kind_of(model: type[BaseModel]) -> str:
     return str(get_args(model.model_fields["kind"].annotation)[0])
 
 
-def _about(owner: object, key: int | str) -> str:
+def _describe_key(owner: object, key: int | str) -> str:
     if not (isinstance(owner, type) and issubclass(owner, BaseModel)):
         return ""
     text = owner.model_fields[str(key)].description or ""
     return text[:1].lower() + text[1:].rstrip(".")
 
 
-def _suggest(owner: type[BaseModel], key: str) -> str:
-    beneath = [path for path in _settings(owner) if path[-1] == key]
+def _suggest_key(owner: type[BaseModel], key: str) -> str:
+    beneath = [path for path in _iter_key_paths(owner) if path[-1] == key]
     close = get_close_matches(key, owner.model_fields, n=1, cutoff=0.7)
-    elsewhere = [path for path in _settings(Config) if path[-1] == key]
+    elsewhere = [path for path in _iter_key_paths(Config) if path[-1] == key]
     guesses = [".".join(path) for path in beneath] or close or [".".join(path) for path in elsewhere]
     return f"did you mean `{guesses[0]}`?" if guesses else f"the keys here are {', '.join(owner.model_fields)}"
 
 
-def _settings(owner: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _iter_key_paths(owner: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, field in owner.model_fields.items():
         yield (*prefix, name)
-        for model in _models(field.annotation):
-            yield from _settings(model, (*prefix, name))
+        for model in _models_in(field.annotation):
+            yield from _iter_key_paths(model, (*prefix, name))
 
 
-def _meant(given: str, choices: Sequence[str]) -> str:
+def _did_you_mean(given: str, choices: Sequence[str]) -> str:
     close = get_close_matches(given, choices, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _listed(choices: Sequence[Any]) -> str:
+def _join_choices(choices: Sequence[Any]) -> str:
     *most, last = [repr(choice) for choice in choices]
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     match value:
         case None:
             return "nothing (null)"
@@ -154,7 +154,7 @@ def _shown(value: object) -> str:
             return repr(value)
 
 
-def _remedy(kind: str, given: object) -> str:
+def _suggest_fix(kind: str, given: object) -> str:
     match kind, given:
         case "int_type" | "float_type", str() if _is_number(given):
             remedy = "remove the quotes"

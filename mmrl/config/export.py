@@ -21,14 +21,14 @@ class _Representer(SafeRepresenter):
         """No anchors: equal values are written twice."""
         return True
 
-    def text(self, data: str) -> ScalarNode:
+    def represent_text(self, data: str) -> ScalarNode:
         """Text; line breaks of any kind and control characters are escaped."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
-    yaml_representers = {**SafeRepresenter.yaml_representers, str: text}  # noqa: RUF012
+    yaml_representers = {**SafeRepresenter.yaml_representers, str: represent_text}  # noqa: RUF012
 
 
-def dump(config: Config) -> str:
+def dump_yaml(config: Config) -> str:
     """Every setting as YAML that loads back to an equal config."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
@@ -39,7 +39,7 @@ def dump(config: Config) -> str:
     return text.getvalue()
 
 
-def json_schema() -> dict[str, Any]:
+def config_json_schema() -> dict[str, Any]:
     """The JSON Schema of a config file, described by the settings' docstrings; `extends` may supply what is missing."""
     schema = Config.model_json_schema()
     required = schema.pop("required")

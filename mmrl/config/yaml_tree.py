@@ -21,7 +21,7 @@ MAX_NODES = 100_000  # aliases counted each time they are used, so that they can
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value")}  # dates stay the text they are in YAML 1.2
 _VALUE_TAGS = {_TAG + name for name in ("int", "float", "bool", "null")}
-_HINTS = {
+_YAML_HINTS = {
     "cannot start any token": "put quotes around the text; indent with spaces, never tabs",
     "mapping values are not allowed": "check the indentation, and put quotes around text that holds `: `",
     "could not find expected ':'": "a key needs a colon and a space after it",
@@ -29,28 +29,28 @@ _HINTS = {
     "undefined alias": "define it with & further up, or put quotes around text that begins with *",
 }
 
-Address = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 Scalar = str | int | float | bool | None
-Plain: TypeAlias = "dict[str, Plain] | list[Plain] | Scalar"
+PlainValue: TypeAlias = "dict[str, PlainValue] | list[PlainValue] | Scalar"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ConfigNode:
     """A mapping or list of nodes, or a scalar, with its origin: `file:line` or `command line`."""
 
-    value: dict[str, Node] | list[Node] | Scalar
+    value: dict[str, ConfigNode] | list[ConfigNode] | Scalar
     origin: str
 
     @property
-    def plain(self) -> Plain:
+    def plain_value(self) -> PlainValue:
         """The value alone, as nested dicts and lists."""
         if isinstance(self.value, dict):
-            return {key: node.plain for key, node in self.value.items()}
+            return {key: node.plain_value for key, node in self.value.items()}
         if isinstance(self.value, list):
-            return [node.plain for node in self.value]
+            return [node.plain_value for node in self.value]
         return self.value
 
-    def nearest(self, path: Address) -> tuple[Node, int]:
+    def find_nearest(self, path: KeyPath) -> tuple[ConfigNode, int]:
         """The deepest node on the way to `path`, and how many steps of the way exist."""
         node = self
         for depth, step in enumerate(path):
@@ -64,139 +64,147 @@ class Node:
         return node, len(path)
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """One thing that is wrong with a config."""
 
     origin: str
-    path: Address
+    path: KeyPath
     text: str
 
     def __str__(self) -> str:
         """The line a user reads."""
-        return f"{self.origin}: {dotted(self.path)}: {self.text}" if self.path else f"{self.origin}: {self.text}"
+        return f"{self.origin}: {format_path(self.path)}: {self.text}" if self.path else f"{self.origin}: {self.text}"
 
 
-def dotted(path: Address) -> str:
+def format_path(path: KeyPath) -> str:
     """The path as it is written on the command line."""
     return ".".join(map(str, path))
 
 
-def merge(base: Node, over: Node) -> Node:
+def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
     """`over` on top of `base`: mappings merge key by key, everything else is replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
-    return Node(merged, over.origin)
+        merged[key] = merge_nodes(merged[key], node) if key in merged else node
+    return ConfigNode(merged, over.origin)
 
 
-def leaves(value: Plain, path: Address = ()) -> Iterator[tuple[Address, Plain]]:
+def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath, PlainValue]]:
     """The settings of nested dicts and lists: scalars, empty containers and lists of scalars."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from leaves(inner, (*path, key))
+            yield from iter_leaves(inner, (*path, key))
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, inner in enumerate(value):
-            yield from leaves(inner, (*path, index))
+            yield from iter_leaves(inner, (*path, index))
     else:
         yield path, value
 
 
-def parse(text: str, where: Callable[[int], str], at: Address = ()) -> tuple[Node | None, list[Problem]]:
+def parse_yaml(
+    text: str, format_origin: Callable[[int], str], base_path: KeyPath = ()
+) -> tuple[ConfigNode | None, list[ConfigProblem]]:
     """Read one YAML document; None when it is empty. `where` names a line (from 1); `at` is where the text belongs.
 
     Raises:
         UserError: not YAML at all, nested too deeply, or far too large once aliases are expanded.
     """
-    reader = _Reader(where)
+    reader = _NodeReader(format_origin)
     try:
         root = reader.yaml.compose(text)
-        return (None if root is None else reader.read(root, at, where(root.start_mark.line + 1))), reader.problems
+        return (
+            None if root is None else reader.read(root, base_path, format_origin(root.start_mark.line + 1))
+        ), reader.problems
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "unreadable"
-        hints = [hint for sign, hint in _HINTS.items() if sign in str(error)]
-        origin = where(mark.line + 1 if mark else 1)
-        raise UserError(str(Problem(origin, at, "; ".join([f"not valid YAML: {what}", *hints])))) from error
-    except ReaderError as error:
-        origin = where(text.count("\n", 0, error.position) + 1)
+        hints = [hint for sign, hint in _YAML_HINTS.items() if sign in str(error)]
+        origin = format_origin(mark.line + 1 if mark else 1)
         raise UserError(
-            str(Problem(origin, at, f"not valid YAML: unprintable character {error.character!r}"))
+            str(ConfigProblem(origin, base_path, "; ".join([f"not valid YAML: {what}", *hints])))
+        ) from error
+    except ReaderError as error:
+        origin = format_origin(text.count("\n", 0, error.position) + 1)
+        raise UserError(
+            str(ConfigProblem(origin, base_path, f"not valid YAML: unprintable character {error.character!r}"))
         ) from error
     except YAMLError as error:
-        raise UserError(str(Problem(where(1), at, f"not valid YAML: {error}"))) from error
+        raise UserError(str(ConfigProblem(format_origin(1), base_path, f"not valid YAML: {error}"))) from error
     except RecursionError as error:
-        raise UserError(str(Problem(where(1), at, f"nested more than {MAX_DEPTH} levels deep"))) from error
+        raise UserError(
+            str(ConfigProblem(format_origin(1), base_path, f"nested more than {MAX_DEPTH} levels deep"))
+        ) from error
 
 
 @dataclass(slots=True)
-class _Reader:
+class _NodeReader:
     """Turns composed YAML into nodes, collecting what is wrong on the way."""
 
-    where: Callable[[int], str]
+    format_origin: Callable[[int], str]
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
-    problems: list[Problem] = field(default_factory=list)
-    nodes: int = 0
+    problems: list[ConfigProblem] = field(default_factory=list)
+    num_nodes: int = 0
 
-    def read(self, node: YamlNode, path: Address, origin: str) -> Node:
-        self.nodes += 1
-        if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            limit = f"{MAX_NODES} values" if self.nodes > MAX_NODES else f"{MAX_DEPTH} levels"
+    def read(self, node: YamlNode, path: KeyPath, origin: str) -> ConfigNode:
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self.num_nodes > MAX_NODES else f"{MAX_DEPTH} levels"
             raise UserError(
-                str(Problem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config"))
+                str(ConfigProblem(origin, path[:4], f"holds more than {limit}, aliases expanded; this is no config"))
             )
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
-            return Node(self._mapping(node, path), origin)
+            return ConfigNode(self._read_mapping(node, path), origin)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
             items = enumerate(node.value)
-            return Node([self.read(item, (*path, i), self._line(item)) for i, item in items], origin)
+            return ConfigNode([self.read(item, (*path, i), self._origin_of(item)) for i, item in items], origin)
         if isinstance(node, ScalarNode):
-            return Node(self._scalar(node, path, origin), origin)
-        self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
-        return Node(None, origin)
+            return ConfigNode(self._read_scalar(node, path, origin), origin)
+        self._add_problem(origin, path, f"the tag {node.tag} means nothing here; remove it")
+        return ConfigNode(None, origin)
 
-    def _mapping(self, node: YamlNode, path: Address) -> dict[str, Node]:
-        mapping: dict[str, Node] = {}
+    def _read_mapping(self, node: YamlNode, path: KeyPath) -> dict[str, ConfigNode]:
+        mapping: dict[str, ConfigNode] = {}
         for key_node, value_node in node.value:
-            origin = self._line(key_node)
+            origin = self._origin_of(key_node)
             if key_node.tag == _TAG + "merge":
-                self._complain(origin, path, "merge keys (<<) are not read; use `extends: other.yaml`")
+                self._add_problem(origin, path, "merge keys (<<) are not read; use `extends: other.yaml`")
             elif not isinstance(key_node, ScalarNode) or key_node.tag not in _TEXT_TAGS:
                 shown = f"{key_node.value} " if isinstance(key_node, ScalarNode) else ""
-                self._complain(origin, path, f"the key {shown}is not text; put quotes around it")
+                self._add_problem(origin, path, f"the key {shown}is not text; put quotes around it")
             else:
-                key = self._text(str(key_node.value), path, origin)
+                key = self._decode_text(str(key_node.value), path, origin)
                 if key in mapping:
                     first = mapping[key].origin
-                    self._complain(origin, (*path, key), f"set twice, first at {first}; remove one of the two")
+                    self._add_problem(origin, (*path, key), f"set twice, first at {first}; remove one of the two")
                 mapping[key] = self.read(value_node, (*path, key), origin)
         return mapping
 
-    def _scalar(self, node: YamlNode, path: Address, origin: str) -> Scalar:
+    def _read_scalar(self, node: YamlNode, path: KeyPath, origin: str) -> Scalar:
         if node.tag in _TEXT_TAGS:
-            return self._text(str(node.value), path, origin)
+            return self._decode_text(str(node.value), path, origin)
         if node.tag not in _VALUE_TAGS:
-            self._complain(origin, path, f"the tag {node.tag} means nothing here; remove it")
+            self._add_problem(origin, path, f"the tag {node.tag} means nothing here; remove it")
             return None
         try:
             value: Scalar = self.yaml.constructor.construct_object(node)
         except (ValueError, KeyError):  # a tag that does not fit, or an integer of thousands of digits
-            self._complain(origin, path, f"{node.value[:20]!r} cannot be read as {node.tag.removeprefix(_TAG)}")
+            self._add_problem(origin, path, f"{node.value[:20]!r} cannot be read as {node.tag.removeprefix(_TAG)}")
             return None
         if isinstance(value, float) and not math.isfinite(value):
-            self._complain(origin, path, f"{node.value} is not a finite number; use one, or leave the key out")
+            self._add_problem(origin, path, f"{node.value} is not a finite number; use one, or leave the key out")
         return value
 
-    def _text(self, text: str, path: Address, origin: str) -> str:
+    def _decode_text(self, text: str, path: KeyPath, origin: str) -> str:
         try:  # "\ud83d\ude00" is one character, as in JSON
             return text.encode("utf-16", errors="surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self._complain(origin, path, "half of a surrogate pair is not a character; write the character itself")
+            self._add_problem(origin, path, "half of a surrogate pair is not a character; write the character itself")
             return ""
 
-    def _line(self, node: YamlNode) -> str:
-        return self.where(node.start_mark.line + 1)
+    def _origin_of(self, node: YamlNode) -> str:
+        return self.format_origin(node.start_mark.line + 1)
 
-    def _complain(self, origin: str, path: Address, text: str) -> None:
-        self.problems.append(Problem(origin, path, text))
+    def _add_problem(self, origin: str, path: KeyPath, text: str) -> None:
+        self.problems.append(ConfigProblem(origin, path, text))

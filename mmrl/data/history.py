@@ -7,45 +7,47 @@ from itertools import zip_longest
 from statistics import fmean, pstdev
 from typing import Final
 
-from mmrl.types import Group, Visit
+from mmrl.types import Group, SampleStats
 
-History = Mapping[str, Sequence[Visit]]
+RewardHistory = Mapping[str, Sequence[SampleStats]]
 """Sample id → its visits, in order."""
 
 
-def visit(group: Group, terms: Sequence[str]) -> Visit | None:
+def compute_sample_stats(group: Group, terms: Sequence[str]) -> SampleStats | None:
     """Mean and standard deviation, over a group's judged rollouts, of the mean of those of `terms` that apply."""
     values = []
     for score in group.scores:
         said = [score.terms[name].value for name in terms if name in score.terms]
         if said:
             values.append(fmean(said))
-    return Visit(fmean(values), pstdev(values)) if values else None
+    return SampleStats(fmean(values), pstdev(values)) if values else None
 
 
-def note(history: MutableMapping[str, list[Visit]], groups: Sequence[Group], terms: Sequence[str]) -> list[float]:
+def record_rewards(
+    history: MutableMapping[str, list[SampleStats]], groups: Sequence[Group], terms: Sequence[str]
+) -> list[float]:
     """Add what groups say of their samples to `history`; returns the means that were added."""
     means = []
     for group in groups:
-        if (found := visit(group, terms)) is not None:
+        if (found := compute_sample_stats(group, terms)) is not None:
             history.setdefault(group.prompt.sample.id, []).append(found)
             means.append(found.mean)
     return means
 
 
-def mean(history: History) -> dict[str, float]:
+def reward_mean(history: RewardHistory) -> dict[str, float]:
     """Mean reward of each sample over its visits."""
     return {name: fmean(each.mean for each in visits) for name, visits in history.items()}
 
 
-def std(history: History) -> dict[str, float]:
+def reward_std(history: RewardHistory) -> dict[str, float]:
     """Standard deviation of each sample's mean reward over its visits, by which one-example RLVR (arXiv:2504.20571,
     2.2) ranks.
     """
     return {name: pstdev([each.mean for each in visits]) for name, visits in history.items()}
 
 
-def limr(history: History) -> dict[str, float]:
+def limr_alignment(history: RewardHistory) -> dict[str, float]:
     """How closely a sample's rewards follow the mean of all: LIMR, arXiv:2502.11886, equation 2.
 
     s_i = 1 - sum_k (r_ik - m_k)^2 / sum_k (1 - m_k)^2, k counting a sample's visits and m_k being the mean over all
@@ -56,14 +58,18 @@ def limr(history: History) -> dict[str, float]:
     return {name: _alignment([each.mean for each in visits], means) for name, visits in history.items()}
 
 
-RANKINGS: Final[Mapping[str, Callable[[History], dict[str, float]]]] = {"mean": mean, "std": std, "limr": limr}
+RANKINGS: Final[Mapping[str, Callable[[RewardHistory], dict[str, float]]]] = {
+    "mean": reward_mean,
+    "std": reward_std,
+    "limr": limr_alignment,
+}
 
 
-def stalled(rewards: Sequence[float], window: int, rise: float) -> bool:
+def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> bool:
     """Whether the mean of the last `window` rewards is less than `rise` above that of the `window` before."""
     if len(rewards) < 2 * window:
         return False
-    return fmean(rewards[-window:]) - fmean(rewards[-2 * window : -window]) < rise
+    return fmean(rewards[-window:]) - fmean(rewards[-2 * window : -window]) < min_rise
 
 
 def _alignment(rewards: Sequence[float], means: Sequence[float]) -> float:

@@ -14,63 +14,79 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmrl.answer import Grammar
+from mmrl.answer import ResponseFormat
 from mmrl.config import Config
-from mmrl.config.schema import Data, Limits, Origin, Rl, Sft
-from mmrl.data.demonstrations import lesson
+from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, RlStage, SftStage
+from mmrl.data.demonstrations import demonstration_text
 from mmrl.log.console import Console
-from mmrl.media.cache import MediaStore
+from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.media_workers import Workers
-from mmrl.media.opened_index import Ledger
-from mmrl.media.video import ClipPlan, ClipRule
-from mmrl.types import Access, ImageRef, Place, Reject, Sample, Size, Target, TooLongError, UserError, VideoRef
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
+from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.media.video import FramePlan, FrameSampling
+from mmrl.types import (
+    DatasetContext,
+    ImageRef,
+    MediaPolicy,
+    PromptTooLongError,
+    RejectedRow,
+    Sample,
+    Size,
+    Target,
+    UserError,
+    VideoRef,
+)
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
 
-_LISTED = 5
-_BAD = "repair them, or leave them out with data.bad_sample=skip"
-_NAME = "where they are different samples, give one of their sources a `name`"
-_LONG = (
+_MAX_LISTED = 5
+_BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.bad_sample=skip"
+_DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
+_TOO_LONG_REMEDY = (
     "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "
     "out with data.over_long=drop"
 )
 
-Ref = TypeVar("Ref", ImageRef, VideoRef)
-_Rows = list[tuple[Sample | Reject, int]]
-Seen = TypeVar("Seen")
+MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
+_SourceRows = list[tuple[Sample | RejectedRow, int]]
+OpenedT = TypeVar("OpenedT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class DataSplits:
     """The samples of a run."""
 
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
     test: tuple[Sample, ...]
-    origin: Mapping[str, int]
+    source_indices: Mapping[str, int]
     """Which source, counted from 0, a training sample is from, by id."""
 
-    def parts(self) -> dict[str, tuple[Sample, ...]]:
+    def by_split(self) -> dict[str, tuple[Sample, ...]]:
         """The samples by part of the data."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def digests(self) -> dict[str, str]:
         """A hash over the samples and media of each part, wherever the media lie."""
-        return {name: _digest(samples) for name, samples in self.parts().items()}
+        return {name: _digest_samples(samples) for name, samples in self.by_split().items()}
 
 
-class Intake:
+class DatasetLoader:
     """Reads and opens the samples of a run; what is of no use ends it or is left out, as `data` says."""
 
     def __init__(
-        self, config: Config, place: Place, store: MediaStore, console: Console, ledger: Ledger | None = None
+        self,
+        config: Config,
+        context: DatasetContext,
+        media_cache: MediaCache,
+        console: Console,
+        opened_index: OpenedMediaIndex | None = None,
     ) -> None:
         """`ledger` tells which pictures need not be opened again."""
-        self._config, self._place, self._store, self._console = config, place, store, console
-        self._ledger = ledger
+        self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
+        self._opened_index = opened_index
 
-    def load(self) -> Samples:
+    def load(self) -> DataSplits:
         """The samples whose media open.
 
         Raises:
@@ -79,34 +95,38 @@ class Intake:
         """
         parts: dict[str, tuple[Sample, ...]] = {}
         origin: dict[str, int] = {}
-        for name, origins in sources(self._config.data).items():
-            rows = [(row, k) for k, source in enumerate(origins) for row in self._first(name, source)]
-            rows = self._worth(name, rows, origins)
+        for name, origins in sources_by_split(self._config.data).items():
+            rows = [(row, k) for k, source in enumerate(origins) for row in self._read_source(name, source)]
+            rows = self._filter_rows(name, rows, origins)
             origin |= {row.id: k for row, k in rows if name == "train"}
-            samples, rejects = divided(row for row, _ in rows)
-            _check_unique(samples)
-            problems = self._problems(samples)
-            rejects += [Reject(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
+            samples, rejects = separate_rejected(row for row, _ in rows)
+            _check_unique_ids(samples)
+            problems = self._find_media_problems(samples)
+            rejects += [RejectedRow(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
             parts[name] = tuple(sample for sample in samples if sample.id not in problems)
-            self._settle(name, parts[name], rejects, drop=self._config.data.bad_sample == "skip", remedy=_BAD)
+            self._handle_rejected(
+                name, parts[name], rejects, drop=self._config.data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY
+            )
             if origins and not parts[name]:
                 raise UserError(f"data.{name}: there is not one usable sample")
         if repeated := {s.id for s in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}:
-            raise UserError(f"data: sample {min(repeated)!r} is in the training and the held-out data; {_NAME}")
-        check_enough(self._config, parts["train"])
-        return Samples(**parts, origin=origin)
+            raise UserError(
+                f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+            )
+        check_stages_have_samples(self._config, parts["train"])
+        return DataSplits(**parts, source_indices=origin)
 
-    def plan_videos(self, samples: Samples, rule: ClipRule) -> None:
+    def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
         """Open videos in worker processes, so that `askable` finds done what it would do one by one."""
-        if not (workers := self._config.data.workers):
+        if not (workers := self._config.data.media_workers):
             return
-        refs = videos_of(sample for part in samples.parts().values() for sample in part)
-        look = Plan(self._place.access, self._config.data.limits, rule)
-        for ref, plan in look_at_all(refs, look, workers=workers, console=self._console).items():
+        refs = unique_videos(sample for part in samples.by_split().values() for sample in part)
+        look = FramePlanner(self._context.media_policy, self._config.data.media_limits, sampling)
+        for ref, plan in open_all_media(refs, look, workers=workers, console=self._console).items():
             if not isinstance(plan, MediaError):
-                self._store.remember_plan(ref, rule, plan)
+                self._media_cache.set_frame_plan(ref, sampling, plan)
 
-    def askable(self, samples: Samples, measure: Callable[[Sample], object]) -> Samples:
+    def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
         """The samples whose prompt `measure` does not refuse.
 
         Raises:
@@ -114,47 +134,53 @@ class Intake:
         """
         data = self._config.data
         parts: dict[str, tuple[Sample, ...]] = {}
-        for name, given in samples.parts().items():
-            kept, bad, long = _measured(given, measure)
+        for name, given in samples.by_split().items():
+            kept, bad, long = _measure_prompts(given, measure_prompt)
             parts[name] = tuple(kept)
-            self._settle(name, kept, bad, drop=data.bad_sample == "skip", remedy=_BAD)
-            self._settle(name, kept, long, drop=data.over_long == "drop", remedy=_LONG)
+            self._handle_rejected(name, kept, bad, drop=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
+            self._handle_rejected(name, kept, long, drop=data.on_too_long == "drop", remedy=_TOO_LONG_REMEDY)
             if given and not kept:
                 raise UserError(f"data.{name}: there is not one usable sample")
-        check_enough(self._config, parts["train"])
-        return Samples(**parts, origin=samples.origin)
+        check_stages_have_samples(self._config, parts["train"])
+        return DataSplits(**parts, source_indices=samples.source_indices)
 
-    def _first(self, part: str, origin: Origin) -> Iterator[Sample | Reject]:
+    def _read_source(self, part: str, origin: DataSourceConfig) -> Iterator[Sample | RejectedRow]:
         """All rows of a source, or of a streamed one as many as are held at once."""
-        stream = self._config.data.stream if part == "train" else None
-        return islice(read(origin, self._place), stream.buffer if stream else None)
+        stream = self._config.data.streaming if part == "train" else None
+        return islice(read_source(origin, self._context), stream.shuffle_buffer_size if stream else None)
 
-    def _worth(self, name: str, rows: _Rows, origins: Sequence[Origin]) -> _Rows:
+    def _filter_rows(self, name: str, rows: _SourceRows, origins: Sequence[DataSourceConfig]) -> _SourceRows:
         """The rows that their source's `keep` takes."""
-        taken = [(row, k) for row, k in rows if worth(row, origins[k])]
+        taken = [(row, k) for row, k in rows if passes_row_filter(row, origins[k])]
         if len(taken) < len(rows):
-            self._console.say(f"data.{name}: {len(rows) - len(taken):,} of {len(rows):,} rows are left out by `keep`")
+            self._console.info(f"data.{name}: {len(rows) - len(taken):,} of {len(rows):,} rows are left out by `keep`")
         return taken
 
-    def _problems(self, samples: Sequence[Sample]) -> dict[str, str]:
+    def _find_media_problems(self, samples: Sequence[Sample]) -> dict[str, str]:
         """What is wrong with the media of samples, by id."""
-        refs, workers = pictures_of(samples), self._config.data.workers
-        sizes = self._ledger.known(refs) if self._ledger else {}
+        refs, workers = unique_images(samples), self._config.data.media_workers
+        sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         fresh = [ref for ref in refs if ref not in sizes]
-        look = Measure(self._place.access, self._config.data.limits) if workers else self._store.size
-        seen = look_at_all(fresh, look, workers=workers, console=self._console)
+        look = (
+            ImageMeasurer(self._context.media_policy, self._config.data.media_limits)
+            if workers
+            else self._media_cache.image_size
+        )
+        seen = open_all_media(fresh, look, workers=workers, console=self._console)
         opened = {ref: size for ref, size in seen.items() if isinstance(size, Size)}
         for ref, size in {**sizes, **opened}.items():
-            self._store.remember(ref, size)
-        if self._ledger:
-            self._ledger.note(opened)
-        return {sample.id: problem for sample in samples if (problem := problem_of(sample, seen))}
+            self._media_cache.set_image_size(ref, size)
+        if self._opened_index:
+            self._opened_index.add(opened)
+        return {sample.id: problem for sample in samples if (problem := find_media_problem(sample, seen))}
 
-    def _settle(self, name: str, kept: Sequence[Sample], rejects: Sequence[Reject], *, drop: bool, remedy: str) -> None:
+    def _handle_rejected(
+        self, name: str, kept: Sequence[Sample], rejects: Sequence[RejectedRow], *, drop: bool, remedy: str
+    ) -> None:
         if not rejects:
             return
-        listed = "\n".join(f"  {reject.id}: {reject.reason}" for reject in rejects[:_LISTED])
-        more = f"\n  and {len(rejects) - _LISTED} more" if len(rejects) > _LISTED else ""
+        listed = "\n".join(f"  {reject.id}: {reject.reason}" for reject in rejects[:_MAX_LISTED])
+        more = f"\n  and {len(rejects) - _MAX_LISTED} more" if len(rejects) > _MAX_LISTED else ""
         count = f"data.{name}: {len(rejects)} of {len(rejects) + len(kept)} samples cannot be used"
         if not drop:
             raise UserError(f"{count}:\n{listed}{more}\n{remedy}")
@@ -162,88 +188,92 @@ class Intake:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class ImageMeasurer:
     """Opens a picture and says its size, in whatever process it is called."""
 
-    access: Access
-    limits: Limits
+    media_policy: MediaPolicy
+    limits: MediaLimitsConfig
 
     def __call__(self, ref: ImageRef) -> Size:
         """Raises MediaError as the store does."""
-        return MediaStore(self.access, self.limits, max_bytes=0).size(ref)
+        return MediaCache(self.media_policy, self.limits, max_bytes=0).image_size(ref)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FramePlanner:
     """Opens a video and says what will be seen of it, in whatever process it is called."""
 
-    access: Access
-    limits: Limits
-    rule: ClipRule
+    media_policy: MediaPolicy
+    limits: MediaLimitsConfig
+    sampling: FrameSampling
 
-    def __call__(self, ref: VideoRef) -> ClipPlan:
+    def __call__(self, ref: VideoRef) -> FramePlan:
         """Raises MediaError as the store does."""
-        return MediaStore(self.access, self.limits, max_bytes=0).plan(ref, self.rule)
+        return MediaCache(self.media_policy, self.limits, max_bytes=0).get_frame_plan(ref, self.sampling)
 
 
-def sources(data: Data) -> dict[str, tuple[Origin, ...]]:
+def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
     """The origins by part of the data."""
     return {"train": data.train, "validation": data.validation, "test": data.test}
 
 
-def place_of(config: Config, base: Path, work: Path) -> Place:
+def make_dataset_context(config: Config, base: Path, work: Path) -> DatasetContext:
     """Where dataset functions work: what they make goes under `work`, relative paths start from `base`."""
-    benches = (folder for bench in config.evaluation.benchmarks for folder in folders_of(bench.data, bench.media, base))
-    roots = (work, *(base / root for root in config.data.roots), *benches)
-    access = access_of(config.data.limits, roots, schemes=config.data.urls)
-    return Place(work=work, base=base, seed=config.run.seed, access=access)
+    benches = (
+        folder
+        for bench in config.evaluation.benchmarks
+        for folder in benchmark_folders(bench.data, bench.media_root, base)
+    )
+    roots = (work, *(base / root for root in config.data.media_roots), *benches)
+    access = make_media_policy(config.data.media_limits, roots, schemes=config.data.allowed_url_schemes)
+    return DatasetContext(work_dir=work, base_dir=base, seed=config.run.seed, media_policy=access)
 
 
-def access_of(limits: Limits, roots: Iterable[Path], *, schemes: Sequence[str]) -> Access:
+def make_media_policy(limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str]) -> MediaPolicy:
     """What may be read: media in these folders, and from these kinds of URLs, as large as `limits` say."""
-    return Access(
+    return MediaPolicy(
         roots=tuple(root.resolve() for root in roots),
         schemes=tuple(schemes),
-        max_bytes=limits.max_bytes,
+        max_bytes=limits.max_image_bytes,
         max_video_bytes=limits.max_video_bytes,
         max_data_url_bytes=limits.max_data_url_bytes,
     )
 
 
-def folders_of(paths: Iterable[str], media: str | None, base: Path) -> list[Path]:
+def benchmark_folders(paths: Iterable[str], media: str | None, base: Path) -> list[Path]:
     """Where the files of a benchmark and their media lie; relative paths start from `base`."""
     local = [base / path for path in paths if "://" not in path]
     folders = [path if path.is_dir() else path.parent for path in local]
     return [*folders, base / media] if media else folders
 
 
-def read(origin: Origin, place: Place) -> Iterator[Sample | Reject]:
+def read_source(origin: DataSourceConfig, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
     """What a source yields, its name before the ids.
 
     Raises:
         UserError: it is not a function, not with these options, or cannot be read.
     """
-    fn = resolve(origin.fn, place.base)
+    fn = load_object(origin.fn, context.base_dir)
     if not callable(fn):
         raise UserError(f"data: {origin.fn!r} is not a function")
-    rows = fn(place, **settle(f"data source {origin.fn!r}", options_of(fn, after=1), origin.args))
+    rows = fn(context, **validate_args(f"data source {origin.fn!r}", read_plugin_options(fn, skip=1), origin.args))
     if origin.name:
-        rows = (_called(f"{origin.name}/{row.id}", row) for row in rows)
+        rows = (_with_id(f"{origin.name}/{row.id}", row) for row in rows)
     yield from rows
 
 
-def _called(name: str, row: Sample | Reject) -> Sample | Reject:
-    return row._replace(id=name) if isinstance(row, Reject) else replace(row, id=name)
+def _with_id(name: str, row: Sample | RejectedRow) -> Sample | RejectedRow:
+    return row._replace(id=name) if isinstance(row, RejectedRow) else replace(row, id=name)
 
 
-def worth(row: Sample | Reject, origin: Origin) -> bool:
+def passes_row_filter(row: Sample | RejectedRow, origin: DataSourceConfig) -> bool:
     """Whether a row is taken, by the number that it carries; one that is no sample is told of elsewhere.
 
     Raises:
         UserError: a sample has no number there.
     """
-    keep = origin.keep
-    if keep is None or isinstance(row, Reject):
+    keep = origin.row_filter
+    if keep is None or isinstance(row, RejectedRow):
         return True
     value = row.meta.get(keep.column)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
@@ -254,145 +284,145 @@ def worth(row: Sample | Reject, origin: Origin) -> bool:
     return (keep.low is None or value >= keep.low) and (keep.high is None or value <= keep.high)
 
 
-def divided(rows: Iterable[Sample | Reject]) -> tuple[list[Sample], list[Reject]]:
+def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
     """Samples and rejects apart, each in order."""
     samples: list[Sample] = []
-    rejects: list[Reject] = []
+    rejects: list[RejectedRow] = []
     for row in rows:
-        if isinstance(row, Reject):
+        if isinstance(row, RejectedRow):
             rejects.append(row)
         else:
             samples.append(row)
     return samples, rejects
 
 
-def pictures_of(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
+def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
     """Every picture of the samples once, in order."""
     return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
 
 
-def videos_of(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
+def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
     """Every video of the samples once, in order."""
     return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
 
 
-def look_at_all(
-    refs: Sequence[Ref], look: Callable[[Ref], Seen], *, workers: int, console: Console
-) -> dict[Ref, Seen | MediaError]:
+def open_all_media(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+) -> dict[MediaRefT, OpenedT | MediaError]:
     """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error, and so
     does what kills the process that opens it.
     """
-    attempt = partial(_attempt, look)
+    attempt = partial(_open_or_error, open_one)
     if not refs:
         return {}
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
     with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
         coming = [pool.submit(ref) for ref in refs]
-        return dict(zip(refs, console.track("opening media", map(_come, coming), len(refs)), strict=True))
+        return dict(zip(refs, console.track("opening media", map(_wait_for_media, coming), len(refs)), strict=True))
 
 
-def _come(future: Future[Seen | MediaError]) -> Seen | MediaError:
+def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:
     try:
         return future.result()
     except UserError as error:  # it was the end of its process
         return MediaError(str(error))
 
 
-def _attempt(look: Callable[[Ref], Seen], ref: Ref) -> Seen | MediaError:
+def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> OpenedT | MediaError:
     try:
-        return look(ref)
+        return open_one(ref)
     except MediaError as error:
         return error
 
 
-def problem_of(sample: Sample, seen: Mapping[Any, object]) -> str | None:
+def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
     """Why a sample's media cannot be used, as far as they were looked at and if they cannot."""
-    looks = (seen.get(ref) for ref in sample.media)
+    looks = (opened.get(ref) for ref in sample.media)
     return next((str(look) for look in looks if isinstance(look, MediaError)), None)
 
 
-def refuse_too_few(stage: Sft | Rl, count: int) -> None:
+def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
     """A step must not draw a sample twice.
 
     Raises:
         UserError: the stage has not one sample, or asks more prompts a step than the `count` it has.
     """
-    whose = f"stage {stage.source!r} kept {count} of its" if stage.source else f"there are {count}"
+    whose = f"stage {stage.from_stage!r} kept {count} of its" if stage.from_stage else f"there are {count}"
     whose += " (see its `when`)" if stage.when else ""
     if not count:
         raise UserError(f"stage {stage.name!r} has nothing to train on: {whose} samples")
-    if not isinstance(stage, Rl):
+    if not isinstance(stage, RlStage):
         return
-    asked = most_asked(stage)
-    if asked > max(count, stage.repeat_to or 0):
+    asked = max_prompts_per_step(stage)
+    if asked > max(count, stage.repeat_samples_to or 0):
         raise UserError(
             f"stage {stage.name!r} asks {asked} prompts a step and {whose} samples: one would get the same rollouts "
             "twice; set repeat_to, or lower prompts_per_step"
-            + (" or filter.rounds" if stage.filter else "")
-            + (" or over_sample" if stage.places > stage.prompts_per_step else "")
+            + (" or filter.rounds" if stage.dynamic_sampling else "")
+            + (" or over_sample" if stage.max_prompts_in_flight > stage.prompts_per_step else "")
         )
 
 
-def most_asked(stage: Rl) -> int:
+def max_prompts_per_step(stage: RlStage) -> int:
     """Samples that a step may draw, with all rounds of its filter."""
-    return stage.places * (stage.filter.rounds if stage.filter else 1)
+    return stage.max_prompts_in_flight * (stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1)
 
 
-def check_enough(config: Config, samples: Sequence[Sample]) -> None:
+def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
     """`refuse_too_few` for the stages that train on the training samples themselves."""
-    for stage in config.trainings:
-        if stage.source is None:
-            refuse_too_few(stage, sum(map(stage.takes, samples)))
+    for stage in config.training_stages:
+        if stage.from_stage is None:
+            check_stage_has_samples(stage, sum(map(stage.accepts, samples)))
 
 
-def check_lessons(config: Config, samples: Iterable[Sample], grammar: Grammar) -> None:
+def check_demonstrations(config: Config, samples: Iterable[Sample], grammar: ResponseFormat) -> None:
     """What an sft stage imitates must exist and be writable for every sample it takes, before the first step.
 
     Raises:
         UserError: it does not, or is not.
     """
-    stages = [stage for stage in config.stages if isinstance(stage, Sft) and stage.source is None]
+    stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
     for sample in samples:
-        for imitate in sorted({stage.imitate for stage in stages if stage.takes(sample)}):
-            taught = lesson(sample, imitate)
+        for imitate in sorted({stage.target_field for stage in stages if stage.accepts(sample)}):
+            taught = demonstration_text(sample, imitate)
             try:
                 if isinstance(taught, Target):
-                    grammar.render(taught, sample.thought)
+                    grammar.render(taught, sample.thinking)
             except UserError as error:
                 raise UserError(f"sample {sample.id}: {error}") from error
 
 
-def _check_unique(samples: Iterable[Sample]) -> None:
+def _check_unique_ids(samples: Iterable[Sample]) -> None:
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
-            raise UserError(f"data: two samples have the id {sample.id!r}; {_NAME}")
+            raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
         seen.add(sample.id)
 
 
-def _measured(
-    samples: Iterable[Sample], measure: Callable[[Sample], object]
-) -> tuple[list[Sample], list[Reject], list[Reject]]:
+def _measure_prompts(
+    samples: Iterable[Sample], measure_prompt: Callable[[Sample], object]
+) -> tuple[list[Sample], list[RejectedRow], list[RejectedRow]]:
     """Samples that can be asked, those that cannot, and those whose prompt is too long."""
     kept: list[Sample] = []
-    bad: list[Reject] = []
-    long: list[Reject] = []
+    bad: list[RejectedRow] = []
+    long: list[RejectedRow] = []
     for sample in samples:
         try:
-            measure(sample)
-        except TooLongError as error:
-            long.append(Reject(sample.id, str(error)))
+            measure_prompt(sample)
+        except PromptTooLongError as error:
+            long.append(RejectedRow(sample.id, str(error)))
         except UserError as error:
-            bad.append(Reject(sample.id, str(error)))
+            bad.append(RejectedRow(sample.id, str(error)))
         else:
             kept.append(sample)
     return kept, bad, long
 
 
-def _digest(samples: Iterable[Sample]) -> str:
+def _digest_samples(samples: Iterable[Sample]) -> str:
     digest = hashlib.sha256()
     for sample in samples:
         parts = [part if isinstance(part, str) else part.sha256 for part in sample.parts]
-        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thought)).encode())
+        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
     return digest.hexdigest()

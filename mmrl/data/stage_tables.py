@@ -13,22 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.types import MediaRef, Sample, UserError, Visit
-from mmrl.utils.files import json_line, refusing, write_atomically
-from mmrl_datasets.export import columns_of
+from mmrl.types import MediaRef, Sample, SampleStats, UserError
+from mmrl.utils.files import json_line, report_write_errors, write_atomically
+from mmrl_datasets.export import sample_columns
 
-JUDGED: Final = ("pass_rate", "attempts", "mean", "std", "limr")
+SELECTION_COLUMNS: Final = ("pass_rate", "attempts", "mean", "std", "limr")
 """What a row may say of its sample, which then is in the sample's `meta`."""
 
 
-def row_of(sample: Sample, folder: Path) -> dict[str, Any]:
+def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
     """A sample as a row of a table in `folder`, its `meta` included; raises UserError as `columns_of`."""
-    columns = columns_of(sample, partial(_path, folder=folder))
-    form = {"task": sample.task, "kind": str(sample.target.kind), "frame": sample.target.frame}
+    columns = sample_columns(sample, partial(_relative_media_path, folder=folder))
+    form = {"task": sample.task, "kind": str(sample.target.answer_type), "frame": sample.target.coordinate_system}
     return {**sample.meta, **columns, **form, "sample": sample.id}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table.
 
     Raises:
@@ -42,38 +42,38 @@ def read(path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def save_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table in one move; raises UserError where it cannot be."""
-    with refusing(path):
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(map(json_line, rows)))
 
 
-def write_history(path: Path, samples: Iterable[Sample], history: Mapping[str, Sequence[Visit]]) -> None:
+def write_history_table(path: Path, samples: Iterable[Sample], history: Mapping[str, Sequence[SampleStats]]) -> None:
     """Write the samples that were drawn, each with the mean and standard deviation of its reward at every visit."""
     drawn = (sample for sample in samples if sample.id in history)
-    write(path, ({**row_of(sample, path.parent), "visits": history[sample.id]} for sample in drawn))
+    save_table(path, ({**build_sample_row(sample, path.parent), "visits": history[sample.id]} for sample in drawn))
 
 
-def chosen(path: Path, known: Sequence[Sample]) -> tuple[Sample, ...]:
+def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """The samples that a `select` stage chose among the `known` ones, with what it found out in their `meta`.
 
     Raises:
         UserError: the table cannot be read, or names a sample that is not known.
     """
-    by_id = {sample.id: sample for sample in known}
+    by_id = {sample.id: sample for sample in train_samples}
     samples = []
-    for row in read(path):
+    for row in read_table(path):
         if row["sample"] not in by_id:
             raise UserError(f"{path}: sample {row['sample']!r} is no training sample any more; begin the run anew")
         sample = by_id[row["sample"]]
-        found: dict[str, Any] = {name: row[name] for name in JUDGED if name in row}
+        found: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
         response = row["response"] or sample.response
         samples.append(replace(sample, id=row["id"], response=response, meta={**sample.meta, **found}))
     return tuple(samples)
 
 
-def _path(ref: MediaRef, *, folder: Path) -> str:
+def _relative_media_path(ref: MediaRef, *, folder: Path) -> str:
     """From the table's folder where the file belongs to the run, so that a run may be moved; else in full."""
     path, home = Path(ref.path).resolve(), folder.resolve()
     return os.path.relpath(path, home) if path.is_relative_to(home.parent) else str(path)

@@ -7,50 +7,50 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 
-from mmrl.algo.seeds import derive
-from mmrl.data.order import Row
+from mmrl.algo.seeds import derive_seed
+from mmrl.data.order import DataRow
 from mmrl.types import UserError
 
 
-class Streamed:
+class StreamingOrder:
     """Rows through a shuffle buffer: each is drawn once per epoch, at most about `buffer` rows before its turn.
 
     `open_rows` starts a pass over the rows, the same ones each time; it may be endless. Going on in order costs
     nothing; to return to a cursor the rows before it are read again, at most one whole epoch and a part of another.
     """
 
-    def __init__(self, open_rows: Callable[[], Iterable[Row]], *, buffer: int, seed: int) -> None:
+    def __init__(self, open_rows: Callable[[], Iterable[DataRow]], *, buffer: int, seed: int) -> None:
         self._open_rows, self._buffer, self._seed = open_rows, buffer, seed
         self._position = 0
-        self._rows = self._from(0)
+        self._rows = self._rows_from_epoch(0)
 
-    def take(self, cursor: int, count: int) -> list[Row]:
+    def take(self, start_position: int, count: int) -> list[DataRow]:
         """The `count` rows that follow position `cursor`.
 
         Raises:
             UserError: there are no rows; as `open_rows`.
         """
-        if cursor != self._position:
-            self._rows = self._at(cursor)
-        self._position = cursor + count
+        if start_position != self._position:
+            self._rows = self._rows_from_position(start_position)
+        self._position = start_position + count
         return list(islice(self._rows, count))
 
-    def _at(self, cursor: int) -> Iterator[Row]:
-        rows = self._epoch(0)
-        passed = sum(1 for _ in islice(rows, cursor))
-        if passed == cursor:
-            return chain(rows, self._from(1))
-        epoch, start = divmod(cursor, passed)  # the first epoch is over, and as long as all others
-        rows = self._from(epoch)
+    def _rows_from_position(self, start_position: int) -> Iterator[DataRow]:
+        rows = self._shuffle_epoch(0)
+        passed = sum(1 for _ in islice(rows, start_position))
+        if passed == start_position:
+            return chain(rows, self._rows_from_epoch(1))
+        epoch, start = divmod(start_position, passed)  # the first epoch is over, and as long as all others
+        rows = self._rows_from_epoch(epoch)
         deque(islice(rows, start), maxlen=0)
         return rows
 
-    def _from(self, first: int) -> Iterator[Row]:
+    def _rows_from_epoch(self, first: int) -> Iterator[DataRow]:
         for epoch in count(first):
-            yield from self._epoch(epoch)
+            yield from self._shuffle_epoch(epoch)
 
-    def _epoch(self, epoch: int) -> Iterator[Row]:
-        rng = random.Random(derive(self._seed, "stream", epoch))
+    def _shuffle_epoch(self, epoch: int) -> Iterator[DataRow]:
+        rng = random.Random(derive_seed(self._seed, "stream", epoch))
         rows = iter(self._open_rows())
         held = list(islice(rows, self._buffer))
         if not held:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from mmrl.config.schema import Data
+from mmrl.config.schema import DataConfig
 
 
 class Severity(StrEnum):
@@ -19,7 +19,7 @@ class Severity(StrEnum):
     NOTE = "note"  # worth knowing
 
 
-class Code(StrEnum):
+class FindingCode(StrEnum):
     """What kind of thing was found."""
 
     SOURCE = "source"
@@ -30,10 +30,10 @@ class Code(StrEnum):
     ID = "id"
     MEDIUM = "medium"
     REWARD = "reward"
-    LESSON = "lesson"
+    DEMONSTRATION = "lesson"
     TEXT = "text"
     TOO_LONG = "too_long"
-    OUTSIDE = "outside"
+    OUT_OF_FRAME = "outside"
     LEAK = "leak"
     SHARED_MEDIUM = "shared_medium"
     CONTRADICTION = "contradiction"
@@ -41,34 +41,34 @@ class Code(StrEnum):
     NEAR_DUPLICATE = "near_duplicate"
 
 
-TITLES: Final[Mapping[Code, str]] = MappingProxyType(
+FINDING_TITLES: Final[Mapping[FindingCode, str]] = MappingProxyType(
     {
-        Code.SOURCE: "sources that cannot be read",
-        Code.MODEL: "prompts cannot be made without the model's processor",
-        Code.EMPTY: "parts without one usable sample",
-        Code.TOO_FEW: "stages that ask more samples a step than there are",
-        Code.ROW: "rows that make no sample",
-        Code.ID: "ids that are not unique",
-        Code.MEDIUM: "media that cannot be used",
-        Code.REWARD: "samples that the rewards or the answer grammar cannot judge",
-        Code.LESSON: "samples that a stage cannot imitate",
-        Code.TEXT: "text that the model would misread",
-        Code.TOO_LONG: "prompts that are too long",
-        Code.OUTSIDE: "answers outside their picture",
-        Code.LEAK: "held-out questions that are trained on",
-        Code.SHARED_MEDIUM: "held-out media that training shows too, with other questions or slightly changed",
-        Code.CONTRADICTION: "questions asked twice with different answers",
-        Code.DUPLICATE: "questions asked twice",
-        Code.NEAR_DUPLICATE: "training pictures that look like another",
+        FindingCode.SOURCE: "sources that cannot be read",
+        FindingCode.MODEL: "prompts cannot be made without the model's processor",
+        FindingCode.EMPTY: "parts without one usable sample",
+        FindingCode.TOO_FEW: "stages that ask more samples a step than there are",
+        FindingCode.ROW: "rows that make no sample",
+        FindingCode.ID: "ids that are not unique",
+        FindingCode.MEDIUM: "media that cannot be used",
+        FindingCode.REWARD: "samples that the rewards or the answer grammar cannot judge",
+        FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
+        FindingCode.TEXT: "text that the model would misread",
+        FindingCode.TOO_LONG: "prompts that are too long",
+        FindingCode.OUT_OF_FRAME: "answers outside their picture",
+        FindingCode.LEAK: "held-out questions that are trained on",
+        FindingCode.SHARED_MEDIUM: "held-out media that training shows too, with other questions or slightly changed",
+        FindingCode.CONTRADICTION: "questions asked twice with different answers",
+        FindingCode.DUPLICATE: "questions asked twice",
+        FindingCode.NEAR_DUPLICATE: "training pictures that look like another",
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DataFinding:
     """One thing found. `sample` is empty where it is about a whole part; `other` is a second sample it is about."""
 
-    code: Code
+    code: FindingCode
     severity: Severity
     part: str
     sample: str
@@ -76,15 +76,15 @@ class Finding:
     other: str = ""
 
 
-def severity(code: Code, data: Data) -> Severity:
+def severity_of(code: FindingCode, data: DataConfig) -> Severity:
     """How bad something is in a run with these data settings."""
     match code:
-        case Code.ROW | Code.MEDIUM | Code.TEXT:
-            return Severity.ERROR if data.bad_sample == "stop" else Severity.WARNING
-        case Code.TOO_LONG:
-            return Severity.ERROR if data.over_long == "reject_at_load" else Severity.WARNING
-        case Code.OUTSIDE | Code.SHARED_MEDIUM | Code.CONTRADICTION | Code.DUPLICATE:
+        case FindingCode.ROW | FindingCode.MEDIUM | FindingCode.TEXT:
+            return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
+        case FindingCode.TOO_LONG:
+            return Severity.ERROR if data.on_too_long == "reject_at_load" else Severity.WARNING
+        case FindingCode.OUT_OF_FRAME | FindingCode.SHARED_MEDIUM | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
             return Severity.WARNING
-        case Code.NEAR_DUPLICATE:
+        case FindingCode.NEAR_DUPLICATE:
             return Severity.NOTE
     return Severity.ERROR

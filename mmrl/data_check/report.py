@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from mmrl.data_check.findings import TITLES, Finding, Severity
-from mmrl.data_check.lengths import bars, summary
+from mmrl.data_check.findings import FINDING_TITLES, DataFinding, Severity
+from mmrl.data_check.lengths import summarize_lengths, text_histogram
 from mmrl.log.console import Console
 
-SCHEMA: Final = 1
-_LISTED = 5
-_SHOWN_ANSWERS = 4
+SCHEMA_VERSION: Final = 1
+_MAX_LISTED = 5
+_MAX_ANSWERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class TaskCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartReport:
+class SplitReport:
     """One part of the data. Token counts have an entry per prompt that could be made, too long ones included."""
 
     sources: tuple[SourceCount, ...]
@@ -58,14 +58,14 @@ class BenchmarkReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DataCheckReport:
     """Everything an examination says."""
 
     run: str
     max_prompt_tokens: int
-    parts: Mapping[str, PartReport]
+    splits: Mapping[str, SplitReport]
     benchmarks: Mapping[str, BenchmarkReport]
-    findings: tuple[Finding, ...]
+    findings: tuple[DataFinding, ...]
 
     def counts(self) -> dict[Severity, int]:
         """How many findings there are of each severity."""
@@ -74,72 +74,74 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """What docs/data.md documents."""
         return {
-            "schema": SCHEMA,
+            "schema": SCHEMA_VERSION,
             "run": self.run,
             "max_prompt_tokens": self.max_prompt_tokens,
             "counts": {str(level): count for level, count in self.counts().items()},
-            "parts": {name: _part_as_json(part) for name, part in self.parts.items()},
+            "parts": {name: _split_as_json(part) for name, part in self.splits.items()},
             "benchmarks": {name: asdict(benchmark) for name, benchmark in self.benchmarks.items()},
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
-def _part_as_json(part: PartReport) -> dict[str, Any]:
+def _split_as_json(part: SplitReport) -> dict[str, Any]:
     told = {"prompt_tokens": part.prompt_tokens, "visual_tokens": part.visual_tokens}
-    lengths = {quantity: summary(values) if values else None for quantity, values in told.items()}
+    lengths = {quantity: summarize_lengths(values) if values else None for quantity, values in told.items()}
     return {**asdict(part), **lengths, "usable": sum(source.usable for source in part.sources)}
 
 
-def tell(report: Report, console: Console) -> None:
+def print_report(report: DataCheckReport, console: Console) -> None:
     """Print a report: what there is, how long it is, what is wrong with it."""
-    for name, part in report.parts.items():
-        _tell_part(name, part, report.max_prompt_tokens, console)
+    for name, part in report.splits.items():
+        _print_split(name, part, report.max_prompt_tokens, console)
     for name, benchmark in report.benchmarks.items():
-        console.say(
+        console.info(
             f"benchmark {name}: {benchmark.questions:,} questions, {benchmark.media:,} media; training asks "
             f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
         )
     for level in Severity:
-        for line in _grouped([finding for finding in report.findings if finding.severity is level]):
-            console.say(line)
+        for line in _format_findings([finding for finding in report.findings if finding.severity is level]):
+            console.info(line)
     said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in report.counts().items())
-    console.say(f"{report.run}: {said}.")
+    console.info(f"{report.run}: {said}.")
 
 
-def _tell_part(name: str, part: PartReport, limit: int, console: Console) -> None:
+def _print_split(name: str, part: SplitReport, limit: int, console: Console) -> None:
     rows, usable = (sum(getattr(source, field) for source in part.sources) for field in ("rows", "usable"))
-    console.say(f"{name}: {rows:,} rows, {usable:,} usable samples, {part.media:,} media")
+    console.info(f"{name}: {rows:,} rows, {usable:,} usable samples, {part.media:,} media")
     sources = [(source.fn, f"{source.rows:,}", f"{source.usable:,}") for source in part.sources]
-    console.table("", ("source", "rows", "usable"), sources)
-    tasks = [(task, f"{of.samples:,}", ", ".join(of.kinds), _answers(of)) for task, of in part.tasks.items()]
+    console.print_table("", ("source", "rows", "usable"), sources)
+    tasks = [
+        (task, f"{of.samples:,}", ", ".join(of.kinds), _format_common_answers(of)) for task, of in part.tasks.items()
+    ]
     if tasks:
-        console.table("", ("task", "samples", "kind", "most common answers"), tasks)
+        console.print_table("", ("task", "samples", "kind", "most common answers"), tasks)
     if part.prompt_tokens:
-        _tell_lengths(f"{name}, prompt tokens (the limit is {limit})", part.prompt_tokens, console)
-        _tell_lengths(f"{name}, visual tokens", part.visual_tokens, console)
+        _print_lengths(f"{name}, prompt tokens (the limit is {limit})", part.prompt_tokens, console)
+        _print_lengths(f"{name}, visual tokens", part.visual_tokens, console)
 
 
-def _tell_lengths(title: str, values: Sequence[int], console: Console) -> None:
-    told = summary(values)
-    console.say(f"{title}: {told['min']} to {told['max']}, median {told['median']}, 95 % up to {told['p95']}")
-    console.say("".join(f"  {line}\n" for line in bars(values)))
+def _print_lengths(title: str, values: Sequence[int], console: Console) -> None:
+    told = summarize_lengths(values)
+    console.info(f"{title}: {told['min']} to {told['max']}, median {told['median']}, 95 % up to {told['p95']}")
+    console.info("".join(f"  {line}\n" for line in text_histogram(values)))
 
 
-def _answers(task: TaskCount) -> str:
-    shown = "  ".join(f"{answer} x{times}" for answer, times in task.most_common[:_SHOWN_ANSWERS])
-    return shown + (f"  of {task.distinct_answers:,}" if task.distinct_answers > _SHOWN_ANSWERS else "")
+def _format_common_answers(task: TaskCount) -> str:
+    shown = "  ".join(f"{answer} x{times}" for answer, times in task.most_common[:_MAX_ANSWERS])
+    return shown + (f"  of {task.distinct_answers:,}" if task.distinct_answers > _MAX_ANSWERS else "")
 
 
-def _grouped(findings: list[Finding]) -> Iterator[str]:
+def _format_findings(findings: list[DataFinding]) -> Iterator[str]:
     """Lines for findings of one severity, the first few of each kind and part."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str], list[DataFinding]] = {}
     for finding in findings:
         groups.setdefault((finding.code, finding.part), []).append(finding)
     for (_, part), group in groups.items():
         first = group[0]
-        yield f"{first.severity}: {part}: {TITLES[first.code]} ({len(group):,})"
-        for finding in group[:_LISTED]:
+        yield f"{first.severity}: {part}: {FINDING_TITLES[first.code]} ({len(group):,})"
+        for finding in group[:_MAX_LISTED]:
             yield f"  {finding.sample}: {finding.message}" if finding.sample else f"  {finding.message}"
-        if len(group) > _LISTED:
-            yield f"  and {len(group) - _LISTED:,} more"
+        if len(group) > _MAX_LISTED:
+            yield f"  and {len(group) - _MAX_LISTED:,} more"
         yield ""

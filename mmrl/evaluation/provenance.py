@@ -7,51 +7,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.benchmarks.predictions import Prediction
-from mmrl.benchmarks.readers.questions import Questions
-from mmrl.config import Exam, settings
-from mmrl.policy.build import grammar_of
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+from mmrl.config import EvalConfig, flatten_settings
+from mmrl.policy.build import build_response_format
 
 
-def made_of(bench: str, revision: str, questions: Questions, exam: Exam) -> dict[str, Any]:
+def evaluation_identity(
+    benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
+) -> dict[str, Any]:
     """All that decides the responses: `revision` tells the model's weights from others."""
-    law = settings(exam.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
-    return {"bench": bench, "model": revision, "data": questions.digest(), **law}
+    law = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
+    return {"bench": benchmark, "model": revision, "data": questions.digest(), **law}
 
 
-def made_with(
+def describe_generation(
     model: str,
-    data: Sequence[str],
-    of: Mapping[str, Any],
-    exam: Exam,
+    data_files: Sequence[str],
+    identity: Mapping[str, Any],
+    eval_config: EvalConfig,
     *,
-    questions: Questions,
+    questions: BenchmarkQuestions,
     predictions: Sequence[Prediction],
 ) -> dict[str, Any]:
     """How the responses were made, by `model` as people call it."""
-    law = exam.evaluation
+    law = eval_config.evaluation
     return {
         "model": model,
-        "revision": of["model"],
-        "data": list(data),
-        "data_sha256": of["data"],
-        "left_out": questions.left_out,
-        "pixels": [exam.model.min_pixels, exam.model.max_pixels],
-        "dtype": exam.model.dtype,
-        "engine": exam.rollout.engine,
+        "revision": identity["model"],
+        "data": list(data_files),
+        "data_sha256": identity["data"],
+        "left_out": questions.num_unscorable,
+        "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
+        "dtype": eval_config.model.dtype,
+        "engine": eval_config.rollout.engine,
         "temperature": law.temperature,
-        "top_p": exam.top_p,
-        "top_k": exam.top_k,
+        "top_p": eval_config.top_p,
+        "top_k": eval_config.top_k,
         "max_new_tokens": law.max_new_tokens,
-        "stop": list(grammar_of(exam).stop),
-        "samples": exam.samples,
-        "seed": exam.run.seed,
-        "answer": exam.answer.model_dump(mode="json"),
-        "program": [step.model_dump(mode="json") for step in law.program],
-        "blind": exam.blind,
-        "prompts": _prompts(predictions),
+        "stop": list(build_response_format(eval_config).all_stop_strings),
+        "samples": eval_config.responses_per_question,
+        "seed": eval_config.run.seed,
+        "answer": eval_config.response_format.model_dump(mode="json"),
+        "program": [step.model_dump(mode="json") for step in law.rollout_steps],
+        "blind": eval_config.corruption,
+        "prompts": _prompts_digest(predictions),
     }
 
 
-def _prompts(predictions: Sequence[Prediction]) -> str:
+def _prompts_digest(predictions: Sequence[Prediction]) -> str:
     """A hash over everything that the model read: words, pictures, positions."""
-    return hashlib.sha256("".join(one.prompt for one in predictions).encode()).hexdigest()
+    return hashlib.sha256("".join(one.prompt_digest for one in predictions).encode()).hexdigest()

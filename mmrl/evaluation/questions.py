@@ -8,113 +8,145 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from mmrl.benchmarks.readers.questions import Questions, from_samples, read_questions
-from mmrl.benchmarks.registry import bench_of
-from mmrl.config import Config, Exam
-from mmrl.data.load import divided, place_of, read, sources
-from mmrl.evaluation.graders import RIGHT, ByRewards, ByRule, Marking, RuleJudge
-from mmrl.policy.build import grammar_of
-from mmrl.ports import Judge
-from mmrl.scoring import Judge as Rewarding
-from mmrl.scoring.build import judge_of
-from mmrl.types import Access, Frame, Place, Sample, UserError, Veil
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples, read_questions
+from mmrl.benchmarks.registry import get_benchmark
+from mmrl.config import Config, EvalConfig
+from mmrl.data.load import make_dataset_context, read_source, separate_rejected, sources_by_split
+from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
+from mmrl.policy.build import build_response_format
+from mmrl.ports import RewardScorer
+from mmrl.scoring import RewardFunctionScorer as Rewarding
+from mmrl.scoring.build import build_scorer
+from mmrl.types import CoordinateSystem, Corruption, DatasetContext, MediaPolicy, Sample, UserError
 
-OF_RUN: Final = "run:"
+RUN_DATA_PREFIX: Final = "run:"
 """Begins the name of a run's own data, as --bench takes it."""
-_PARTS: Final = ("validation", "test", "train")
-_SPLITS: Final = {"mathvista": "testmini", "mathverse": "testmini", "mathvision": "testmini", "mmmu": "validation"}
+_RUN_DATA_PARTS: Final = ("validation", "test", "train")
+_DEFAULT_SPLITS: Final = {
+    "mathvista": "testmini",
+    "mathverse": "testmini",
+    "mathvision": "testmini",
+    "mmmu": "validation",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class QuestionSet:
     """Questions and their marking. Steps of a program ask `judge` whether a response is right, for the terms `terms`.
 
     `rewards` has processes to end, where there are some.
     """
 
     name: str
-    questions: Questions
-    marking: Marking
-    judge: Judge
-    terms: Sequence[str]
-    access: Access
-    rewards: Rewarding | None = None
+    questions: BenchmarkQuestions
+    grader: Grader
+    scorer: RewardScorer
+    term_names: Sequence[str]
+    media_policy: MediaPolicy
+    reward_scorer: Rewarding | None = None
 
     def close(self) -> None:
         """End the processes of rewards."""
-        if self.rewards is not None:
-            self.rewards.close()
+        if self.reward_scorer is not None:
+            self.reward_scorer.close()
 
 
-def read_files(
-    bench: str, paths: Sequence[str], place: Place, *, split: str | None, media: str | None, frame: Frame | None
-) -> Questions:
+def read_benchmark_files(
+    benchmark: str,
+    paths: Sequence[str],
+    dataset_context: DatasetContext,
+    *,
+    split: str | None,
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None,
+) -> BenchmarkQuestions:
     """The questions of the files of a benchmark, of its usual split where none is named; raises as `read_questions`."""
-    usual = _SPLITS.get(bench, "test")
-    return read_questions(bench, paths, place, split=split or usual, media=media, frame=frame)
+    usual = _DEFAULT_SPLITS.get(benchmark, "test")
+    return read_questions(
+        benchmark,
+        paths,
+        dataset_context,
+        split=split or usual,
+        media_root=media_root,
+        coordinate_system=coordinate_system,
+    )
 
 
-def by_rule(name: str, bench: str, questions: Questions, access: Access) -> Asked:
+def benchmark_question_set(
+    name: str, benchmark: str, questions: BenchmarkQuestions, media_policy: MediaPolicy
+) -> QuestionSet:
     """Questions that a benchmark's rules mark."""
-    marking = ByRule(bench=bench_of(bench), items=questions.items)
-    ids = {each.sample.id: each.item.id for each in questions.asked if each.sample}
-    judge = RuleJudge(marking=marking, ids=ids)
-    return Asked(name=name, questions=questions, marking=marking, judge=judge, terms=(RIGHT,), access=access)
+    marking = RuleGrader(benchmark=get_benchmark(benchmark), items=questions.items)
+    ids = {each.sample.id: each.item.id for each in questions.entries if each.sample}
+    judge = RuleScorer(grader=marking, item_ids=ids)
+    return QuestionSet(
+        name=name,
+        questions=questions,
+        grader=marking,
+        scorer=judge,
+        term_names=(CORRECT_TERM,),
+        media_policy=media_policy,
+    )
 
 
-def of_run(name: str, config: Config, exam: Exam, base: Path, out: Path) -> Asked:
+def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
     """The samples of a part of a run's own data, which its rewards judge.
 
     Raises:
         UserError: there is no such part, or it cannot be used.
     """
-    part = name.removeprefix(OF_RUN)
-    if part not in _PARTS:
-        raise UserError(f"--bench {name}: a run has {', '.join(OF_RUN + part for part in _PARTS)}")
-    place = place_of(config, base, out / "data")
-    samples, rejects = divided(chain.from_iterable(read(origin, place) for origin in sources(config.data)[part]))
+    part = name.removeprefix(RUN_DATA_PREFIX)
+    if part not in _RUN_DATA_PARTS:
+        raise UserError(f"--bench {name}: a run has {', '.join(RUN_DATA_PREFIX + part for part in _RUN_DATA_PARTS)}")
+    place = make_dataset_context(config, base_dir, out_dir / "data")
+    samples, rejects = separate_rejected(
+        chain.from_iterable(read_source(origin, place) for origin in sources_by_split(config.data)[part])
+    )
     if rejects:
         raise UserError(f"{len(rejects)} samples cannot be used, {rejects[0].id} for one: {rejects[0].reason}")
     if not samples:
         raise UserError(f"--bench {name}: the run has no data.{part}")
-    questions, judge = from_samples(samples), judge_of(config, base)
-    return Asked(
+    questions, judge = questions_from_samples(samples), build_scorer(config, base_dir)
+    return QuestionSet(
         name=name,
         questions=questions,
-        marking=ByRewards(
+        grader=RewardGrader(
             name=name,
-            judge=judge,
-            grammar=grammar_of(exam),
+            scorer=judge,
+            response_format=build_response_format(eval_config),
             samples={sample.id: sample for sample in samples},
             items=questions.items,
         ),
-        judge=judge,
-        terms=tuple(judge.weights),
-        access=place.access,
-        rewards=judge,
+        scorer=judge,
+        term_names=tuple(judge.term_weights),
+        media_policy=place.media_policy,
+        reward_scorer=judge,
     )
 
 
-def blinded(asked: Asked, how: str) -> Asked:
+def hide_media(question_set: QuestionSet, method: str) -> QuestionSet:
     """The same with nothing to see.
 
     Raises:
         UserError: a question cannot be asked like that.
     """
-    hidden: Mapping[str, Sample] = {sample.id: _hidden(sample, how) for sample in asked.questions.samples}
+    hidden: Mapping[str, Sample] = {
+        sample.id: _hide_sample_media(sample, method) for sample in question_set.questions.samples
+    }
     questions = tuple(
-        each if each.sample is None else replace(each, sample=hidden[each.sample.id]) for each in asked.questions.asked
+        each if each.sample is None else replace(each, sample=hidden[each.sample.id])
+        for each in question_set.questions.entries
     )
-    return replace(asked, questions=replace(asked.questions, asked=questions))
+    return replace(question_set, questions=replace(question_set.questions, entries=questions))
 
 
-def _hidden(sample: Sample, how: str) -> Sample:
+def _hide_sample_media(sample: Sample, method: str) -> Sample:
     """A sample without anything to see."""
-    if how == "left_out":
-        if sample.target.frame is not None:
+    if method == "left_out":
+        if sample.target.coordinate_system is not None:
             raise UserError(f"blind=left_out: {sample.id} asks where something is in a picture; take blind=grey")
         return replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
-    veil = Veil(how)
+    veil = Corruption(method)
     return replace(
-        sample, parts=tuple(part if isinstance(part, str) else replace(part, veil=veil) for part in sample.parts)
+        sample, parts=tuple(part if isinstance(part, str) else replace(part, corruption=veil) for part in sample.parts)
     )

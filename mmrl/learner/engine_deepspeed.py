@@ -28,34 +28,34 @@ from deepspeed.utils import (
 from torch import nn
 from torch.nn.functional import pad
 
-from mmrl.config.schema import Deepspeed, Optimizer, Role
-from mmrl.distributed.ranks import Ranks, even_part
-from mmrl.policy.qwen_vl import Policy, gradient_of
+from mmrl.config.schema import Component, DeepspeedConfig, OptimizerConfig
+from mmrl.distributed.ranks import Ranks, balanced_range
+from mmrl.policy.qwen_vl import Policy, loss_gradient
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ELEMENTS = 100_000_000
 
 
-class Sharded:
+class DeepspeedModel:
     """A policy whose model DeepSpeed runs; the `Runner` of its calls."""
 
-    def __init__(self, policy: Policy, options: Deepspeed, ranks: Ranks) -> None:
+    def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
         self.options, self.ranks = options, ranks
-        self.parameters = policy.trainable
+        self.parameters_by_component = policy.trained_by_component
         self._model: nn.Module = policy.model
-        self._is_whole = False
+        self._is_gathered = False
         __compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled at this very moment
         groups: list[dict[str, Any]] = [
             {"params": own, "role": role, "matrices": matrices, "lr": 0.0}
-            for role, parameters in self.parameters.items()
+            for role, parameters in self.parameters_by_component.items()
             for matrices in (True, False)
             if (own := [p for p in parameters if (p.ndim > 1) is matrices])
         ]
-        self.ordered: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
+        self.ordered_parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         exact = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
-        config, dtype = _config(options, self._model.dtype, ranks.size), self._model.dtype
-        if options.zero == 3:
+        config, dtype = _deepspeed_config(options, self._model.dtype, ranks.size), self._model.dtype
+        if options.zero_stage == 3:
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
             # One weight after the other goes to the device and is divided there: `initialize` would take all at once.
@@ -66,67 +66,69 @@ class Sharded:
         )
         for name, buffer in self._model.named_buffers():  # bfloat16 is too coarse for the angles of positions
             buffer.data = exact[name].to(self.engine.device)
-        self._begin_moments()
-        policy.run_by(self)
+        self._init_moments()
+        policy.set_sharded_forward(self)
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
         """The model's forward, by DeepSpeed unless the model is whole."""
-        return self._model(**arguments) if self._is_whole else self.engine(**arguments)
+        return self._model(**arguments) if self._is_gathered else self.engine(**arguments)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def gather_all(self) -> Iterator[None]:
         """Gather every weight, and leave out DeepSpeed's hooks, which would part with them layer by layer."""
-        if self.options.zero < 3 or self._is_whole:
-            with self._called_directly():
+        if self.options.zero_stage < 3 or self._is_gathered:
+            with self._bypass_engine():
                 yield
             return
         offload = self.optimizer.parameter_offload
         offload.partition_all_parameters()
         with deepspeed.zero.GatheredParameters(list(self._model.parameters())):
             offload._remove_module_hooks()
-            with self._called_directly():
+            with self._bypass_engine():
                 yield
             offload.forward_hooks, offload.backward_hooks = [], []
             offload.setup_zero_stage3_hooks()
 
     @contextmanager
-    def part(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    def gather_params(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         """Gather these weights alone; all ranks together."""
-        if self.options.zero < 3:
+        if self.options.zero_stage < 3:
             yield
             return
         with deepspeed.zero.GatheredParameters(list(parameters)):
             yield
 
-    def collected(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
         """This rank's part of the weights, each whole, in its host memory."""
-        return self._taken(parameters, even_part([_numel(p) for p in parameters.values()], self.ranks))
+        return self._gather_to_host(parameters, balanced_range([_numel(p) for p in parameters.values()], self.ranks))
 
-    def passed(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+    def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights one after the other, each whole while it is looked at; every rank must look at all."""
-        for chunk in _chunks(parameters.items(), _CHUNK_ELEMENTS):
-            with self.part([parameter for _, parameter in chunk]):
+        for chunk in _chunk_parameters(parameters.items(), _CHUNK_ELEMENTS):
+            with self.gather_params([parameter for _, parameter in chunk]):
                 yield from chunk
 
-    def gradient(self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    def compute_gradient(
+        self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
+    ) -> list[torch.Tensor]:
         """A gradient that no update takes; under ZeRO-3 this rank's pieces of it."""
-        if self.options.zero < 3:
-            with self._called_directly():
-                return gradient_of(loss(), parameters)
+        if self.options.zero_stage < 3:
+            with self._bypass_engine():
+                return loss_gradient(loss(), parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
         pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
         self.optimizer.zero_grad()
         return pieces
 
-    def engine_of(self, options: Optimizer) -> DeepspeedEngine:
+    def create_stage_engine(self, options: OptimizerConfig) -> DeepspeedEngine:
         """The engine of a stage: moments, rates and bounds anew."""
         return DeepspeedEngine(self, options)
 
-    def dissolve(self, policy: Policy) -> None:
+    def unwrap(self, policy: Policy) -> None:
         """Back to an ordinary model, whole in the first rank's memory and empty elsewhere; DeepSpeed's work is done."""
         names = dict(self._model.named_parameters())
-        weights = self._taken(names, range(0 if self.ranks.rank else len(names)))
+        weights = self._gather_to_host(names, range(0 if self.ranks.rank else len(names)))
         self.engine.destroy()
         fresh = {
             id(parameter): nn.Parameter(weights.get(name, torch.empty(0)), requires_grad=parameter.requires_grad)
@@ -135,32 +137,34 @@ class Sharded:
         for module in self._model.modules():
             own = {name: None if p is None else fresh[id(p)] for name, p in dict.items(module._parameters)}
             module._parameters = own
-        policy.run_by(None)
+        policy.set_sharded_forward(None)
 
-    def _taken(self, parameters: Mapping[str, nn.Parameter], own: range) -> dict[str, torch.Tensor]:
+    def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], places: range) -> dict[str, torch.Tensor]:
         """The weights at these places, gathered a few at a time."""
-        every = enumerate(self.passed(parameters))
-        return {name: _kept(tensor) for place, (name, tensor) in every if place in own}
+        every = enumerate(self.iter_params(parameters))
+        return {name: _copy_to_host(tensor) for place, (name, tensor) in every if place in places}
 
     @contextmanager
-    def _called_directly(self) -> Iterator[None]:
-        before, self._is_whole = self._is_whole, True
+    def _bypass_engine(self) -> Iterator[None]:
+        before, self._is_gathered = self._is_gathered, True
         try:
             yield
         finally:
-            self._is_whole = before
+            self._is_gathered = before
 
     @property
-    def narrow(self) -> list[nn.Parameter]:
+    def low_precision_parameters(self) -> list[nn.Parameter]:
         """Trained parameters that are not float32, so that they have masters."""
-        return [p for parameters in self.parameters.values() for p in parameters if p.dtype != torch.float32]
+        return [
+            p for parameters in self.parameters_by_component.values() for p in parameters if p.dtype != torch.float32
+        ]
 
-    def gradient_piece(self, parameter: nn.Parameter) -> torch.Tensor | None:
+    def local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """What this rank has of a gradient; of an undivided one, all."""
-        if not self.options.zero:
+        if not self.options.zero_stage:
             return parameter.grad
         piece: torch.Tensor | None
-        if self.options.zero == 3:
+        if self.options.zero_stage == 3:
             piece = safe_get_local_grad(parameter)
         else:
             held: Any = parameter
@@ -168,18 +172,18 @@ class Sharded:
             piece = mapping and mapping.get_lp_grad_fragment(held._index_in_param_group)
         return piece
 
-    def whole_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
+    def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
         """A moment of a parameter, or its float32 master, gathered from all ranks."""
         whole: torch.Tensor
-        if not self.options.zero:
+        if not self.options.zero_stage:
             whole = self.optimizer.state[parameter][moment]  # it has no masters
         else:
             whole = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
         return whole
 
-    def set_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
+    def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
         """Take this rank's part of a whole moment, or of a master."""
-        if self.options.zero == 3:
+        if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank
             value = pad(value.flatten(), (0, length * self.ranks.size - value.numel()))
@@ -187,128 +191,135 @@ class Sharded:
             set_moment, set_master = safe_set_local_optimizer_state, safe_set_local_fp32_param
         else:
             set_moment, set_master = safe_set_full_optimizer_state, safe_set_full_fp32_param
-        if not self.options.zero:
+        if not self.options.zero_stage:
             self.optimizer.state[parameter][moment].copy_(value)
         elif moment:
             set_moment(parameter, value, moment)
         else:
             set_master(parameter, value)
 
-    def steps(self) -> float:
+    def update_count(self) -> float:
         """Updates since the moments began."""
-        return float(next(iter(self.flat_optimizer.state.values()))["step"])
+        return float(next(iter(self.local_optimizer.state.values()))["step"])
 
-    def set_steps(self, steps: float) -> None:
+    def set_update_count(self, count: float) -> None:
         """Count on from here."""
-        for moments in self.flat_optimizer.state.values():
-            moments["step"].fill_(steps)
+        for moments in self.local_optimizer.state.values():
+            moments["step"].fill_(count)
 
     @property
-    def flat_optimizer(self) -> torch.optim.Optimizer:
+    def local_optimizer(self) -> torch.optim.Optimizer:
         """AdamW over this rank's pieces of the weights."""
-        flat: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero else self.optimizer
+        flat: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero_stage else self.optimizer
         return flat
 
-    def _begin_moments(self) -> None:
+    def _init_moments(self) -> None:
         """Moments of 0, as AdamW itself would make them at its first step: before it there is nothing to restore."""
-        flat = self.flat_optimizer
+        flat = self.local_optimizer
         pieces = [p for group in flat.param_groups for p in group["params"]]
-        if self.options.zero == 3:
+        if self.options.zero_stage == 3:
             pieces = self.optimizer.fp32_partitioned_groups_flat
         for piece in pieces:
             moments = {moment: torch.zeros_like(piece) for moment in _MOMENTS}
             flat.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
-        if self.options.zero in (1, 2):
+        if self.options.zero_stage in (1, 2):
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 class DeepspeedEngine:
     """A stage's updates of a sharded model."""
 
-    def __init__(self, sharded: Sharded, options: Optimizer) -> None:
-        self._sharded = sharded
-        self._shares: list[float] = []
-        for group in sharded.optimizer.param_groups:
-            kept = group["matrices"] or options.decayed == "all"
+    def __init__(self, model: DeepspeedModel, options: OptimizerConfig) -> None:
+        self._model = model
+        self._lr_scales: list[float] = []
+        for group in model.optimizer.param_groups:
+            kept = group["matrices"] or options.weight_decay_on == "all"
             group |= {"betas": options.betas, "weight_decay": options.weight_decay if kept else 0.0}
-            self._shares.append(options.rate(group["role"]) / options.lr)
-        sharded.engine._config.gradient_clipping = options.max_grad_norm
-        sharded.optimizer.clip_grad = options.max_grad_norm
-        if sharded.narrow:  # what masters hold beyond their weights is the last stage's, and in no checkpoint
-            sharded.optimizer.refresh_fp32_params()
-        self.forget()
+            self._lr_scales.append(options.component_lr(group["role"]) / options.lr)
+        model.engine._config.gradient_clipping = options.max_grad_norm
+        model.optimizer.clip_grad = options.max_grad_norm
+        if (
+            model.low_precision_parameters
+        ):  # what masters hold beyond their weights is the last stage's, and in no checkpoint
+            model.optimizer.refresh_fp32_params()
+        self.reset()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradient of `loss`; sums over ranks are complete after the `last`."""
-        self._sharded.engine.set_gradient_accumulation_boundary(last)
-        self._sharded.engine.backward(loss * self._sharded.ranks.size, scale_wrt_gas=False)
+        self._model.engine.set_gradient_accumulation_boundary(last)
+        self._model.engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
 
-    def step(self, lr: float) -> dict[Role, float]:
+    def step(self, lr: float) -> dict[Component, float]:
         """Clip, update, and forget the gradients; returns the norm of each role's before clipping.
 
         A norm that is not finite leaves weights and optimizer untouched.
         """
-        engine, optimizer = self._sharded.engine, self._sharded.optimizer
-        norms = self._norms()
-        for group, share in zip(optimizer.param_groups, self._shares, strict=True):
+        engine, optimizer = self._model.engine, self._model.optimizer
+        norms = self._gradient_norms()
+        for group, share in zip(optimizer.param_groups, self._lr_scales, strict=True):
             group["lr"] = lr * share
-        if self._sharded.options.zero or math.isfinite(math.hypot(*norms.values())):
+        if self._model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
             engine.step()  # ZeRO leaves out what is not finite by itself
         else:
             engine.zero_grad()
         return norms
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the moments, as if the stage began here."""
-        for moments in self._sharded.flat_optimizer.state.values():
+        for moments in self._model.local_optimizer.state.values():
             for tensor in moments.values():
                 tensor.zero_()
 
     def state(self) -> dict[str, dict[int, Any]]:
         """What `TorchEngine` would have: of this rank's part, whole; all ranks must ask."""
-        sharded, steps = self._sharded, self._sharded.steps()
-        own = even_part([_numel(parameter) for parameter in sharded.ordered], sharded.ranks)
+        sharded, steps = self._model, self._model.update_count()
+        own = balanced_range([_numel(parameter) for parameter in sharded.ordered_parameters], sharded.ranks)
         moments, masters = {}, {}
-        for place, parameter in enumerate(sharded.ordered):
-            whole = {name: sharded.whole_state(parameter, name) for name in _MOMENTS if steps}
-            master = None if parameter.dtype == torch.float32 else sharded.whole_state(parameter)
+        for place, parameter in enumerate(sharded.ordered_parameters):
+            whole = {name: sharded.full_optimizer_state(parameter, name) for name in _MOMENTS if steps}
+            master = None if parameter.dtype == torch.float32 else sharded.full_optimizer_state(parameter)
             if place in own and steps:
-                moments[place] = {"step": torch.tensor(steps), **{name: _kept(whole[name]) for name in _MOMENTS}}
+                moments[place] = {
+                    "step": torch.tensor(steps),
+                    **{name: _copy_to_host(whole[name]) for name in _MOMENTS},
+                }
             if place in own and master is not None:
-                masters[place] = _kept(master)
+                masters[place] = _copy_to_host(master)
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
         """Continue from the `state()` of all ranks, of which each takes its own pieces."""
-        sharded = self._sharded
+        sharded = self._model
         for place, moments in state["moments"].items():
             for name in _MOMENTS:
-                sharded.set_state(sharded.ordered[place], moments[name], name)
-            sharded.set_steps(float(moments["step"]))
+                sharded.set_optimizer_state(sharded.ordered_parameters[place], moments[name], name)
+            sharded.set_update_count(float(moments["step"]))
         for place, master in state["masters"].items():
-            sharded.set_state(sharded.ordered[place], master)
+            sharded.set_optimizer_state(sharded.ordered_parameters[place], master)
 
-    def _norms(self) -> dict[Role, float]:
+    def _gradient_norms(self) -> dict[Component, float]:
         """Every rank adds up its own pieces of the gradient, unless it has all of it."""
-        sharded = self._sharded
-        squares = torch.zeros(len(sharded.parameters), dtype=torch.float64)
-        for index, parameters in enumerate(sharded.parameters.values()):
-            pieces = [sharded.gradient_piece(parameter) for parameter in parameters]
+        sharded = self._model
+        squares = torch.zeros(len(sharded.parameters_by_component), dtype=torch.float64)
+        for index, parameters in enumerate(sharded.parameters_by_component.values()):
+            pieces = [sharded.local_gradient(parameter) for parameter in parameters]
             squares[index] = sum(float(piece.float().square().sum()) for piece in pieces if piece is not None)
-        if sharded.options.zero:
-            sharded.ranks.add([squares])
-        return dict(zip(sharded.parameters, squares.sqrt().tolist(), strict=True))
+        if sharded.options.zero_stage:
+            sharded.ranks.all_reduce([squares])
+        return dict(zip(sharded.parameters_by_component, squares.sqrt().tolist(), strict=True))
 
 
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().clone()
 
 
-def _chunks(named: Iterable[tuple[str, nn.Parameter]], elements: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
+def _chunk_parameters(
+    named: Iterable[tuple[str, nn.Parameter]], max_elements: int
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
     """Parameters in a row, so many that together they have at most `elements`, but at least one."""
     chunk: list[tuple[str, nn.Parameter]] = []
     for name, parameter in named:
-        if chunk and sum(_numel(p) for _, p in chunk) + _numel(parameter) > elements:
+        if chunk and sum(_numel(p) for _, p in chunk) + _numel(parameter) > max_elements:
             yield chunk
             chunk = []
         chunk.append((name, parameter))
@@ -320,10 +331,10 @@ def _numel(parameter: nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _config(options: Deepspeed, dtype: torch.dtype, size: int) -> dict[str, Any]:
+def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: int) -> dict[str, Any]:
     """DeepSpeed's own configuration. What it would do by the micro-batch, the engine does by the step."""
     zero: dict[str, Any] = {
-        "stage": options.zero,
+        "stage": options.zero_stage,
         "reduce_bucket_size": options.bucket_elements,
         "allgather_bucket_size": options.bucket_elements,
         "contiguous_gradients": True,
@@ -332,14 +343,14 @@ def _config(options: Deepspeed, dtype: torch.dtype, size: int) -> dict[str, Any]
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if options.offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if options.zero == 3:
+    if options.zero_stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": options.bucket_elements // 10,
-            "stage3_param_persistence_threshold": options.persistent_elements,
+            "stage3_param_persistence_threshold": options.param_persistence_elements,
         }
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "train_batch_size": size,
+        "train_batch_size": num_ranks,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,  # a stage sets its own
         "steps_per_print": None,

@@ -8,91 +8,98 @@ from typing import Protocol
 import torch
 
 from mmrl.config import schema
-from mmrl.distributed.ranks import Alone, Ranks, even_part
+from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.batch import Batch
-from mmrl.policy.qwen_vl import Policy, TokenScores
+from mmrl.policy.qwen_vl import Policy, TokenLogprobs
 from mmrl.ports import Learner
 from mmrl.types import Experience
 
 
-class Reference:
+class ReferencePolicy:
     """A copy of the policy as it is now. `ema` keeps its average in float32, where a small change is not lost."""
 
     def __init__(
-        self, policy: Policy, options: schema.Reference, *, start: Policy | None = None, ranks: Ranks | None = None
+        self,
+        policy: Policy,
+        options: schema.ReferenceConfig,
+        *,
+        initial_copy: Policy | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`start` is the policy as it is now, where there is one that takes no copy; it must stay as it is."""
-        self._options, self._policy, self._ranks = options, policy, ranks or Alone()
-        self._copy = start or policy.frozen_copy()
-        followed = {} if self.frozen else policy.learned
-        self._followed = list(followed.values())
-        self._weights = [self._copy.learned[name] for name in followed]
+        self._options, self._policy, self._ranks = options, policy, ranks or SingleProcess()
+        self._frozen_copy = initial_copy or policy.frozen_copy()
+        followed = {} if self.is_frozen else policy.trained
+        self._tracked_parameters = list(followed.values())
+        self._weights = [self._frozen_copy.trained[name] for name in followed]
         self._averages = [weight.float() for weight in self._weights]  # the weights themselves where they are float32
 
     @property
-    def frozen(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether it never changes."""
         return self._options.update == "never"
 
     @property
     def policy(self) -> Policy:
         """The copy."""
-        return self._copy
+        return self._frozen_copy
 
-    def score(self, batch: Batch) -> TokenScores:
+    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
         """Score every completion token of a batch."""
-        return self._copy.score(batch)
+        return self._frozen_copy.compute_logprobs(batch)
 
     @torch.no_grad()
-    def follow(self, step: int) -> bool:
+    def update(self, step: int) -> bool:
         """Update after step `step`, counted from 0, if an update is due; whether it was taken anew.
 
         ema: reference = decay x reference + (1 - decay) x policy, over the trained weights. reset: the policy itself
         (ProRL, arXiv:2505.24864, 2.3.2).
         """
-        if self.frozen or (step + 1) % self._options.every:
+        if self.is_frozen or (step + 1) % self._options.update_every:
             return False
-        keep = self._options.decay if self._options.update == "ema" else 0.0
-        with self._policy.whole():
-            for average, parameter in zip(self._averages, self._followed, strict=True):
+        keep = self._options.ema_decay if self._options.update == "ema" else 0.0
+        with self._policy.gather_all():
+            for average, parameter in zip(self._averages, self._tracked_parameters, strict=True):
                 average.mul_(keep).add_(parameter.float(), alpha=1.0 - keep)
-        self._publish()
+        self._copy_averages_to_model()
         return self._options.update == "reset"
 
     def state(self) -> dict[str, dict[int, torch.Tensor]]:
         """What a checkpoint keeps of one that moves: this rank's part of the weights, by their places."""
-        own = even_part([average.numel() for average in self._averages], self._ranks)
-        return {} if self.frozen else {"reference": {place: self._averages[place] for place in own}}
+        own = balanced_range([average.numel() for average in self._averages], self._ranks)
+        return {} if self.is_frozen else {"reference": {place: self._averages[place] for place in own}}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
         """Continue from the `state()` of all ranks."""
         for place, saved in state["reference"].items():
             self._averages[place].copy_(saved)
-        self._publish()
+        self._copy_averages_to_model()
 
-    def _publish(self) -> None:
+    def _copy_averages_to_model(self) -> None:
         for weight, average in zip(self._weights, self._averages, strict=True):
             weight.copy_(average)
 
 
-class Forgetful(Protocol):
+class ResettableOptimizer(Protocol):
     """An optimizer that can begin anew."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the moments."""
 
 
-class Followed:
+class ReferenceUpdater:
     """A learner whose reference follows the policy after every step."""
 
-    def __init__(self, learner: Learner, reference: Reference, engine: Forgetful, options: schema.Reference) -> None:
+    def __init__(
+        self, learner: Learner, reference: ReferencePolicy, engine: ResettableOptimizer, options: schema.ReferenceConfig
+    ) -> None:
         self._learner, self._reference, self._engine, self._options = learner, reference, engine, options
 
-    def learn(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
+    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
         """One step, then the reference's update; `learner/reference_resets` is 1 where it was taken anew."""
-        metrics = self._learner.learn(experiences, step=step)
-        anew = self._reference.follow(step)
+        metrics = self._learner.step(experiences, step=step)
+        anew = self._reference.update(step)
         if anew and self._options.reset_optimizer:
-            self._engine.forget()
+            self._engine.reset()
         return {**metrics, "learner/reference_resets": float(anew)} if self._options.update == "reset" else metrics

@@ -1,9 +1,9 @@
 """What a run leaves behind and what a person sees of it."""
 
 from mmrl.log.console import Console
-from mmrl.log.logger import Teller
+from mmrl.log.logger import RunLogger
 from mmrl.log.metrics import MetricsFile
 from mmrl.log.rollouts import write_rollouts
 from mmrl.log.run_dir import RunDir
 
-__all__ = ["Console", "MetricsFile", "RunDir", "Teller", "write_rollouts"]
+__all__ = ["Console", "MetricsFile", "RunDir", "RunLogger", "write_rollouts"]

@@ -7,36 +7,36 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from mmrl.utils.stats import Mean, mean, rise
+from mmrl.utils.stats import MeanWithInterval, mean_with_interval, paired_improvement
 
-Rewards = Mapping[str, Mapping[str, float]]
+TaskRewards = Mapping[str, Mapping[str, float]]
 """Task → sample id → total reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
+class TaskComparison:
     """One line of the before/after table. `rise` is paired over the same held-out samples."""
 
     task: str
-    before: Mean
-    after: Mean
-    rise: Mean
+    before: MeanWithInterval
+    after: MeanWithInterval
+    improvement: MeanWithInterval
 
 
-def compare(before: Rewards, after: Rewards) -> list[TaskRow]:
+def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskComparison]:
     """The table, a row per task."""
     return [
-        TaskRow(
+        TaskComparison(
             task=task,
-            before=mean(list(before[task].values())),
-            after=mean(list(after[task].values())),
-            rise=rise(before[task], after[task]),
+            before=mean_with_interval(list(before[task].values())),
+            after=mean_with_interval(list(after[task].values())),
+            improvement=paired_improvement(before[task], after[task]),
         )
         for task in sorted(before)
     ]
 
 
-def summarize(rows: Sequence[TaskRow]) -> dict[str, Any]:
+def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
     """The table as plain data; `ci` is the 95 % interval of the rise, paired over the held-out samples."""
     tasks = [
         {
@@ -44,10 +44,10 @@ def summarize(rows: Sequence[TaskRow]) -> dict[str, Any]:
             "before": row.before.value,
             "after": row.after.value,
             "n": row.after.n,
-            "ci": [row.rise.low, row.rise.high],
+            "ci": [row.improvement.low, row.improvement.high],
             "before_ci": [row.before.low, row.before.high],
             "after_ci": [row.after.low, row.after.high],
         }
         for row in rows
     ]
-    return {"tasks": tasks, "mean_rise": fmean(row.rise.value for row in rows) if rows else None}
+    return {"tasks": tasks, "mean_rise": fmean(row.improvement.value for row in rows) if rows else None}

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-NUMBERS = (  # label, metric, format
+SHOWN_METRICS = (  # label, metric, format
     ("accuracy", "accuracy", ".3f"),
     ("reward", "reward/total", ".3f"),
     ("informative", "group/informative_frac", ".0%"),
@@ -28,34 +28,34 @@ NUMBERS = (  # label, metric, format
     ("lr", "learner/lr", ".1e"),
 )
 PIPE_WIDTH = 160
-QUIET_SECONDS = 60.0  # a piped run never stays silent for longer, if a step ends
-FORESIGHT_STEPS = 5  # the first steps are slower and would promise too much
+MAX_SILENCE_S = 60.0  # a piped run never stays silent for longer, if a step ends
+MIN_STEPS_FOR_ETA = 5  # the first steps are slower and would promise too much
 
 Item = TypeVar("Item")
 
 
-class _Bar(Progress):
+class _ProgressBar(Progress):
     """rich's progress bar over a line of numbers."""
 
-    numbers = ""
+    metrics_line = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the numbers beneath it."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(f"  {self.numbers}", style="dim", no_wrap=True, overflow="ellipsis")
+        yield Text(f"  {self.metrics_line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(slots=True)
-class _Stage:
+class _StageProgress:
     """Where the current stage stands."""
 
     name: str
-    total: int
-    first: int
-    start: float
-    told: float
+    total_steps: int
+    first_step: int
+    started_at: float
+    last_printed_at: float
     step: int
-    unsaid: str = ""
+    pending_line: str = ""
 
 
 class Console:
@@ -66,10 +66,10 @@ class Console:
         self._screen = Screen(file=file, highlight=False, emoji=False)
         if not self._screen.is_terminal:
             self._screen.width = PIPE_WIDTH
-        self._stage: _Stage | None = None
-        self._bar: _Bar | None = None
+        self._stage: _StageProgress | None = None
+        self._bar: _ProgressBar | None = None
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Print a message."""
         self._screen.print(text, markup=False, soft_wrap=True)
 
@@ -77,16 +77,16 @@ class Console:
         """Print a message that must not be missed."""
         self._screen.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
-    def track(self, what: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
+    def track(self, description: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """The same items; on a terminal a bar shows how many of `total` have come."""
         if not self._screen.is_terminal:
             yield from items
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self._screen, transient=True) as bar:
-            yield from bar.track(items, total=total, description=what)
+            yield from bar.track(items, total=total, description=description)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; every column but the first is aligned to the right."""
         table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
@@ -98,7 +98,9 @@ class Console:
     def start_stage(self, name: str, total: int, done: int = 0) -> None:
         """Show a stage of `total` steps of which `done` lie behind."""
         now = time.monotonic()
-        self._stage = _Stage(name=name, total=total, first=done, start=now, told=now, step=done)
+        self._stage = _StageProgress(
+            name=name, total_steps=total, first_step=done, started_at=now, last_printed_at=now, step=done
+        )
         if self._screen.is_terminal:
             columns = (
                 TextColumn("[bold]{task.description}"),
@@ -109,56 +111,61 @@ class Console:
                 TimeRemainingColumn(),
                 TextColumn("left"),
             )
-            self._bar = _Bar(*columns, console=self._screen, refresh_per_second=4)
+            self._bar = _ProgressBar(*columns, console=self._screen, refresh_per_second=4)
             self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
 
-    def step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+    def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Show the step that just ended, counted from 1."""
-        stage = self._current()
+        stage = self._require_stage()
         stage.step = step
-        numbers = _numbers({**metrics, **times})
+        numbers = _format_metrics({**metrics, **times})
         if self._bar is not None:
-            self._bar.numbers = numbers
+            self._bar.metrics_line = numbers
             self._bar.update(self._bar.task_ids[0], completed=step)
             return
         now = time.monotonic()
-        left = (now - stage.start) / max(1, step - stage.first) * (stage.total - step)
-        rest = f"  {_clock(left)} left" if step - stage.first >= FORESIGHT_STEPS else ""
-        stage.unsaid = f"{stage.name} {step:>{len(str(stage.total))}}/{stage.total}  {numbers}{rest}"
-        tenth = max(1, round(stage.total / 10))
-        if step == stage.first + 1 or step % tenth == 0 or step == stage.total or now - stage.told >= QUIET_SECONDS:
-            self._say_unsaid(stage, now)
+        left = (now - stage.started_at) / max(1, step - stage.first_step) * (stage.total_steps - step)
+        rest = f"  {_format_duration(left)} left" if step - stage.first_step >= MIN_STEPS_FOR_ETA else ""
+        stage.pending_line = f"{stage.name} {step:>{len(str(stage.total_steps))}}/{stage.total_steps}  {numbers}{rest}"
+        tenth = max(1, round(stage.total_steps / 10))
+        if (
+            step == stage.first_step + 1
+            or step % tenth == 0
+            or step == stage.total_steps
+            or now - stage.last_printed_at >= MAX_SILENCE_S
+        ):
+            self._print_pending_line(stage, now)
 
     def end_stage(self) -> None:
         """Close the display; the last step stays visible."""
-        stage = self._current()
+        stage = self._require_stage()
         if self._bar is not None:
             self._bar.stop()
-        elif stage.unsaid:
-            self._say_unsaid(stage, time.monotonic())
+        elif stage.pending_line:
+            self._print_pending_line(stage, time.monotonic())
         self._bar = self._stage = None
 
-    def _current(self) -> _Stage:
+    def _require_stage(self) -> _StageProgress:
         if self._stage is None:
             raise RuntimeError("no stage has been started")
         return self._stage
 
-    def _say_unsaid(self, stage: _Stage, now: float) -> None:
-        self.say(stage.unsaid)
-        stage.unsaid, stage.told = "", now
+    def _print_pending_line(self, stage: _StageProgress, now: float) -> None:
+        self.info(stage.pending_line)
+        stage.pending_line, stage.last_printed_at = "", now
 
 
-def silent() -> Console:
+def null_console() -> Console:
     """A console that nobody sees: that of every process but the first."""
     return Console(Path(os.devnull).open("w", encoding="utf-8"))
 
 
-def _numbers(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{label} {values[key]:{form}}" for label, key, form in NUMBERS if key in values)
+def _format_metrics(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{label} {values[key]:{form}}" for label, key, form in SHOWN_METRICS if key in values)
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.types import UserError
-from mmrl.utils.files import json_line, refusing
+from mmrl.utils.files import json_line, report_write_errors
 
-_LONGEST_LINE = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 
 
-def records(path: Path, end: int) -> Iterator[dict[str, Any]]:
+def read_records(path: Path, end: int) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file up to byte `end`, from the first."""
     with path.open("rb") as file:
         while file.tell() < end:
@@ -31,9 +31,9 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         """Open the file, cutting a last line that a killed run left unfinished."""
         self._path = path
-        with refusing(path):
+        with report_write_errors(path):
             self._file = path.open("a+b", buffering=0)
-            self._file.truncate(self._whole_lines())
+            self._file.truncate(self._find_end_of_last_line())
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line, keys in the order given.
@@ -42,7 +42,7 @@ class MetricsFile:
             UserError: the disk is full or the file cannot be written.
         """
         rest = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
-        with refusing(self._path):
+        with report_write_errors(self._path):
             while rest:
                 rest = rest[self._file.write(rest) :]
 
@@ -52,7 +52,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Wait until all that was written is on disk, before the checkpoint that remembers it is."""
-        with refusing(self._path):
+        with report_write_errors(self._path):
             os.fsync(self._file.fileno())
 
     def truncate(self, position: int) -> None:
@@ -68,15 +68,15 @@ class MetricsFile:
                 f"{self._path} was changed since the checkpoint: no line ends at byte {position} of {size}; "
                 "restore the file, or choose another run directory"
             )
-        with refusing(self._path):
+        with report_write_errors(self._path):
             self._file.truncate(position)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _whole_lines(self) -> int:
+    def _find_end_of_last_line(self) -> int:
         size = self._file.seek(0, os.SEEK_END)
-        start = max(0, size - _LONGEST_LINE)
+        start = max(0, size - _MAX_LINE_BYTES)
         self._file.seek(start)
         return start + self._file.read(size - start).rfind(b"\n") + 1

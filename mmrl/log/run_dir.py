@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import mmrl
-from mmrl.config import Change, Config, changes, dump, read_settings
+from mmrl.config import Config, SettingChange, diff_configs, dump_yaml, read_flat_settings
 from mmrl.types import UserError
-from mmrl.utils.files import finite, refusing, sweep, temporary, write_atomically
+from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
-_SHOWN = 12
+_MAX_CHANGES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +78,17 @@ class RunDir:
         return self.path / "outputs"
 
     @property
-    def pictures(self) -> Path:
+    def opened_media(self) -> Path:
         """Which pictures were opened and found good."""
         return self.path / "pictures.json"
 
     @property
-    def reader(self) -> Path:
+    def processor(self) -> Path:
         """The processor and configuration of a model made from scratch, which no hub has."""
         return self.path / "reader"
 
     @property
-    def references(self) -> Path:
+    def reference_weights(self) -> Path:
         """Weights that stages with a KL penalty began with."""
         return self.path / "references"
 
@@ -113,13 +113,13 @@ class RunDir:
         return self.path / "model"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from running here.
 
         Raises:
             UserError: one already does.
         """
-        with refusing(self.path):
+        with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
         try:
@@ -132,7 +132,7 @@ class RunDir:
         finally:
             os.close(lock)
 
-    def claim(self, config: Config, note: Callable[[str], None]) -> bool:
+    def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
         """Make the directory this config's; returns whether it already was, that is, whether to resume.
 
         Settings that a run may change are taken over and noted.
@@ -140,43 +140,43 @@ class RunDir:
         Raises:
             UserError: it holds another config's run, or files that are no run's, or cannot be made.
         """
-        with refusing(self.path):
+        with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted({entry.name for entry in self.path.iterdir()} - {temporary(self.config).name})
+            strangers = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
         if self.config.exists() and self._has_checkpoint():
-            self._adopt(config, note)
+            self._update_config(config, notify)
             return True
         if self.config.exists():  # a run that came to nothing: there is nothing to go on from, and nothing to lose
-            strangers = self._clear()
+            strangers = self._remove_run_files()
         if strangers:
             raise UserError(
                 f"{self.path} holds {strangers[0]!r} and no run of mmrl; choose an empty or new directory "
                 "with run.dir=... or --run-dir"
             )
-        write_atomically(self.config, dump(config))
+        write_atomically(self.config, dump_yaml(config))
         return False
 
     def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
         """Write what the run is made with; `data` maps each source to the digest of its samples."""
-        write_atomically(self.manifest, json.dumps(_manifest(config, data), indent=2) + "\n")
+        write_atomically(self.manifest, json.dumps(_build_manifest(config, data), indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run achieved; null stands for a number that is not finite."""
-        write_atomically(self.summary, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
     def _has_checkpoint(self) -> bool:
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
-    def _clear(self) -> list[str]:
+    def _remove_run_files(self) -> list[str]:
         """Remove what a run wrote; returns the names of what is left."""
-        with refusing(self.path):
-            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.pictures):
+        with report_write_errors(self.path):
+            for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
                 path.unlink(missing_ok=True)
             for path in (
                 self.rollouts,
                 self.checkpoints,
-                self.reader,
-                self.references,
+                self.processor,
+                self.reference_weights,
                 self.outputs,
                 self.data,
                 self.benchmarks,
@@ -184,20 +184,20 @@ class RunDir:
                 self.model,
             ):
                 shutil.rmtree(path, ignore_errors=True)
-            sweep(self.path)
+            remove_leftovers(self.path)
             return sorted(entry.name for entry in self.path.iterdir())
 
-    def _adopt(self, config: Config, note: Callable[[str], None]) -> None:
-        changed = changes(read_settings(self.config), config)
-        refuse_another(self.path, changed)
+    def _update_config(self, config: Config, notify: Callable[[str], None]) -> None:
+        changed = diff_configs(read_flat_settings(self.config), config)
+        check_same_run(self.path, changed)
         if not changed or self.model.exists():  # a finished run does not go on with anything
             return
         for change in changed:
-            note(f"This run goes on with {change} ({change.effect}).")
-        write_atomically(self.config, dump(config))
+            notify(f"This run goes on with {change} ({change.effect}).")
+        write_atomically(self.config, dump_yaml(config))
 
 
-def refuse_another(path: Path, changed: Sequence[Change]) -> None:
+def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
     """Keep a run from going on, in or from `path`, as another one.
 
     Raises:
@@ -211,27 +211,27 @@ def refuse_another(path: Path, changed: Sequence[Change]) -> None:
         advice = "set these back to go on with that run: its schedule and results depend on them"
     else:
         head, advice = f"{path} holds the run of another config", "these settings differ"
-    lines = [f"  {change}" for change in found[:_SHOWN]]
-    more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    lines = [f"  {change}" for change in found[:_MAX_CHANGES_SHOWN]]
+    more = [f"  and {len(found) - _MAX_CHANGES_SHOWN} more"] if len(found) > _MAX_CHANGES_SHOWN else []
     last = "set them back, choose another directory with run.dir=... or --run-dir, or delete this one"
     raise UserError("\n".join([f"{head}; {advice} (there -> here):", *lines, *more, last]))
 
 
-def _manifest(config: Config, data: Mapping[str, str]) -> dict[str, Any]:
+def _build_manifest(config: Config, data: Mapping[str, str]) -> dict[str, Any]:
     return {
         "mmrl": mmrl.__version__,
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: _library_version(name) for name in LIBRARIES},
         "git": _git_state(Path(mmrl.__file__).parent),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config_sha256": hashlib.sha256(dump(config).encode()).hexdigest(),
+        "config_sha256": hashlib.sha256(dump_yaml(config).encode()).hexdigest(),
         "data": dict(data),
     }
 
 
-def _version(library: str) -> str | None:
+def _library_version(library: str) -> str | None:
     try:
         return version(library)
     except PackageNotFoundError:
@@ -240,12 +240,12 @@ def _version(library: str) -> str | None:
 
 def _git_state(package: Path) -> dict[str, Any] | None:
     """Commit and whether anything differs from it; None where the package is not under version control."""
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    return {"commit": _git(package, "rev-parse", "HEAD"), "dirty": bool(_git(package, "status", "--porcelain"))}
+    return {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": bool(_run_git(package, "status", "--porcelain"))}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):

@@ -7,92 +7,92 @@ from dataclasses import replace
 
 from PIL import Image
 
-from mmrl.config.schema import Limits
+from mmrl.config.schema import MediaLimitsConfig
 from mmrl.media.checks import MediaError
-from mmrl.media.corruptions import veiled_clip, veiled_picture
-from mmrl.media.image import open_image, part_of
-from mmrl.media.video import Clip, ClipPlan, ClipRule, plan_clip, read_clip, read_frame
-from mmrl.types import Access, ImageRef, Size, VideoRef
+from mmrl.media.corruptions import corrupt_image, corrupt_video
+from mmrl.media.image import crop_image, open_image
+from mmrl.media.video import DecodedVideo, FramePlan, FrameSampling, plan_frames, read_video_frame, read_video_frames
+from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 
 
-class MediaStore:
+class MediaCache:
     """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first.
 
     Of videos it remembers what was planned, not their frames.
     """
 
-    def __init__(self, access: Access, limits: Limits, *, max_bytes: int) -> None:
+    def __init__(self, access: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
         self._roots = access.roots
         self._limits = limits
         self._max_bytes = max_bytes
-        self._bytes = 0
-        self._pictures: OrderedDict[ImageRef, Image.Image] = OrderedDict()
+        self._used_bytes = 0
+        self._images: OrderedDict[ImageRef, Image.Image] = OrderedDict()
         self._sizes: dict[ImageRef, Size] = {}
-        self._plans: dict[tuple[VideoRef, ClipRule], ClipPlan] = {}
+        self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
 
-    def size(self, ref: ImageRef) -> Size:
+    def image_size(self, ref: ImageRef) -> Size:
         """Width and height of a picture; it is opened only if it never was.
 
         Raises:
             MediaError: as `open_image`.
         """
-        return self._sizes[ref] if ref in self._sizes else Size(*self.open(ref).size)
+        return self._sizes[ref] if ref in self._sizes else Size(*self.get_image(ref).size)
 
-    def remember(self, ref: ImageRef, size: Size) -> None:
+    def set_image_size(self, ref: ImageRef, size: Size) -> None:
         """Take the size of a picture that another process opened."""
         self._sizes[ref] = size
 
-    def remember_plan(self, ref: VideoRef, rule: ClipRule, plan: ClipPlan) -> None:
+    def set_frame_plan(self, ref: VideoRef, sampling: FrameSampling, plan: FramePlan) -> None:
         """Take the plan that another process made of a video."""
-        self._plans[ref, rule] = plan
+        self._frame_plans[ref, sampling] = plan
 
-    def open(self, ref: ImageRef) -> Image.Image:
+    def get_image(self, ref: ImageRef) -> Image.Image:
         """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
 
         Raises:
             MediaError: as `open_image`, `read_frame` and `part_of`.
         """
-        if ref in self._pictures:
-            self._pictures.move_to_end(ref)
-            return self._pictures[ref]
-        picture = self._picture(ref)
+        if ref in self._images:
+            self._images.move_to_end(ref)
+            return self._images[ref]
+        picture = self._load_image(ref)
         self._sizes[ref] = Size(*picture.size)
-        self._pictures[ref] = picture
-        self._bytes += _size(picture)
-        while self._bytes > self._max_bytes:
-            _, oldest = self._pictures.popitem(last=False)
-            self._bytes -= _size(oldest)
+        self._images[ref] = picture
+        self._used_bytes += _num_bytes(picture)
+        while self._used_bytes > self._max_bytes:
+            _, oldest = self._images.popitem(last=False)
+            self._used_bytes -= _num_bytes(oldest)
         return picture
 
-    def _picture(self, ref: ImageRef) -> Image.Image:
+    def _load_image(self, ref: ImageRef) -> Image.Image:
         if ref.crop is not None:
-            return part_of(self.open(replace(ref, crop=None)), ref, ref.crop, self._limits)
-        if ref.at is not None:
-            return veiled_picture(read_frame(ref, ref.at, self._roots, self._limits), ref)
-        return veiled_picture(open_image(ref, self._roots, self._limits), ref)
+            return crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
+        if ref.timestamp is not None:
+            return corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
+        return corrupt_image(open_image(ref, self._roots, self._limits), ref)
 
-    def plan(self, ref: VideoRef, rule: ClipRule) -> ClipPlan:
+    def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
         """Which frames of a video will be seen, and how large; the file is read only if it never was.
 
         Raises:
             MediaError: as `plan_clip`.
         """
-        key = replace(ref, veil=None), rule  # what hides the frames leaves the plan alone
-        if key not in self._plans:
-            self._plans[key] = plan_clip(ref, rule, self._roots, self._limits)
-        return self._plans[key]
+        key = replace(ref, corruption=None), sampling  # what hides the frames leaves the plan alone
+        if key not in self._frame_plans:
+            self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)
+        return self._frame_plans[key]
 
-    def clip(self, ref: VideoRef, rule: ClipRule) -> Clip:
+    def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
         """The frames of a video, decoded anew each time.
 
         Raises:
             MediaError: as `read_clip`; it is not what was planned.
         """
-        clip = read_clip(ref, rule, self._roots, self._limits)
-        if clip.plan != self._plans.setdefault((replace(ref, veil=None), rule), clip.plan):
+        clip = read_video_frames(ref, sampling, self._roots, self._limits)
+        if clip.plan != self._frame_plans.setdefault((replace(ref, corruption=None), sampling), clip.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
-        return veiled_clip(clip, ref)
+        return corrupt_video(clip, ref)
 
 
-def _size(picture: Image.Image) -> int:
+def _num_bytes(picture: Image.Image) -> int:
     return 3 * picture.width * picture.height

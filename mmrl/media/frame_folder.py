@@ -9,31 +9,35 @@ from typing import Final
 
 import numpy as np
 
-from mmrl.config.schema import Limits
-from mmrl.media.checks import MediaError, check_digest, check_length, locate, unreadable
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.checks import MediaError, check_digest, check_length, resolve_media_path, unreadable_error
 from mmrl.media.image import open_image
-from mmrl.media.video_reader import Picture, Track
+from mmrl.media.video_reader import FramePixels, VideoTimeline
 from mmrl.types import ImageRef, Size, UserError, VideoRef
-from mmrl.utils.files import digest_of, frames_in, inside, sha256_of
+from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
 
 
-class FolderReader:
+class FrameFolderReader:
     """Frames in a folder, with the face of `TrackReader`; the first of them says how large all are."""
 
-    def __init__(self, ref: VideoRef, fps: float, roots: Sequence[Path], limits: Limits) -> None:
+    def __init__(self, ref: VideoRef, fps: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> None:
         """Raises MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder
         of pictures alone.
         """
         self._path, self._roots, self._limits = ref.path, roots, limits
-        self._frames = self._refs()
-        check_digest(ref.path, digest_of({Path(one.path).name: one.sha256 for one in self._frames}), ref.sha256)
+        self._frames = self._list_frames()
+        check_digest(
+            ref.path, compute_frames_digest({Path(one.path).name: one.sha256 for one in self._frames}), ref.sha256
+        )
         count = len(self._frames)
         check_length(ref.path, count, count / fps, limits)
         times = tuple(range(count))
-        self.track: Final = Track(times=times, keys=times, tick=1 / Fraction(fps), fps=fps)
+        self.timeline: Final = VideoTimeline(
+            timestamps=times, keyframe_timestamps=times, time_base=1 / Fraction(fps), fps=fps
+        )
         self.size: Final = Size(*open_image(self._frames[0], roots, limits).size)
 
-    def pictures(self, indices: Sequence[int]) -> Iterator[Picture]:
+    def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
         """The frames of these indices: uint8 [H, W, 3], RGB, upright.
 
         Raises:
@@ -47,19 +51,19 @@ class FolderReader:
                 raise MediaError(f"{path}: a frame of {size} in a folder of {first}; make them one size")
             yield np.asarray(picture)
 
-    def _refs(self) -> list[ImageRef]:
+    def _list_frames(self) -> list[ImageRef]:
         try:
-            folder = inside(Path(self._path), self._roots)
+            folder = resolve_inside(Path(self._path), self._roots)
             if not folder.is_dir():
                 raise MediaError(f"{self._path}: no such folder of frames; correct the path or restore it")
-            files = frames_in(folder, self._roots)
+            files = list_frames(folder, self._roots)
             check_length(self._path, len(files), 0.0, self._limits)
-            return [self._ref(file) for file in files]
+            return [self._frame_ref(file) for file in files]
         except OSError as error:
-            raise unreadable(self._path, error) from error
+            raise unreadable_error(self._path, error) from error
         except UserError as error:
             raise MediaError(str(error)) from error
 
-    def _ref(self, file: Path) -> ImageRef:
-        place = locate(str(file), self._roots, self._limits.max_bytes, "max_bytes")
-        return ImageRef(path=str(file), sha256=sha256_of(place))
+    def _frame_ref(self, file: Path) -> ImageRef:
+        place = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_bytes")
+        return ImageRef(path=str(file), sha256=compute_sha256(place))

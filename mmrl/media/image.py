@@ -16,40 +16,49 @@ from PIL.GifImagePlugin import GifImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from mmrl.config.schema import Limits
-from mmrl.media.checks import MediaError, NoSuchPart, check_digest, check_extent, locate, unreadable
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.checks import (
+    MediaError,
+    MediaRangeError,
+    check_digest,
+    check_dimensions,
+    resolve_media_path,
+    unreadable_error,
+)
 from mmrl.types import ImageRef, Size
 
-__all__ = ("FORMATS", "MediaError", "open_image")
+__all__ = ("IMAGE_FORMATS", "MediaError", "open_image")
 
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-EIGHT_BIT: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-PNG_DEPTH: Final = 24  # where a PNG says its bits per channel
+IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+PNG_BIT_DEPTH_OFFSET: Final = 24  # where a PNG says its bits per channel
 WHITE: Final = (255, 255, 255, 255)
 
 
-def open_image(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> Image.Image:
+def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
     """The picture a reference means: RGB, 8 bits, upright (EXIF orientation applied), transparency over white.
 
     Raises:
         MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a still
             picture of a known format, deeper than 8 bits, or damaged.
     """
-    content = _read(ref, roots, limits)
+    content = _read_file(ref, roots, limits)
     try:
-        with _quiet(), Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+        with _ignore_size_warnings(), Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as picture:
             _check_header(picture, content, ref.path, limits)
             picture.load()
             return _upright_rgb(picture)
     except UnidentifiedImageError as error:
-        raise MediaError(f"{ref.path}: not a {', '.join(FORMATS)} picture; convert or remove it") from error
+        raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} picture; convert or remove it") from error
     except Image.DecompressionBombError as error:
         raise MediaError(f"{ref.path}: {error}; shrink it") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:  # from decoders, on damaged files
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
 
 
-def part_of(picture: Image.Image, ref: ImageRef, box: tuple[int, int, int, int], limits: Limits) -> Image.Image:
+def crop_image(
+    picture: Image.Image, ref: ImageRef, box: tuple[int, int, int, int], limits: MediaLimitsConfig
+) -> Image.Image:
     """A part (left, top, right, bottom) of a reference's picture.
 
     Raises:
@@ -57,45 +66,47 @@ def part_of(picture: Image.Image, ref: ImageRef, box: tuple[int, int, int, int],
     """
     left, top, right, bottom = box
     if not (0 <= left < right <= picture.width and 0 <= top < bottom <= picture.height):
-        raise NoSuchPart(f"{ref.path}: {box} is no part of its {picture.width}x{picture.height} pixels")
+        raise MediaRangeError(f"{ref.path}: {box} is no part of its {picture.width}x{picture.height} pixels")
     try:
-        check_extent(ref.path, Size(right - left, bottom - top), limits)
+        check_dimensions(ref.path, Size(right - left, bottom - top), limits)
     except MediaError as error:
-        raise NoSuchPart(str(error)) from error
+        raise MediaRangeError(str(error)) from error
     return picture.crop(box)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _ignore_size_warnings() -> Iterator[None]:
     """Pillow warns of large pictures; which are too large is ours to say."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
 
 
-def _read(ref: ImageRef, roots: Sequence[Path], limits: Limits) -> bytes:
-    place = locate(ref.path, roots, limits.max_bytes, "max_bytes")
+def _read_file(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> bytes:
+    place = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_bytes")
     try:
         content = place.read_bytes()
     except OSError as error:
-        raise unreadable(ref.path, error) from error
+        raise unreadable_error(ref.path, error) from error
     check_digest(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
     return content
 
 
-def _check_header(picture: Image.Image, content: bytes, path: str, limits: Limits) -> None:
+def _check_header(picture: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
     """Judge by the header alone; Pillow has decoded nothing yet."""
     size = Size(*picture.size)
-    check_extent(path, size, limits)
-    if 3 * size.width * size.height > limits.max_expansion * len(content):
+    check_dimensions(path, size, limits)
+    if 3 * size.width * size.height > limits.max_decompression_ratio * len(content):
         raise MediaError(
             f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes exceed "
-            f"max_expansion={limits.max_expansion}, as decompression bombs do; save it again or raise the limit"
+            f"max_expansion={limits.max_decompression_ratio}, as decompression bombs do; save it again or raise the limit"
         )
     if isinstance(picture, GifImageFile | PngImageFile | WebPImageFile) and picture.is_animated:
         raise MediaError(f"{path}: animated; save the frame you mean as a still picture")
-    deep_png = picture.format == "PNG" and content[PNG_DEPTH] > 8  # Pillow would cut such colours to 8 bits unasked
-    if deep_png or picture.mode not in EIGHT_BIT:
+    deep_png = (
+        picture.format == "PNG" and content[PNG_BIT_DEPTH_OFFSET] > 8
+    )  # Pillow would cut such colours to 8 bits unasked
+    if deep_png or picture.mode not in EIGHT_BIT_MODES:
         raise MediaError(f"{path}: 16 or more bits per channel (mode {picture.mode}); convert it to 8 bits")
 
 

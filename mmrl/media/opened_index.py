@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrl.types import ImageRef, Size
-from mmrl.utils.files import refusing, write_atomically
+from mmrl.utils.files import report_write_errors, write_atomically
 
 
-class _Entry(NamedTuple):
+class _OpenedFile(NamedTuple):
     """A picture as it was opened: the digest it was referenced by, the file's bytes and date, and its extent."""
 
     sha256: str
@@ -22,7 +22,7 @@ class _Entry(NamedTuple):
     height: int
 
 
-class Ledger:
+class OpenedMediaIndex:
     """A file with an entry for every picture that was opened and found good. Training checks each digest anyway."""
 
     def __init__(self, path: Path) -> None:
@@ -30,40 +30,42 @@ class Ledger:
         self._path = path
         try:
             found = json.loads(path.read_text())
-            self._entries = {name: _Entry(*entry) for name, entry in found.items()}
+            self._entries = {name: _OpenedFile(*entry) for name, entry in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             self._entries = {}
 
-    def known(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
+    def known_sizes(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
         """The sizes of those whose digest, bytes and date are what they were."""
-        entries = ((ref, self._entries.get(ref.path)) for ref in refs if _is_whole(ref))
+        entries = ((ref, self._entries.get(ref.path)) for ref in refs if _is_whole_file(ref))
         return {
             ref: Size(entry.width, entry.height)
             for ref, entry in entries
-            if entry and entry[:3] == (ref.sha256, *_stamp(ref.path))
+            if entry and entry[:3] == (ref.sha256, *_size_and_mtime(ref.path))
         }
 
-    def note(self, sizes: Mapping[ImageRef, Size]) -> None:
+    def add(self, sizes: Mapping[ImageRef, Size]) -> None:
         """Add what was opened just now.
 
         Raises:
             UserError: the file cannot be written.
         """
-        whole = {ref: size for ref, size in sizes.items() if _is_whole(ref)}
+        whole = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
         if not whole:
             return
-        self._entries |= {ref.path: _Entry(ref.sha256, *_stamp(ref.path), *size) for ref, size in whole.items()}
-        with refusing(self._path):
+        self._entries |= {
+            ref.path: _OpenedFile(ref.sha256, *_size_and_mtime(ref.path), *size) for ref, size in whole.items()
+        }
+        with report_write_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(self._entries))
 
 
-def _is_whole(ref: ImageRef) -> bool:
+def _is_whole_file(ref: ImageRef) -> bool:
     """Whether the picture is all of its file."""
-    return ref.at is None and ref.crop is None
+    return ref.timestamp is None and ref.crop is None
 
 
-def _stamp(path: str) -> tuple[int, int]:
+def _size_and_mtime(path: str) -> tuple[int, int]:
     """Bytes and date of a file; (-1, -1) for none."""
     try:
         status = os.stat(path)

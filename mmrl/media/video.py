@@ -23,28 +23,28 @@ from qwen_vl_utils.vision_process import (
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from mmrl.config.schema import Limits, Video
-from mmrl.media.checks import MediaError, NoSuchPart
-from mmrl.media.frame_folder import FolderReader
-from mmrl.media.resize import fitted_size
-from mmrl.media.video_reader import Track, TrackReader, open_track
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.checks import MediaError, MediaRangeError
+from mmrl.media.frame_folder import FrameFolderReader
+from mmrl.media.resize import resized_size
+from mmrl.media.video_reader import VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, Size, VideoRef
 
 _CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time
 
-Reader = TrackReader | FolderReader
+VideoReader = VideoFileReader | FrameFolderReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipRule:
+class FrameSampling:
     """How videos are seen by a model whose patches have `patch` pixels a side."""
 
-    video: Video
-    patch: int
+    video: VideoConfig
+    patch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipPlan:
+class FramePlan:
     """What will be seen of a video: `indices` of frames into the file, which has `total` at `fps` on average.
 
     `original` and `resized` are extents of a frame, upright.
@@ -52,105 +52,109 @@ class ClipPlan:
 
     indices: tuple[int, ...]
     fps: float
-    total: int
-    original: Size
-    resized: Size
+    total_frames: int
+    original_size: Size
+    resized_size: Size
 
     @property
-    def sample_fps(self) -> float:
+    def sampled_fps(self) -> float:
         """Frames per second as seen."""
         return len(self.indices) / (self.indices[-1] - self.indices[0] + 1) * self.fps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
+class DecodedVideo:
     """A plan and its pixels: float32 [T, C, H, W] from 0 to 255, RGB."""
 
-    plan: ClipPlan
+    plan: FramePlan
     frames_TCHW: torch.Tensor
 
 
-def plan_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limits) -> ClipPlan:
+def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig) -> FramePlan:
     """What will be seen of a video, without its pixels.
 
     Raises:
         MediaError: as `open_track`, or `FolderReader`; `start` and `end` lie outside; the rule asks for more frames
             than there are; frames stand further from a constant rate than `max_drift_s`.
     """
-    with _opened(ref, roots, limits) as reader:
-        return _plan(ref, rule, reader, limits)
+    with _open_reader(ref, roots, limits) as reader:
+        return _plan_frames(ref, sampling, reader, limits)
 
 
-def read_clip(ref: VideoRef, rule: ClipRule, roots: Sequence[Path], limits: Limits) -> Clip:
+def read_video_frames(
+    ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig
+) -> DecodedVideo:
     """What is seen of a video, pixels and all.
 
     Raises:
         MediaError: as `plan_clip`; a frame does not decode.
     """
-    with _opened(ref, roots, limits) as reader:
-        plan = _plan(ref, rule, reader, limits)
-        return Clip(plan=plan, frames_TCHW=_frames(reader, plan))
+    with _open_reader(ref, roots, limits) as reader:
+        plan = _plan_frames(ref, sampling, reader, limits)
+        return DecodedVideo(plan=plan, frames_TCHW=_decode_resized_frames(reader, plan))
 
 
-def read_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: Limits) -> Image.Image:
+def read_video_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
     """What a video shows at a second, counted from its first frame; RGB, upright.
 
     Raises:
         MediaError: as `plan_clip`; there is nothing at that second; the frame does not decode.
     """
-    with _opened(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), roots, limits) as reader:
-        track = reader.track
-        if not 0.0 <= second < track.seconds(-1) + 1 / track.fps:
-            raise NoSuchPart(
-                f"{ref.path}: there is nothing at {second:g} s; its last frame is at {track.seconds(-1):.3f} s"
+    with _open_reader(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), roots, limits) as reader:
+        track = reader.timeline
+        if not 0.0 <= second < track.seconds_at(-1) + 1 / track.fps:
+            raise MediaRangeError(
+                f"{ref.path}: there is nothing at {second:g} s; its last frame is at {track.seconds_at(-1):.3f} s"
             )
-        (pixels,) = reader.pictures([track.shown_at(second)])
+        (pixels,) = reader.read_frames([track.frame_at(second)])
         return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 @contextmanager
-def _opened(ref: VideoRef, roots: Sequence[Path], limits: Limits) -> Iterator[Reader]:
+def _open_reader(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Iterator[VideoReader]:
     if ref.fps is not None:
-        yield FolderReader(ref, ref.fps, roots, limits)
+        yield FrameFolderReader(ref, ref.fps, roots, limits)
         return
-    with open_track(ref, roots, limits) as reader:
+    with open_video_file(ref, roots, limits) as reader:
         yield reader
 
 
-def _plan(ref: VideoRef, rule: ClipRule, reader: Reader, limits: Limits) -> ClipPlan:
-    track = reader.track
-    indices = _indices(ref, rule.video, track)
+def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, limits: MediaLimitsConfig) -> FramePlan:
+    track = reader.timeline
+    indices = _choose_indices(ref, sampling.video, track)
     for index in indices:
-        expected, actual = index / track.fps, track.seconds(index)
-        if abs(actual - expected) > limits.max_drift_s:
+        expected, actual = index / track.fps, track.seconds_at(index)
+        if abs(actual - expected) > limits.max_frame_drift_s:
             raise MediaError(
                 f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
-                f"exceeds max_drift_s={limits.max_drift_s}; convert it to a constant rate or raise the limit"
+                f"exceeds max_drift_s={limits.max_frame_drift_s}; convert it to a constant rate or raise the limit"
             )
-    return ClipPlan(
+    return FramePlan(
         indices=indices,
         fps=track.fps,
-        total=len(track.times),
-        original=reader.size,
-        resized=_resized(reader.size, len(indices), rule),
+        total_frames=len(track.timestamps),
+        original_size=reader.size,
+        resized_size=_resized_frame_size(reader.size, len(indices), sampling),
     )
 
 
-def _indices(ref: VideoRef, video: Video, track: Track) -> tuple[int, ...]:
+def _choose_indices(ref: VideoRef, video: VideoConfig, track: VideoTimeline) -> tuple[int, ...]:
     """Evenly spaced frames from `start` to `end`, as qwen-vl-utils chooses them."""
-    total = len(track.times)
+    total = len(track.timestamps)
     seconds = total / track.fps
     start, end = (0.0 if ref.start is None else ref.start), (seconds if ref.end is None else ref.end)
     if not 0.0 <= start < end <= seconds:
-        raise NoSuchPart(f"{ref.path}: {start:g} to {end:g} s is no part of its {seconds:.3f} s; correct start and end")
+        raise MediaRangeError(
+            f"{ref.path}: {start:g} to {end:g} s is no part of its {seconds:.3f} s; correct start and end"
+        )
     try:
         span = {"video_start": ref.start, "video_end": ref.end}
         first, last, available = calculate_video_frame_range(span, total, track.fps)
     except ValueError as error:
-        raise NoSuchPart(f"{ref.path}: no two frames from {start:g} to {end:g} s; lengthen that part") from error
+        raise MediaRangeError(f"{ref.path}: no two frames from {start:g} to {end:g} s; lengthen that part") from error
     wanted = min(max(available / track.fps * video.fps, video.min_frames), video.max_frames)
     if math.floor(wanted) > available:
-        raise NoSuchPart(
+        raise MediaRangeError(
             f"{ref.path}: model.video asks for {math.floor(wanted)} frames (fps={video.fps:g}, "
             f"min_frames={video.min_frames}) of {available}; lower them or remove it"
         )
@@ -159,20 +163,20 @@ def _indices(ref: VideoRef, video: Video, track: Track) -> tuple[int, ...]:
     return tuple(torch.linspace(first, last, count).round().long().tolist())
 
 
-def _resized(size: Size, count: int, rule: ClipRule) -> Size:
+def _resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size:
     """The extent `fetch_video` gives each of `count` frames: at most its 768 tokens a frame, whatever the rule says."""
-    side = rule.patch * SPATIAL_MERGE_SIZE
-    video = rule.video
+    side = sampling.patch_size * SPATIAL_MERGE_SIZE
+    video = sampling.video
     share = min(VIDEO_MAX_TOKEN_NUM * side**2, video.total_pixels / count * FRAME_FACTOR)
     most = min(video.max_pixels, max(share, int(video.min_pixels * 1.05)))
-    return fitted_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=most)
+    return resized_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=most)
 
 
-def _frames(reader: Reader, plan: ClipPlan) -> torch.Tensor:
+def _decode_resized_frames(reader: VideoReader, plan: FramePlan) -> torch.Tensor:
     """Decoded and resized a few at a time: a long video need not fit in memory at full size."""
-    pictures = reader.pictures(plan.indices)
-    step = max(1, _CHUNK_BYTES // (3 * plan.original.width * plan.original.height))
-    size = [plan.resized.height, plan.resized.width]
+    pictures = reader.read_frames(plan.indices)
+    step = max(1, _CHUNK_BYTES // (3 * plan.original_size.width * plan.original_size.height))
+    size = [plan.resized_size.height, plan.resized_size.width]
     frames_TCHW = torch.empty(len(plan.indices), 3, *size)
     done = 0
     while chunk := list(islice(pictures, step)):

@@ -24,65 +24,74 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from mmrl.config.schema import Limits
-from mmrl.media.checks import MediaError, check_digest, check_extent, check_length, locate, unreadable
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.checks import (
+    MediaError,
+    check_digest,
+    check_dimensions,
+    check_length,
+    resolve_media_path,
+    unreadable_error,
+)
 from mmrl.types import Size, VideoRef
-from mmrl.utils.files import sha256_of
+from mmrl.utils.files import compute_sha256
 
 # ffmpeg reads play lists too, which name other files and addresses; these demuxers read the file they are given.
-_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_whitelist": "file"}
+_CONTAINER_OPTIONS: Final = {"format_whitelist": "mov,matroska,avi", "protocol_whitelist": "file"}
 # Quarter turns to the left by display matrix (a, b, c, d), whose unit is 2^16. Every other matrix mirrors or slants.
-_TURNS: Final = {(1, 0, 0, 1): 0, (0, -1, 1, 0): 1, (-1, 0, 0, -1): 2, (0, 1, -1, 0): 3}
-_UNIT: Final = 2**16
+_QUARTER_TURNS: Final = {(1, 0, 0, 1): 0, (0, -1, 1, 0): 1, (-1, 0, 0, -1): 2, (0, 1, -1, 0): 3}
+_MATRIX_UNIT: Final = 2**16
 
-Picture = np.ndarray[Any, np.dtype[np.uint8]]
+FramePixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class VideoTimeline:
     """The pictures a file shows: their times, ascending, in ticks; `keys` are the times of those that decode alone."""
 
-    times: tuple[int, ...]
-    keys: tuple[int, ...]
-    tick: Fraction
+    timestamps: tuple[int, ...]
+    keyframe_timestamps: tuple[int, ...]
+    time_base: Fraction
     fps: float
 
-    def seconds(self, index: int) -> float:
+    def seconds_at(self, index: int) -> float:
         """When a picture is shown, counted from the first one."""
-        return float((self.times[index] - self.times[0]) * self.tick)
+        return float((self.timestamps[index] - self.timestamps[0]) * self.time_base)
 
-    def shown_at(self, second: float) -> int:
+    def frame_at(self, second: float) -> int:
         """The picture that is shown at a second, counted from the first one; what `seconds` says finds its own."""
         rounding = 1e-6
-        return max(0, bisect_right(self.times, self.times[0] + (second + rounding) / float(self.tick)) - 1)
+        return max(
+            0, bisect_right(self.timestamps, self.timestamps[0] + (second + rounding) / float(self.time_base)) - 1
+        )
 
 
-class TrackReader:
+class VideoFileReader:
     """An open video, judged by its header, its packets and its first picture; gives any of its pictures."""
 
-    def __init__(self, path: str, container: InputContainer, limits: Limits) -> None:
+    def __init__(self, path: str, container: InputContainer, limits: MediaLimitsConfig) -> None:
         self._path, self._container, self._limits = path, container, limits
-        self._stream = self._picture_stream()
-        self._coded = Size(self._stream.width, self._stream.height)
+        self._stream = self._select_video_stream()
+        self._coded_size = Size(self._stream.width, self._stream.height)
         self._check_header()
-        self.track = self._read_track()
-        self._turns = self._read_turns()
+        self.timeline = self._read_timeline()
+        self._quarter_turns = self._read_rotation()
 
     @property
     def size(self) -> Size:
         """Width and height of the pictures, upright."""
-        return Size(self._coded.height, self._coded.width) if self._turns % 2 else self._coded
+        return Size(self._coded_size.height, self._coded_size.width) if self._quarter_turns % 2 else self._coded_size
 
-    def pictures(self, indices: Sequence[int]) -> Iterator[Picture]:
+    def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
         """The pictures of these ascending indices: uint8 [H, W, 3], RGB, upright.
 
         Raises:
             MediaError: one of them does not decode, or has another size than the header says.
         """
-        for frame in self._frames([self.track.times[index] for index in indices]):
-            yield np.rot90(frame.to_ndarray(format="rgb24"), self._turns)
+        for frame in self._decode_frames([self.timeline.timestamps[index] for index in indices]):
+            yield np.rot90(frame.to_ndarray(format="rgb24"), self._quarter_turns)
 
-    def _picture_stream(self) -> VideoStream:
+    def _select_video_stream(self) -> VideoStream:
         stream = self._container.streams.best("video")
         if not isinstance(stream, VideoStream) or stream.disposition & Disposition.attached_pic:
             raise MediaError(f"{self._path}: has no moving pictures (sound alone, or damaged); restore or remove it")
@@ -96,12 +105,12 @@ class TrackReader:
         stream, path = self._stream, self._path
         if stream.codec_context.pix_fmt is None or not stream.average_rate or not stream.time_base:
             raise MediaError(f"{path}: damaged (its pictures have no format, rate or time); restore or remove it")
-        check_extent(path, self._coded, self._limits)
+        check_dimensions(path, self._coded_size, self._limits)
         if max(component.bits for component in stream.format.components) > 8:
             raise MediaError(f"{path}: more than 8 bits per channel ({stream.pix_fmt}); convert it to 8 bits")
         check_length(path, stream.frames, float((stream.duration or 0) * stream.time_base), self._limits)
 
-    def _read_track(self) -> Track:
+    def _read_timeline(self) -> VideoTimeline:
         times: list[int] = []
         keys: list[int] = []
         end = 0.0
@@ -121,38 +130,38 @@ class TrackReader:
             check_length(self._path, len(times), 0.0, self._limits)
         if not (times and keys):
             raise MediaError(f"{self._path}: contains no frames; restore or remove it")
-        track = Track(
-            times=tuple(sorted(times)),
-            keys=tuple(sorted(keys)),
-            tick=Fraction(self._stream.time_base or 0),
+        track = VideoTimeline(
+            timestamps=tuple(sorted(times)),
+            keyframe_timestamps=tuple(sorted(keys)),
+            time_base=Fraction(self._stream.time_base or 0),
             fps=float(self._stream.average_rate or 0),
         )
-        check_length(self._path, len(times), max(len(times) / track.fps, track.seconds(-1)), self._limits)
-        self._check_end(end, track.fps)
+        check_length(self._path, len(times), max(len(times) / track.fps, track.seconds_at(-1)), self._limits)
+        self._check_not_truncated(end, track.fps)
         return track
 
-    def _check_end(self, end: float, fps: float) -> None:
+    def _check_not_truncated(self, end: float, fps: float) -> None:
         """Refuse a file that was cut off: what it holds, sound included, ends before its header says."""
         begin, duration = self._container.start_time or 0, self._container.duration or 0
         declared = (begin + duration) / av.time_base
         if end < declared - 2 / fps:  # some headers and packets are a frame off
             raise MediaError(f"{self._path}: ends at {end:.3f} s, not at {declared:.3f} s; it is cut off, restore it")
 
-    def _read_turns(self) -> int:
+    def _read_rotation(self) -> int:
         """Quarter turns to the left that put the pictures upright; a player applies them, a decoder does not."""
-        (first,) = self._frames(self.track.times[:1])
+        (first,) = self._decode_frames(self.timeline.timestamps[:1])
         matrix = first.side_data.get("DISPLAYMATRIX")
         if not isinstance(matrix, SideData):
             return 0
         a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
-        for turned, turns in _TURNS.items():
-            if (a, b, c, d) == tuple(_UNIT * entry for entry in turned):
+        for turned, turns in _QUARTER_TURNS.items():
+            if (a, b, c, d) == tuple(_MATRIX_UNIT * entry for entry in turned):
                 return turns
         raise MediaError(f"{self._path}: is shown mirrored or slanted; convert it to upright pictures")
 
-    def _frames(self, times: Sequence[int]) -> Iterator[VideoFrame]:
+    def _decode_frames(self, times: Sequence[int]) -> Iterator[VideoFrame]:
         """The frames of these ascending times; what lies between them is skipped where a key frame allows it."""
-        keys = self.track.keys
+        keys = self.timeline.keyframe_timestamps
         decoding: Iterator[VideoFrame] = iter(())
         position = None
         for time in times:
@@ -160,13 +169,13 @@ class TrackReader:
             if position is None or position < key:
                 decoding = self._decode_from(key)
             try:
-                frame = self._find(decoding, time)
+                frame = self._find_frame(decoding, time)
             except MediaError:
                 if key == keys[0]:
                     raise
                 keys = keys[:1]  # "open" key frames do not stand alone: go through the file in order
                 decoding = self._decode_from(keys[0])
-                frame = self._find(decoding, time)
+                frame = self._find_frame(decoding, time)
             yield frame
             position = time
 
@@ -177,16 +186,16 @@ class TrackReader:
             if packet.pts is None or packet.pts >= key:
                 yield from packet.decode()
 
-    def _find(self, decoding: Iterator[VideoFrame], time: int) -> VideoFrame:
+    def _find_frame(self, decoding: Iterator[VideoFrame], time: int) -> VideoFrame:
         try:
             frame = next((f for f in decoding if f.is_corrupt or f.pts is None or f.pts >= time), None)
         except av.FFmpegError:
             frame = None
         if frame is None or frame.is_corrupt or frame.pts != time:
-            seconds = float((time - self.track.times[0]) * self.track.tick)
+            seconds = float((time - self.timeline.timestamps[0]) * self.timeline.time_base)
             raise MediaError(f"{self._path}: the frame at {seconds:.3f} s does not decode; restore or remove it")
-        if (frame.width, frame.height) != self._coded:
-            coded = f"{self._coded.width}x{self._coded.height}"
+        if (frame.width, frame.height) != self._coded_size:
+            coded = f"{self._coded_size.width}x{self._coded_size.height}"
             raise MediaError(
                 f"{self._path}: a frame of {frame.width}x{frame.height} in a video of {coded}; convert it to one size"
             )
@@ -194,33 +203,33 @@ class TrackReader:
 
 
 @contextmanager
-def open_track(ref: VideoRef, roots: Sequence[Path], limits: Limits) -> Iterator[TrackReader]:
+def open_video_file(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Iterator[VideoFileReader]:
     """Open a video and check it before anything is decoded.
 
     Raises:
         MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a video,
             without frames, deeper than 8 bits, mirrored, or damaged; also for damage found while it is read.
     """
-    place = locate(ref.path, roots, limits.max_video_bytes, "max_video_bytes")
-    check_digest(ref.path, _sha256(place, ref.path), ref.sha256)
+    place = resolve_media_path(ref.path, roots, limits.max_video_bytes, "max_video_bytes")
+    check_digest(ref.path, _file_sha256(place, ref.path), ref.sha256)
     try:
-        with _open(place, ref.path) as container:
-            yield TrackReader(ref.path, container, limits)
+        with _open_container(place, ref.path) as container:
+            yield VideoFileReader(ref.path, container, limits)
     except av.FFmpegError as error:
         raise MediaError(f"{ref.path}: damaged ({error.strerror}); restore or remove it") from error
 
 
-def _open(place: Path, path: str) -> InputContainer:
+def _open_container(place: Path, path: str) -> InputContainer:
     try:
-        return av.open(str(place), options=_OPTIONS, metadata_errors="replace")
+        return av.open(str(place), options=_CONTAINER_OPTIONS, metadata_errors="replace")
     except av.FFmpegError as error:
         raise MediaError(
             f"{path}: no MP4, MOV, MKV, WEBM or AVI video ({error.strerror}); convert, restore or remove it"
         ) from error
 
 
-def _sha256(place: Path, path: str) -> str:
+def _file_sha256(place: Path, path: str) -> str:
     try:
-        return sha256_of(place)
+        return compute_sha256(place)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mmrl.algo.seeds import derive
-from mmrl.answer import Grammar, Section
-from mmrl.config import Config, Exam
+from mmrl.algo.seeds import derive_seed
+from mmrl.answer import ResponseFormat, ResponseSection
+from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
-    ContinueWith,
-    Evaluation,
-    Rl,
-    Scratch,
-    Sft,
-    UseTools,
+    EvalGenerationConfig,
+    FromScratchConfig,
+    RethinkConfig,
+    RlStage,
+    SftStage,
+    ToolsConfig,
 )
-from mmrl.config.schema import Sample as SampleStage
-from mmrl.media.cache import MediaStore
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.families import FAMILIES, family_of
-from mmrl.policy.pretrained import Loaded, Reader, load_pretrained, load_reader
+from mmrl.config.schema import SampleStage as SampleStage
+from mmrl.media.cache import MediaCache
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import FAMILIES, get_family
+from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
 
@@ -30,98 +30,103 @@ if TYPE_CHECKING:
     pass
 
 
-def model_of(config: Config | Exam, read: Callable[[], Reader]) -> Loaded:
+def build_model(config: Config | EvalConfig, load_processor: Callable[[], ProcessorBundle]) -> ModelBundle:
     """The model as it is before training; `read` gives what reads for one made from scratch.
 
     Raises:
         UserError: `model.path` is not loadable, or `model.scratch` cannot be made.
     """
     options = config.model
-    if options.scratch is None:
+    if options.from_scratch is None:
         return load_pretrained(options)
-    reader = read()
+    reader = load_processor()
     model = make_model(
-        options.scratch,
+        options.from_scratch,
         reader.processor.tokenizer,
-        derive(config.run.seed, "init"),
+        derive_seed(config.run.seed, "init"),
         dtype=options.dtype,
-        attention=options.attention,
+        attention=options.attn_implementation,
     )
-    return Loaded(family=family_of(model.config), processor=reader.processor, model=model)
+    return ModelBundle(family=get_family(model.config), processor=reader.processor, model=model)
 
 
-def grammar_of(config: Config | Exam) -> Grammar:
+def build_response_format(config: Config | EvalConfig) -> ResponseFormat:
     """How responses are written."""
-    options = config.answer
-    return Grammar(
-        think=options.think,
+    options = config.response_format
+    return ResponseFormat(
+        thinking=options.thinking,
         style=options.style,
         answer_tag=options.answer_tag,
         think_tag=options.think_tag,
-        sections=tuple(Section(**section.model_dump()) for section in options.sections),
+        sections=tuple(ResponseSection(**section.model_dump()) for section in options.sections),
         stop_at_answer=options.stop_at_answer,
-        more_stops=options.more_stops,
+        stop_strings=options.stop_strings,
     )
 
 
-def reader_of(config: Config, samples: Iterable[Sample]) -> Reader:
+def build_processor(config: Config, samples: Iterable[Sample]) -> ProcessorBundle:
     """What reads for the model, without the model; a tokenizer made from scratch learns from the training `samples`.
 
     Raises:
         UserError: `model.path` has none.
     """
     options = config.model
-    if options.scratch is None:
-        return load_reader(options)
-    tokenizer = train_tokenizer(_texts(config, options.scratch, samples), options.scratch.language.vocab)
-    processor = make_processor(options.scratch, tokenizer, (options.min_pixels, options.max_pixels))
-    return Reader(family=FAMILIES[options.scratch.family], processor=processor)
+    if options.from_scratch is None:
+        return load_processor(options)
+    tokenizer = train_tokenizer(
+        _tokenizer_training_texts(config, options.from_scratch, samples), options.from_scratch.language.vocab_size
+    )
+    processor = make_processor(options.from_scratch, tokenizer, (options.min_pixels, options.max_pixels))
+    return ProcessorBundle(family=FAMILIES[options.from_scratch.family], processor=processor)
 
 
-def encoder_of(
-    config: Config | Exam, reader: Reader, store: MediaStore, limit: tuple[int, str] | None = None
-) -> Encoder:
+def build_encoder(
+    config: Config | EvalConfig, reader: ProcessorBundle, media_store: MediaCache, limit: tuple[int, str] | None = None
+) -> PromptEncoder:
     """What turns samples into prompts, of `limit` tokens at most: how many, and what says so."""
     longest, limited_by = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
-    return Encoder(
+    return PromptEncoder(
         reader.processor,
         reader.family,
-        grammar_of(config),
-        store,
+        build_response_format(config),
+        media_store,
         video=config.model.video,
-        instruct=config.answer.instruct,
+        add_instruction=config.response_format.add_instruction,
         max_prompt_tokens=longest,
-        limited_by=limited_by,
+        limit_key=limited_by,
     )
 
 
-def _texts(config: Config, scratch: Scratch, samples: Iterable[Sample]) -> Iterator[str]:
+def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
     """What a tokenizer made from scratch learns from: questions, demonstrations, triggers, what stands around tools."""
-    grammar, frame = grammar_of(config), FAMILIES[scratch.family].frame
-    for owner in _with_program(config):
-        for step in owner.program:
+    grammar, frame = build_response_format(config), FAMILIES[scratch.family].coordinate_system
+    for owner in _configs_with_rollout_steps(config):
+        for step in owner.rollout_steps:
             match step:
-                case ContinueWith():
+                case RethinkConfig():
                     yield from (trigger.text for trigger in step.triggers)
-                case UseTools():
-                    yield step.before + step.after
+                case ToolsConfig():
+                    yield step.result_prefix + step.result_suffix
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
-        if config.answer.instruct:
-            yield " " + grammar.instruction(sample.target.kind, frame)
+        if config.response_format.add_instruction:
+            yield " " + grammar.instruction(sample.target.answer_type, frame)
         if sample.response is not None:
             yield sample.response
         for answer in (sample.target, sample.label):
             if answer is not None:
-                yield grammar.render(answer, sample.thought)
+                yield grammar.render(answer, sample.thinking)
 
 
-def _with_program(config: Config) -> tuple[Sft | Rl | SampleStage | Evaluation, ...]:
+def _configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | SampleStage | EvalGenerationConfig, ...]:
     """What of a config has programs."""
-    return (*(stage for stage in config.stages if isinstance(stage, Sft | Rl | SampleStage)), config.evaluation)
+    return (
+        *(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage)),
+        config.evaluation,
+    )
 
 
-def device_of(config: Config | Exam) -> torch.device:
+def select_device(config: Config | EvalConfig) -> torch.device:
     """Where the model is; raises UserError where that is not there."""
     wanted = config.model.device
     if wanted == "cuda" and not torch.cuda.is_available():

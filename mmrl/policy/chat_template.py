@@ -6,37 +6,37 @@ from functools import lru_cache, partial
 
 from transformers import ProcessorMixin
 
-_KEPT = 1024
+_CACHE_SIZE = 1024
 
 
-class Wording:
+class ChatTemplate:
     """The text side of a processor."""
 
-    def __init__(self, hf: ProcessorMixin) -> None:
-        self._hf = hf
-        self._chat = lru_cache(_KEPT)(partial(_chat, hf))
-        self._tokens = lru_cache(_KEPT)(partial(_tokens, hf))
+    def __init__(self, hf_processor: ProcessorMixin) -> None:
+        self._hf_processor = hf_processor
+        self._cached_render = lru_cache(_CACHE_SIZE)(partial(_render, hf_processor))
+        self._cached_tokenize = lru_cache(_CACHE_SIZE)(partial(_tokenize, hf_processor))
 
-    def __reduce__(self) -> tuple[type[Wording], tuple[ProcessorMixin]]:
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[ProcessorMixin]]:
         """What is remembered stays in its process."""
-        return Wording, (self._hf,)
+        return ChatTemplate, (self._hf_processor,)
 
-    def chat(self, parts: tuple[tuple[str, str], ...]) -> str:
+    def render(self, parts: tuple[tuple[str, str], ...]) -> str:
         """One turn of a user, and the beginning of an answer; each part is ("text", its words), or a medium: its kind
         and nothing. Every medium becomes one placeholder.
         """
-        return self._chat(parts)
+        return self._cached_render(parts)
 
-    def tokens(self, text: str) -> tuple[int, ...]:
+    def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text, marks of the chat format among them."""
-        return self._tokens(text)
+        return self._cached_tokenize(text)
 
 
-def _chat(hf: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
+def _render(hf_processor: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
     content = [{"type": kind, "text": words} if kind == "text" else {"type": kind} for kind, words in parts]
     messages = [{"role": "user", "content": content}]
-    return str(hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    return str(hf_processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-def _tokens(hf: ProcessorMixin, text: str) -> tuple[int, ...]:
-    return tuple(hf.tokenizer(text).input_ids)
+def _tokenize(hf_processor: ProcessorMixin, text: str) -> tuple[int, ...]:
+    return tuple(hf_processor.tokenizer(text).input_ids)

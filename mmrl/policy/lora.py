@@ -12,11 +12,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmrl.algo.seeds import derive
-from mmrl.config.schema import Lora, LoraTarget
+from mmrl.algo.seeds import derive_seed
+from mmrl.config.schema import LoraConfig as LoraOptions
+from mmrl.config.schema import LoraTarget
 
 # Full names of linear layers, in all three families.
-_LAYERS: dict[LoraTarget, str] = {
+_LAYER_PATTERNS: dict[LoraTarget, str] = {
     "language.attention": r"model\.language_model\.layers\.\d+\.self_attn\.[qkvo]_proj",
     "language.mlp": r"model\.language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj",
     "vision.attention": r"model\.visual\.blocks\.\d+\.attn\.(qkv|proj)",
@@ -25,7 +26,7 @@ _LAYERS: dict[LoraTarget, str] = {
 }
 
 
-class Adapter:
+class LoraAdapter:
     """W + s B A in place of each targeted W, which is frozen like all else: LoRA, arXiv:2106.09685, equation 3.
 
     s is alpha / rank, or alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732). DoRA (arXiv:2402.09353, equation 5) scales the
@@ -33,15 +34,15 @@ class Adapter:
     bfloat16 model.
     """
 
-    def __init__(self, model: PreTrainedModel, options: Lora, *, seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, options: LoraOptions, *, seed: int) -> None:
         """Put a new adapter into `model`, on the CPU, and freeze the rest; `seed` alone decides A."""
         config = LoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,
             lora_dropout=options.dropout,
-            use_dora=options.dora,
-            use_rslora=options.rslora,
-            target_modules="|".join(_LAYERS[target] for target in options.targets),
+            use_dora=options.use_dora,
+            use_rslora=options.use_rslora,
+            target_modules="|".join(_LAYER_PATTERNS[target] for target in options.targets),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -59,17 +60,17 @@ class Adapter:
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """The model that an adapter was put into. It shares every weight with `model`, and so takes no memory."""
     bare = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    for name, layer in list(adapted(bare)):
+    for name, layer in list(iter_adapted_layers(bare)):
         bare.set_submodule(name, layer.get_base_layer())
     return bare
 
 
-def is_adapted(model: nn.Module) -> bool:
+def has_adapter(model: nn.Module) -> bool:
     """Whether an adapter is in a model."""
-    return next(adapted(model), None) is not None
+    return next(iter_adapted_layers(model), None) is not None
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
+def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
     """The layers that an adapter changes, by the names they have without."""
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
@@ -77,13 +78,13 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
 
 
 @torch.no_grad()
-def merged(layer: BaseTunerLayer) -> torch.Tensor:
+def merged_weight(layer: BaseTunerLayer) -> torch.Tensor:
     """The matrix of a layer, whole, with its adapter added."""
     alone = copy.deepcopy(layer)
     alone.merge()
     return alone.get_base_layer().get_parameter("weight")
 
 
-def adapter_of(model: PreTrainedModel, options: Lora | None, seed: int) -> Adapter | None:
+def create_adapter(model: PreTrainedModel, options: LoraOptions | None, seed: int) -> LoraAdapter | None:
     """The adapter that a run with this seed begins with, on its model; None where it trains none."""
-    return Adapter(model, options, seed=derive(seed, "adapter")) if options else None
+    return LoraAdapter(model, options, seed=derive_seed(seed, "adapter")) if options else None

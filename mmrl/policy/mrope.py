@@ -15,14 +15,16 @@ from mmrl.types import UserError
 Grid = tuple[int, int, int]
 
 
-class Run(NamedTuple):
+class PlaceholderRun(NamedTuple):
     """Placeholder tokens that follow each other: a grid of patches, and how far apart its times lie in positions."""
 
     grid: Grid
     time_step: float = 1.0
 
 
-def mrope_positions(ids: Sequence[int], runs: Mapping[int, Sequence[Run]], *, merge: int) -> torch.Tensor:
+def mrope_positions(
+    ids: Sequence[int], runs: Mapping[int, Sequence[PlaceholderRun]], *, merge_size: int
+) -> torch.Tensor:
     """Time, height and width position of each token, int64 [3, P]; `runs` are given by placeholder id, in order.
 
     Text advances all three together; a placeholder token takes its time, row and column, and the text after it goes on
@@ -46,7 +48,7 @@ def mrope_positions(ids: Sequence[int], runs: Mapping[int, Sequence[Run]], *, me
             continue
         if not waiting[placeholder]:
             raise UserError(f"token {token} is placeholder {placeholder}, but all its grids are used up")
-        block = _block(waiting[placeholder].pop(0), merge) + start
+        block = _run_positions(waiting[placeholder].pop(0), merge_size) + start
         end = token + block.shape[1]
         if any(other != placeholder for other in ids[token:end]) or len(ids) < end:
             raise UserError(f"{block.shape[1]} tokens {placeholder} must stand from token {token} on, and do not")
@@ -57,9 +59,9 @@ def mrope_positions(ids: Sequence[int], runs: Mapping[int, Sequence[Run]], *, me
     return torch.cat(parts, dim=1)
 
 
-def _block(run: Run, merge: int) -> torch.Tensor:
+def _run_positions(run: PlaceholderRun, merge_size: int) -> torch.Tensor:
     """Positions of one run from 0 on, int64 [3, tokens]."""
     time, height, width = run.grid
     times = (torch.arange(time, dtype=torch.float64) * run.time_step).long()
-    axes = torch.meshgrid(times, torch.arange(height // merge), torch.arange(width // merge), indexing="ij")
+    axes = torch.meshgrid(times, torch.arange(height // merge_size), torch.arange(width // merge_size), indexing="ij")
     return torch.stack(axes).reshape(3, -1)

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
+def hide_progress_bars() -> Iterator[None]:
     """Keep transformers' bars for reading and writing weights off the console."""
     shown, downloads_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     logging.disable_progress_bar()  # this hides downloads too

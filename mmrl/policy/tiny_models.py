@@ -20,11 +20,11 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
-from mmrl.config.schema import Scratch
+from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.types import UserError
 
-_SPECIAL = (
+_SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -34,9 +34,9 @@ _SPECIAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 # Qwen's splitting with one difference: punctuation keeps the space that follows it, so ", " costs one token.
-_SPLIT = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
+_SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}"
@@ -52,28 +52,33 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
     """A byte-level BPE with Qwen's special tokens, trained on `texts`; any other text still encodes, byte by byte."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(_SPLIT, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(_SPLIT_PATTERN, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(_SPECIAL) - len(_TAGS),
+        vocab_size=vocab - len(_SPECIAL_TOKENS) - len(_TAG_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _TAGS])
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS])
+    bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _TAG_TOKENS])
     # Qwen's own class, read back from a folder, would split text in its own way again.
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None, bos_token=None
     )
 
 
-def make_processor(spec: Scratch, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]) -> ProcessorMixin:
+def make_processor(
+    spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]
+) -> ProcessorMixin:
     """The family's processor around `tokenizer`; `pixels` are the smallest and largest area of a resized picture."""
     geometry = {
-        "patch_size": spec.vision.patch,
-        "merge_size": spec.vision.merge,
+        "patch_size": spec.vision.patch_size,
+        "merge_size": spec.vision.spatial_merge_size,
         "temporal_patch_size": 2,
         "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
     }
@@ -92,7 +97,12 @@ def make_processor(spec: Scratch, tokenizer: PreTrainedTokenizerFast, pixels: tu
 
 
 def make_model(
-    spec: Scratch, tokenizer: PreTrainedTokenizerFast, seed: int, *, dtype: str = "float32", attention: str = "sdpa"
+    spec: FromScratchConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    *,
+    dtype: str = "float32",
+    attention: str = "sdpa",
 ) -> PreTrainedModel:
     """A freshly initialised model whose embedding holds every token of `tokenizer`.
 
@@ -100,7 +110,7 @@ def make_model(
         UserError: qwen2_vl cannot have a vision tower of these sizes.
     """
     model_class = FAMILIES[spec.family].model_class
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL}
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS}
     config = model_class.config_class(
         text_config=_text_config(spec, len(tokenizer), ids),
         vision_config=_vision_config(spec),
@@ -120,18 +130,18 @@ def make_model(
     return model
 
 
-def _text_config(spec: Scratch, vocab: int, ids: dict[str, int]) -> dict[str, object]:
+def _text_config(spec: FromScratchConfig, vocab: int, ids: dict[str, int]) -> dict[str, object]:
     language = spec.language
-    head_dim = language.width // language.heads
+    head_dim = language.hidden_size // language.num_heads
     third = head_dim // 2 // 3
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head_dim // 2 - 2 * third, third, third]}
     config: dict[str, object] = {
         "vocab_size": vocab,
-        "hidden_size": language.width,
-        "intermediate_size": language.mlp,
-        "num_hidden_layers": language.depth,
-        "num_attention_heads": language.heads,
-        "num_key_value_heads": language.kv_heads,
+        "hidden_size": language.hidden_size,
+        "intermediate_size": language.intermediate_size,
+        "num_hidden_layers": language.num_layers,
+        "num_attention_heads": language.num_heads,
+        "num_key_value_heads": language.num_kv_heads,
         "max_position_embeddings": 4096,
         "rope_parameters": rope,
         "tie_word_embeddings": True,
@@ -145,29 +155,29 @@ def _text_config(spec: Scratch, vocab: int, ids: dict[str, int]) -> dict[str, ob
     return config
 
 
-def _vision_config(spec: Scratch) -> dict[str, object]:
+def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
     vision = spec.vision
     shared: dict[str, object] = {
-        "depth": vision.depth,
-        "num_heads": vision.heads,
-        "patch_size": vision.patch,
-        "spatial_merge_size": vision.merge,
+        "depth": vision.num_layers,
+        "num_heads": vision.num_heads,
+        "patch_size": vision.patch_size,
+        "spatial_merge_size": vision.spatial_merge_size,
         "temporal_patch_size": 2,
     }
     if spec.family == "qwen2_vl":
-        if vision.mlp % vision.width:
+        if vision.intermediate_size % vision.hidden_size:
             raise UserError(
-                f"model.scratch.vision: in qwen2_vl, mlp {vision.mlp} must be a multiple of width {vision.width}"
+                f"model.scratch.vision: in qwen2_vl, mlp {vision.intermediate_size} must be a multiple of width {vision.hidden_size}"
             )
-        sizes = {"embed_dim": vision.width, "hidden_size": spec.language.width}
-        return shared | sizes | {"mlp_ratio": vision.mlp // vision.width}
+        sizes = {"embed_dim": vision.hidden_size, "hidden_size": spec.language.hidden_size}
+        return shared | sizes | {"mlp_ratio": vision.intermediate_size // vision.hidden_size}
     shared |= {
-        "hidden_size": vision.width,
-        "intermediate_size": vision.mlp,
-        "out_hidden_size": spec.language.width,
+        "hidden_size": vision.hidden_size,
+        "intermediate_size": vision.intermediate_size,
+        "out_hidden_size": spec.language.hidden_size,
     }
     if spec.family == "qwen2_5_vl":
-        windows = {"fullatt_block_indexes": list(range(vision.depth)), "window_size": 112}
+        windows = {"fullatt_block_indexes": list(range(vision.num_layers)), "window_size": 112}
         return shared | windows | {"tokens_per_second": 2}  # as in the released models
     return shared | {"deepstack_visual_indexes": [0], "num_position_embeddings": 256}
 

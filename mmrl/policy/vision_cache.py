@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from mmrl.policy.batch import Media
-from mmrl.utils.picklable_lock import Turns
+from mmrl.policy.batch import BatchMedia
+from mmrl.utils.picklable_lock import PicklableLock
 
 
-class Features(NamedTuple):
+class VisionFeatures(NamedTuple):
     """A medium's tokens [tokens, W], and what Qwen3-VL adds to them in its first layers."""
 
     tokens: torch.Tensor
@@ -36,13 +36,13 @@ class VisionCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._features: OrderedDict[str, Features] = OrderedDict()
+        self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
         self._bytes = 0
-        self._output: type[ModelOutput] | None = None
-        self._turns = Turns()
+        self._output_class: type[ModelOutput] | None = None
+        self._lock = PicklableLock()
 
     @contextmanager
-    def serving(self, tower: nn.Module, media: Media) -> Iterator[None]:
+    def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
         """Within this block `tower` answers from the cache: called first for the pictures of `media`, then its videos.
 
         Only its `forward` is replaced, so whoever hooks into modules is called as ever.
@@ -53,12 +53,12 @@ class VisionCache:
             pieces = torch.split(patches_ND, grid_thw.prod(dim=-1).tolist())
             found = []
             for key, piece, grid in zip(next(waiting), pieces, grid_thw, strict=True):
-                with self._turns:
+                with self._lock:
                     if key not in self._features:
-                        self._keep(key, encode(piece, grid_thw=grid[None], **options))
+                        self._store(key, encode(piece, grid_thw=grid[None], **options))
                     self._features.move_to_end(key)
                     found.append(self._features[key])
-            return self._joined(found)
+            return self._concat_features(found)
 
         tower.forward = forward
         try:
@@ -66,19 +66,19 @@ class VisionCache:
         finally:
             tower.forward = encode
 
-    def _keep(self, key: str, output: ModelOutput) -> None:
-        self._output = type(output)
-        features = Features(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
+    def _store(self, key: str, output: ModelOutput) -> None:
+        self._output_class = type(output)
+        features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
         self._features[key] = features
         self._bytes += features.nbytes
         while self._bytes > self._max_bytes and len(self._features) > 1:
             self._bytes -= self._features.popitem(last=False)[1].nbytes
 
-    def _joined(self, found: list[Features]) -> ModelOutput:
+    def _concat_features(self, found: list[VisionFeatures]) -> ModelOutput:
         """The tower's own kind of output."""
-        assert self._output is not None
+        assert self._output_class is not None
         joined = {"pooler_output": torch.cat([features.tokens for features in found])}
         if found[0].deepstack:
             layers = zip(*(features.deepstack for features in found), strict=True)
-            return self._output(**joined, deepstack_features=[torch.cat(layer) for layer in layers])
-        return self._output(**joined)
+            return self._output_class(**joined, deepstack_features=[torch.cat(layer) for layer in layers])
+        return self._output_class(**joined)

@@ -8,58 +8,64 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mmrl.ports import Sampler
-from mmrl.types import Answers, Prompt, Rollout, SamplingLaw
+from mmrl.types import Prompt, Rollout, RolloutBatch, SamplingParams
 
 
-class Step(Protocol):
+class PipelineStep(Protocol):
     """Takes over what the steps before it left: longer rollouts, more of them, probes."""
 
-    def __call__(self, answers: Answers, *, step: int) -> Answers:
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """The answers with what this step adds; `step` is the training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class StepPipeline:
     """Generate, then the steps in their order."""
 
-    generate: First
-    steps: tuple[Step, ...] = ()
+    generator: Generator
+    steps: tuple[PipelineStep, ...] = ()
 
-    def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]] = ()) -> Answers:
+    def run(
+        self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
+    ) -> RolloutBatch:
         """A group of rollouts for each prompt, in order, those `pending` from the step before first."""
-        answers = self.generate.answer(prompts, step=step, pending=pending)
+        answers = self.generator.generate(prompts, step=step, unfinished=unfinished)
         for follow in self.steps:
             answers = follow(answers, step=step)
         return answers
 
 
-class First(Protocol):
+class Generator(Protocol):
     """What a program begins with."""
 
     @property
-    def law(self) -> SamplingLaw:
+    def sampling_params(self) -> SamplingParams:
         """That of first responses."""
 
-    def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]]) -> Answers:
+    def generate(
+        self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]]
+    ) -> RolloutBatch:
         """Groups of first responses, complete ones; the others are pending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
+class CompleteRollouts:
     """So many responses to each prompt."""
 
     sampler: Sampler
     group_size: int
-    law: SamplingLaw
+    sampling_params: SamplingParams
 
-    def answer(self, prompts: Sequence[Prompt], *, step: int, pending: Sequence[tuple[Rollout, ...]] = ()) -> Answers:
+    def generate(
+        self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
+    ) -> RolloutBatch:
         """A group of rollouts for each prompt, in order; nothing is ever pending."""
-        groups = self.sampler.generate(prompts, self.group_size, self.law, step=step)
-        return Answers(groups=tuple(tuple(group) for group in groups))
+        groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
+        return RolloutBatch(groups=tuple(tuple(group) for group in groups))
 
 
-def told(answers: Answers, metrics: Mapping[str, float]) -> Answers:
+def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:
     """The answers with more to tell. Metrics of programs are counts: a step sums them over its rounds."""
-    counts = Counter(answers.metrics)
+    counts = Counter(batch.metrics)
     counts.update(metrics)
-    return replace(answers, metrics=counts)
+    return replace(batch, metrics=counts)

@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterator
 import torch
 
 from mmrl.distributed.ranks import Ranks
-from mmrl.rollout.weight_sync import Shape, Weights
+from mmrl.rollout.weight_sync import WeightSpec, WeightStream
 from mmrl.types import UserError
 
 
-class Relay:
+class ShardedWeightStream:
     """The weights as the first rank's engine takes them; no rank ever holds more of them than a pass gathers."""
 
-    def __init__(self, weights: Weights, ranks: Ranks) -> None:
+    def __init__(self, weights: WeightStream, ranks: Ranks) -> None:
         self.weights, self._ranks = weights, ranks
-        self._shapes: list[Shape] | None = None
-        self._under_way: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._specs: list[WeightSpec] | None = None
+        self._current_pass: Iterator[tuple[str, torch.Tensor]] = iter(())
 
-    def feed(self, load: Callable[[Weights], None]) -> None:
+    def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
         """Have the first rank `load`; every rank calls this, and takes part in each pass.
 
         Raises:
             UserError: as `load` does, on every rank.
         """
         if self._ranks.rank:
-            while self._ranks.once(_is_another):
+            while self._ranks.on_rank0(_signal_pass):
                 for _ in self.weights:
                     pass
             return
@@ -39,33 +39,33 @@ class Relay:
             load(self)
         except UserError as error:
             failure = error
-        self._complete()
-        self._ranks.once(lambda: _no_more(failure))
+        self._finish_pass()
+        self._ranks.on_rank0(lambda: _signal_end(failure))
 
-    def shapes(self) -> list[Shape]:
+    def specs(self) -> list[WeightSpec]:
         """What a pass will bring; the first time, by a pass."""
-        if self._shapes is None:
-            self._shapes = [Shape(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
-        return self._shapes
+        if self._specs is None:
+            self._specs = [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+        return self._specs
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """A pass, on the first rank."""
-        self._complete()
-        self._ranks.once(_is_another)
-        self._under_way = iter(self.weights)
-        return self._under_way
+        self._finish_pass()
+        self._ranks.on_rank0(_signal_pass)
+        self._current_pass = iter(self.weights)
+        return self._current_pass
 
-    def _complete(self) -> None:
+    def _finish_pass(self) -> None:
         """End the pass that an engine broke off: the others are still at it."""
-        for _ in self._under_way:
+        for _ in self._current_pass:
             pass
 
 
-def _is_another() -> bool:
+def _signal_pass() -> bool:
     return True
 
 
-def _no_more(failure: UserError | None) -> bool:
+def _signal_end(failure: UserError | None) -> bool:
     if failure is not None:
         raise failure
     return False

@@ -2,6 +2,6 @@
 
 from mmrl.scoring.call import RewardError
 from mmrl.scoring.combine import BoundTerm
-from mmrl.scoring.scorer import Judge
+from mmrl.scoring.scorer import RewardFunctionScorer
 
-__all__ = ["BoundTerm", "Judge", "RewardError"]
+__all__ = ["BoundTerm", "RewardError", "RewardFunctionScorer"]

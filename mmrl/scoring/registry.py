@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import mmrl_rewards
-from mmrl.config.schema import Tool as ToolOptions
-from mmrl.rollout.tools.workers import Tool
+from mmrl.config.schema import ToolConfig as ToolOptions
+from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
-from mmrl_rewards.cases import Case, load
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
+from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
 AnyReward = Reward[...]
-_FOLDER = Path(mmrl_rewards.__path__[0]).parent / "cases"
+_CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"
 
 
-def rewards() -> dict[str, AnyReward]:
+def builtin_rewards() -> dict[str, AnyReward]:
     """Every reward of `mmrl_rewards`, by `module:function`."""
     found = {}
     for info in pkgutil.iter_modules(mmrl_rewards.__path__, "mmrl_rewards."):
@@ -34,7 +34,7 @@ def rewards() -> dict[str, AnyReward]:
     return dict(sorted(found.items()))
 
 
-def full_name(name: str) -> str:
+def qualified_name(name: str) -> str:
     """`box:iou` is short for `mmrl_rewards.box:iou`; names in files stay as they are.
 
     Raises:
@@ -43,7 +43,7 @@ def full_name(name: str) -> str:
     where = name.rpartition(":")[0]
     if where.endswith(".py") or "." in where:
         return name
-    known = rewards()
+    known = builtin_rewards()
     if f"mmrl_rewards.{name}" in known:
         return f"mmrl_rewards.{name}"
     short = [known_name.removeprefix("mmrl_rewards.") for known_name in known]
@@ -52,85 +52,87 @@ def full_name(name: str) -> str:
     raise UserError(f"there is no reward {name!r}; {hint}")
 
 
-def get(name: str, base: Path) -> AnyReward:
+def load_reward(name: str, base: Path) -> AnyReward:
     """The reward of a name; files start from `base`. Raises UserError when the name is none, or not a reward's."""
-    found = resolve(full_name(name), base)
+    found = load_object(qualified_name(name), base)
     if not isinstance(found, Reward):
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
     return found
 
 
-def find(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
+def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
     """The reward of a name with its options. Raises UserError as `get` and `bind` do."""
-    return bind(get(name, base), args)
+    return bind(load_reward(name, base), args)
 
 
-def find_tool(base: Path, line: ToolOptions) -> Tool:
+def load_tool(base: Path, options: ToolOptions) -> ToolFunction:
     """The tool that a line of YAML names, with its options settled; files start from `base`.
 
     Raises:
         UserError: there is none of this name, or an option is unknown, missing or of the wrong type.
     """
-    fn = resolve(line.fn, base)
+    fn = load_object(options.fn, base)
     if not callable(fn):
-        raise UserError(f"{line.fn!r} is no function of a call and a sample")
-    return partial(fn, **settle(f"tool {line.called}", options_of(fn, after=2), line.args))
+        raise UserError(f"{options.fn!r} is no function of a call and a sample")
+    return partial(fn, **validate_args(f"tool {options.call_name}", read_plugin_options(fn, skip=2), options.args))
 
 
-def tables() -> tuple[Path, ...]:
+def builtin_case_tables() -> tuple[Path, ...]:
     """The case tables that come with mmrl, in its source tree.
 
     Raises:
         UserError: mmrl was installed without them.
     """
-    if not (found := _shipped()):
+    if not (found := _list_builtin_tables()):
         raise UserError(
-            f"there are no case tables in {_FOLDER}: they come with the source tree; name a table of your own"
+            f"there are no case tables in {_CASES_DIR}: they come with the source tree; name a table of your own"
         )
     return found
 
 
-def cases_of(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
+def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
     """The rows about one reward and the folder their files start from: of the table beside a reward's own file, or of
     those that come with mmrl.
 
     Raises:
         UserError: there is no table, or no row about it.
     """
-    full, beside = _table_beside(name, base)
-    places, folder = ((beside,), beside.parent) if beside else (tables(), base)
-    if not (found := _rows(full, places)):
+    full, beside = _own_case_table(name, base)
+    places, folder = ((beside,), beside.parent) if beside else (builtin_case_tables(), base)
+    if not (found := _rows_for_reward(full, places)):
         raise UserError(f"no case table has a row about {full!r}; looked in {', '.join(map(str, places))}")
     return found, folder
 
 
-def check(names: Iterable[str], base: Path) -> None:
+def check_case_tables(names: Iterable[str], base: Path) -> None:
     """Run the case tables of rewards, as far as they have any: do they still do here what they say?
 
     Raises:
         UserError: a row came out otherwise.
     """
-    read = cache(load)
+    read = cache(load_case_table)
     for name in dict.fromkeys(names):
-        full, beside = _table_beside(name, base)
-        places = _shipped() if beside is None else tuple(path for path in (beside,) if path.is_file())
-        for case in _rows(full, places, read):
-            if failure := case.failure(find(name, base, case.args)):
+        full, beside = _own_case_table(name, base)
+        places = _list_builtin_tables() if beside is None else tuple(path for path in (beside,) if path.is_file())
+        for case in _rows_for_reward(full, places, read):
+            if failure := case.failure_message(load_bound_reward(name, base, case.args)):
                 raise UserError(f"reward {name!r} contradicts its case table: {failure}")
 
 
-def _shipped() -> tuple[Path, ...]:
-    return tuple(sorted(_FOLDER.glob("*.json")))
+def _list_builtin_tables() -> tuple[Path, ...]:
+    return tuple(sorted(_CASES_DIR.glob("*.json")))
 
 
-def _table_beside(name: str, base: Path) -> tuple[str, Path | None]:
+def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:
     """What rows call a reward, and the table beside its file if it is in one."""
-    full = full_name(name)
+    full = qualified_name(name)
     where, _, function = full.rpartition(":")
     if not where.endswith(".py"):
         return full, None
     return f"./{Path(where).name}:{function}", (base / where).with_suffix(".json")
 
 
-def _rows(full: str, places: Iterable[Path], read: Callable[[Path], tuple[Case, ...]] = load) -> tuple[Case, ...]:
-    return tuple(case for table in places for case in read(table) if case.fn == full)
+def _rows_for_reward(
+    reward_name: str, tables: Iterable[Path], load_table: Callable[[Path], tuple[Case, ...]] = load_case_table
+) -> tuple[Case, ...]:
+    return tuple(case for table in tables for case in load_table(table) if case.fn == reward_name)

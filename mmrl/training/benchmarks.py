@@ -11,49 +11,61 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl import checkpoint
-from mmrl.benchmarks.readers.questions import Questions
-from mmrl.benchmarks.registry import bench_of
-from mmrl.benchmarks.score_files import write
-from mmrl.config import Config, Exam, exam_of
-from mmrl.config.schema import Benchmark
-from mmrl.data.load import access_of, folders_of
-from mmrl.evaluation.model_under_test import brought
-from mmrl.evaluation.provenance import made_of, made_with
-from mmrl.evaluation.questions import Asked, by_rule, read_files
-from mmrl.evaluation.session import Desk, Room, paper_of, program_of, refuse_missing, sit, unaskable
-from mmrl.log.console import silent
-from mmrl.ports import Program
-from mmrl.training.build import World
-from mmrl.types import Place, State, UserError
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions
+from mmrl.benchmarks.registry import get_benchmark
+from mmrl.benchmarks.score_files import write_report
+from mmrl.config import Config, EvalConfig, load_eval_config
+from mmrl.config.schema import BenchmarkConfig
+from mmrl.data.load import benchmark_folders, make_media_policy
+from mmrl.evaluation.model_under_test import inherit_settings
+from mmrl.evaluation.provenance import describe_generation, evaluation_identity
+from mmrl.evaluation.questions import QuestionSet, benchmark_question_set, read_benchmark_files
+from mmrl.evaluation.session import (
+    EvalDir,
+    EvalSession,
+    build_eval_pipeline,
+    check_missing,
+    find_unusable_questions,
+    make_batches,
+    run_session,
+)
+from mmrl.log.console import null_console
+from mmrl.ports import RolloutPipeline
+from mmrl.training.build import RunContext
+from mmrl.types import DatasetContext, TrainingState, UserError
 
-Moment = Literal["before", "step", "after"]
+EvalMoment = Literal["before", "step", "after"]
 """When benchmarks may be due: before a stage, after each of its steps, and as it ends."""
 
 
-def read_benchmarks(config: Config, base: Path, work: Path) -> tuple[Questions, ...]:
+def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path) -> tuple[BenchmarkQuestions, ...]:
     """The questions of each benchmark; what has no file goes under `work`.
 
     Raises:
         UserError: there is no such benchmark, or its files cannot be used; the message names it.
     """
-    return tuple(read_benchmark(benchmark, config, base, work) for benchmark in config.evaluation.benchmarks)
+    return tuple(
+        read_benchmark_questions(benchmark, config, base_dir, work_dir) for benchmark in config.evaluation.benchmarks
+    )
 
 
-def read_benchmark(benchmark: Benchmark, config: Config, base: Path, work: Path) -> Questions:
+def read_benchmark_questions(
+    benchmark: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
+) -> BenchmarkQuestions:
     """The questions of one of them; raises as `read_benchmarks`."""
     try:
-        bench_of(benchmark.rules)
-        questions = read_files(
-            benchmark.rules,
+        get_benchmark(benchmark.benchmark_name)
+        questions = read_benchmark_files(
+            benchmark.benchmark_name,
             benchmark.data,
-            _place(benchmark, config, base, work),
+            _make_dataset_context(benchmark, config, base_dir, work_dir),
             split=benchmark.split,
-            media=benchmark.media,
-            frame=benchmark.frame,
+            media_root=benchmark.media_root,
+            coordinate_system=benchmark.coordinates,
         )
     except UserError as error:
         raise UserError(f"evaluation.benchmarks.{benchmark.name}: {error}") from error
-    columns = dict.fromkeys(column for item in questions.items.values() for column in item.groups)
+    columns = dict.fromkeys(column for item in questions.items.values() for column in item.subsets)
     if unknown := [column for column in benchmark.subsets if column not in columns]:
         raise UserError(
             f"evaluation.benchmarks.{benchmark.name}.subsets: no question has {unknown[0]!r}; they have "
@@ -62,134 +74,146 @@ def read_benchmark(benchmark: Benchmark, config: Config, base: Path, work: Path)
     return questions
 
 
-def _exam(benchmark: Benchmark, config: Config) -> Exam:
+def _make_eval_config(benchmark: BenchmarkConfig, config: Config) -> EvalConfig:
     """The settings of `mmrl eval` that this run brings, for a benchmark."""
-    given = brought(config, by_rule=True)
-    given["evaluation"]["temperature"] = config.evaluation.temperature_of(benchmark)
-    return exam_of({**given, "samples": benchmark.samples}, "the config", ())
+    given = inherit_settings(config, by_rule=True)
+    given["evaluation"]["temperature"] = config.evaluation.benchmark_temperature(benchmark)
+    return load_eval_config({**given, "samples": benchmark.responses_per_question}, "the config", ())
 
 
-def _place(benchmark: Benchmark, config: Config, base: Path, work: Path) -> Place:
-    folders = folders_of(benchmark.data, benchmark.media, base)
-    access = access_of(config.data.limits, (work, *folders), schemes=("data",))
-    return Place(work=work, base=base, seed=config.run.seed, access=access)
+def _make_dataset_context(benchmark: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
+    folders = benchmark_folders(benchmark.data, benchmark.media_root, base_dir)
+    access = make_media_policy(config.data.media_limits, (work_dir, *folders), schemes=("data",))
+    return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=access)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
+class _PreparedBenchmark:
     """A benchmark that can be taken at any time; `missing` are the questions that cannot be asked."""
 
-    options: Benchmark
-    exam: Exam
-    asked: Asked
-    program: Program
+    options: BenchmarkConfig
+    eval_config: EvalConfig
+    question_set: QuestionSet
+    pipeline: RolloutPipeline
     missing: Mapping[str, str]
 
-    def is_due(self, step: int, moment: Moment) -> bool:
+    def is_due(self, step: int, moment: EvalMoment) -> bool:
         """Whether it is taken after this step; as a stage ends only where it was not a moment ago."""
         within = self.options.every is not None and step % self.options.every == 0
         return moment == "before" or within == (moment == "step")
 
 
-class Benchmarks:
+class TrainingBenchmarks:
     """The benchmarks of a run."""
 
-    def __init__(self, world: World, base: Path, read: Sequence[Questions]) -> None:
+    def __init__(self, run_context: RunContext, base_dir: Path, question_lists: Sequence[BenchmarkQuestions]) -> None:
         """`read` are the questions of each, as `read_benchmarks` found them.
 
         Raises:
             UserError: questions cannot be asked, or not with the evaluation's program.
         """
-        self._world, config = world, world.config
-        self._first = config.stages.index(config.trainings[0])
-        self._console = silent()
-        every = zip(config.evaluation.benchmarks, read, strict=True)
-        self._all = [self._ready(options, questions, base) for options, questions in every]
+        self._run_context, config = run_context, run_context.config
+        self._first_training_stage = config.stages.index(config.training_stages[0])
+        self._silent_console = null_console()
+        every = zip(config.evaluation.benchmarks, question_lists, strict=True)
+        self._benchmarks = [self._prepare(options, questions, base_dir) for options, questions in every]
 
-    def take(self, state: State, moment: Moment) -> dict[str, float]:
+    def evaluate_due(self, state: TrainingState, moment: EvalMoment) -> dict[str, float]:
         """Metrics of the benchmarks that are due; those that were taken already are read again.
 
         Raises:
             UserError: the disk is full, or a medium has changed.
         """
-        if moment == "before" and (state.step or state.stage != self._first):
+        if moment == "before" and (state.step or state.stage_index != self._first_training_stage):
             return {}
-        due = [ready for ready in self._all if ready.is_due(state.step, moment)]
-        revision = checkpoint.fingerprint(self._world.policy.passed()) if due else ""
-        return {name: value for ready in due for name, value in self._taken(ready, state, revision).items()}
+        due = [ready for ready in self._benchmarks if ready.is_due(state.step, moment)]
+        revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
+        return {name: value for ready in due for name, value in self._evaluate(ready, state, revision).items()}
 
-    def _ready(self, options: Benchmark, questions: Questions, base: Path) -> _Ready:
-        world, exam = self._world, _exam(options, self._world.config)
-        place = _place(options, world.config, base, world.run_dir.data)
-        asked = by_rule(options.name, options.rules, questions, place.access)
-        missing = world.ranks.once(partial(self._unaskable, options, questions))
-        program = program_of(
+    def _prepare(self, options: BenchmarkConfig, questions: BenchmarkQuestions, base_dir: Path) -> _PreparedBenchmark:
+        world, exam = self._run_context, _make_eval_config(options, self._run_context.config)
+        place = _make_dataset_context(options, world.config, base_dir, world.run_dir.data)
+        asked = benchmark_question_set(options.name, options.benchmark_name, questions, place.media_policy)
+        missing = world.ranks.on_rank0(partial(self._check_questions, options, questions))
+        program = build_eval_pipeline(
             exam,
             asked,
             samplers=world.samplers,
             processor=world.processor,
-            banned=world.banned,
-            workshop=world.workshop,
+            banned_token_ids=world.banned_token_ids,
+            tool_runner=world.tool_runner,
         )
-        return _Ready(options=options, exam=exam, asked=asked, program=program, missing=missing)
+        return _PreparedBenchmark(
+            options=options, eval_config=exam, question_set=asked, pipeline=program, missing=missing
+        )
 
-    def _unaskable(self, options: Benchmark, questions: Questions) -> dict[str, str]:
-        missing = unaskable(questions, self._world.processor.encoder.measure)
+    def _check_questions(self, options: BenchmarkConfig, questions: BenchmarkQuestions) -> dict[str, str]:
+        missing = find_unusable_questions(questions, self._run_context.processor.encoder.measure)
         name = f"evaluation.benchmarks.{options.name}"
         try:
-            refuse_missing(
+            check_missing(
                 missing,
                 questions,
                 allowed=options.allow_missing,
                 remedy=f"{name}.allow_missing=true",
-                warn=self._world.console.warn,
+                warn=self._run_context.console.warn,
             )
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         return missing
 
-    def _taken(self, ready: _Ready, state: State, revision: str) -> dict[str, float]:
+    def _evaluate(self, benchmark: _PreparedBenchmark, state: TrainingState, revision: str) -> dict[str, float]:
         """Take a benchmark, or what of it is left; its folder is named as a checkpoint of this moment would be."""
-        world, exam, asked, questions = self._world, ready.exam, ready.asked, ready.asked.questions
-        place = str(checkpoint.Place(state.stage, state.step))
-        desk = Desk(world.run_dir.benchmarks / asked.name / place)
-        of = world.ranks.once(lambda: made_of(ready.options.rules, revision, questions, exam))
-        world.ranks.once(lambda: desk.own(of, ready.missing))
+        world, exam, asked, questions = (
+            self._run_context,
+            benchmark.eval_config,
+            benchmark.question_set,
+            benchmark.question_set.questions,
+        )
+        place = str(checkpoint.StepId(state.stage_index, state.step))
+        desk = EvalDir(world.run_dir.benchmarks / asked.name / place)
+        of = world.ranks.on_rank0(
+            lambda: evaluation_identity(benchmark.options.benchmark_name, revision, questions, exam)
+        )
+        world.ranks.on_rank0(lambda: desk.claim_or_reset(of, benchmark.missing))
         size = exam.evaluation.batch_size * world.ranks.size
-        paper = paper_of(questions, ready.missing, batch=size, repeats=exam.samples)
-        answered = world.ranks.once(lambda: paper.answered(desk))
+        paper = make_batches(
+            questions, benchmark.missing, batch_size=size, responses_per_question=exam.responses_per_question
+        )
+        answered = world.ranks.on_rank0(lambda: paper.read_predictions(desk))
         if not paper.is_complete(answered):
-            world.samplers.follow(state.version)
-            room = Room(
+            world.samplers.sync_weights(state.version)
+            room = EvalSession(
                 name=asked.name,
-                desk=desk,
+                eval_dir=desk,
                 processor=world.processor,
-                program=ready.program,
-                marking=asked.marking,
-                console=self._console,
+                pipeline=benchmark.pipeline,
+                grader=asked.grader,
+                console=self._silent_console,
                 ranks=world.ranks,
             )
-            with world.samplers.whole():
-                answered = sit(paper, answered, room)
+            with world.samplers.gather_for_sampling():
+                answered = run_session(paper, answered, room)
         model = f"{world.config.run.name}, {place}"
-        run = asked.marking.run(
-            answered, made_with(model, ready.options.data, of, exam, questions=questions, predictions=answered)
+        run = asked.grader.grade_run(
+            answered,
+            describe_generation(model, benchmark.options.data, of, exam, questions=questions, predictions=answered),
         )
-        report = world.ranks.once(lambda: write(run, desk.path, rescore=True))
-        self._say(asked.name, state, report)
-        return _metrics(ready.options, report)
+        report = world.ranks.on_rank0(lambda: write_report(run, desk.path, rescore=True))
+        self._print_scores(asked.name, state, report)
+        return _report_metrics(benchmark.options, report)
 
-    def _say(self, name: str, state: State, report: Mapping[str, Any]) -> None:
+    def _print_scores(self, name: str, state: TrainingState, report: Mapping[str, Any]) -> None:
         strict, compat = report["strict"], report["compat"]["value"]
         low, high = 100 * strict["low"], 100 * strict["high"]
-        stage = self._world.config.stages[state.stage].name
-        self._world.console.say(
+        stage = self._run_context.config.stages[state.stage_index].name
+        self._run_context.console.info(
             f"{name} after {state.step} steps of {stage}: strict {100 * strict['value']:.1f} % (95 % from {low:.1f} to "
             f"{high:.1f}), compat {100 * compat:.1f} %"
         )
 
 
-def _metrics(options: Benchmark, report: Mapping[str, Any]) -> dict[str, float]:
+def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict[str, float]:
     """What metrics.jsonl has of a report."""
     told = {
         "accuracy": report["strict"]["value"],

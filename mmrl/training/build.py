@@ -10,59 +10,72 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mmrl.algo.advantages import advantages
-from mmrl.algo.seeds import derive
-from mmrl.algo.select_experiences import Everything, MediaCheck, Replaying, Sifting, look
+from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.seeds import derive_seed
+from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, Sifting, find_media_problems
 from mmrl.algo.staleness import Lagging
 from mmrl.config import Config
-from mmrl.config.check_term_names import check_named_terms
+from mmrl.config.check_term_names import check_reward_names
 from mmrl.config.schema import (
-    Curriculum,
-    Evaluation,
-    Loss,
-    Rl,
-    Sampling,
-    Sft,
+    CurriculumOrderConfig,
+    EvalGenerationConfig,
+    LossConfig,
+    RlStage,
+    SamplingConfig,
+    SftStage,
 )
-from mmrl.config.schema import Sample as SampleStage
+from mmrl.config.schema import SampleStage as SampleStage
 from mmrl.data.curriculum import Attentive
-from mmrl.data.load import Intake, Samples, check_lessons, place_of
-from mmrl.data.source import Supply
-from mmrl.distributed.ranks import Homes, Ranks, SharedLook, SharedProgram, SharedTools
+from mmrl.data.load import DatasetLoader, DataSplits, check_demonstrations, make_dataset_context
+from mmrl.data.source import StageData
+from mmrl.distributed.ranks import (
+    MediaPlacement,
+    Ranks,
+    SharedDemonstrationTools,
+    SharedMediaCheck,
+    SharedRolloutPipeline,
+)
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import Engine, GrpoLearner, LearnPlan, Scorer
+from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.media.cache import MediaStore
-from mmrl.media.opened_index import Ledger
-from mmrl.policy.build import _with_program, device_of, encoder_of, grammar_of, model_of, reader_of
-from mmrl.policy.components import census, recompute_activations
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.lora import adapter_of
+from mmrl.media.cache import MediaCache
+from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.policy.build import (
+    _configs_with_rollout_steps,
+    build_encoder,
+    build_model,
+    build_processor,
+    build_response_format,
+    select_device,
+)
+from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.lora import create_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.ports import Chooser, Sampler, Source, Tools
-from mmrl.rollout.build import Kit, check, compose
-from mmrl.rollout.factory import Samplers, law_of, prompt_limit
-from mmrl.rollout.tools.demonstrations import Traces
-from mmrl.rollout.tools.replies import Workshop
+from mmrl.ports import DemonstrationCompleter, ExperienceSelector, Sampler, SampleSource
+from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
+from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.tools.demonstrations import DemonstrationTools
+from mmrl.rollout.tools.replies import ToolRunner
 from mmrl.scoring import registry
-from mmrl.scoring.build import check_group_terms, group_terms_of, judge_of, weights_of
+from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
-from mmrl.types import SamplingLaw, State
-from mmrl.utils.torch_threads import use_threads
+from mmrl.types import SamplingParams, TrainingState
+from mmrl.utils.torch_threads import set_thread_count
 
 if TYPE_CHECKING:
-    from mmrl.learner.engine_deepspeed import Sharded
+    from mmrl.learner.engine_deepspeed import DeepspeedModel
 
-PICTURE_BYTES = 256 * 2**20
-WORKER_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
+IMAGE_CACHE_BYTES = 256 * 2**20
+WORKER_IMAGE_CACHE_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
 
 
-class StageEngine(Engine, Protocol):
+class StageEngine(OptimizerEngine, Protocol):
     """An engine with a memory: the optimizer of a stage."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the moments."""
 
     def state(self) -> dict[str, dict[int, Any]]:
@@ -72,54 +85,56 @@ class StageEngine(Engine, Protocol):
         """Continue from the `state()` of all ranks, given to each."""
 
 
-class World:
+class RunContext:
     """Everything of a run that outlives a stage."""
 
-    def __init__(self, config: Config, base: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
+    def __init__(self, config: Config, base_dir: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
-        self.workshop = Workshop(partial(registry.find_tool, base))
-        use_threads(config.run.threads, ranks.size)
+        self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
+        set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
-        self.grammar = grammar_of(config)
-        self.judge = judge_of(config, base)
-        self.group_terms = group_terms_of(config, base)
-        registry.check([term.fn for term in config.rewards.terms], base)
-        place = place_of(config, base, run_dir.data)
-        store = MediaStore(place.access, config.data.limits, max_bytes=PICTURE_BYTES)
-        intake = Intake(config, place, store, console, Ledger(run_dir.pictures))
-        console.say(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
-        self.samples = ranks.once(intake.load)
-        ranks.once(self._check_rewards)
-        every = [sample for part in self.samples.parts().values() for sample in part]
-        idle = [term.name for term in self.group_terms if not any(map(term.options.concerns, self.samples.train))]
-        for name in (*self.judge.unused(every), *idle):
+        self.response_format = build_response_format(config)
+        self.scorer = build_scorer(config, base_dir)
+        self.group_rewards = build_group_rewards(config, base_dir)
+        registry.check_case_tables([term.fn for term in config.rewards.terms], base_dir)
+        place = make_dataset_context(config, base_dir, run_dir.data)
+        store = MediaCache(place.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
+        intake = DatasetLoader(config, place, store, console, OpenedMediaIndex(run_dir.opened_media))
+        console.info(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
+        self.samples = ranks.on_rank0(intake.load)
+        ranks.on_rank0(self._check_rewards)
+        every = [sample for part in self.samples.by_split().values() for sample in part]
+        idle = [term.name for term in self.group_rewards if not any(map(term.options.applies_to, self.samples.train))]
+        for name in (*self.scorer.unused_terms(every), *idle):
             console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
-        check_lessons(config, self.samples.train, self.grammar)
-        loaded = model_of(config, partial(reader_of, config, self.samples.train))
-        self.adapter = adapter_of(loaded.model, config.model.lora, config.run.seed)
-        self.loaded = loaded
-        self.divides = config.deepspeed is not None and config.deepspeed.zero == 3  # perhaps because no device holds it
+        check_demonstrations(config, self.samples.train, self.response_format)
+        loaded = build_model(config, partial(build_processor, config, self.samples.train))
+        self.adapter = create_adapter(loaded.model, config.model.lora, config.run.seed)
+        self.model_bundle = loaded
+        self.is_zero3 = (
+            config.deepspeed is not None and config.deepspeed.zero_stage == 3
+        )  # perhaps because no device holds it
         self.policy = Policy(
-            loaded.model if self.divides else loaded.model.to(device_of(config)),
+            loaded.model if self.is_zero3 else loaded.model.to(select_device(config)),
             freeze=config.model.freeze,
-            logits_chunk=config.model.logits_chunk,
-            remembers_media=not self.divides,
+            logits_chunk=config.model.logits_chunk_tokens,
+            cache_vision=not self.is_zero3,
         )
-        self._sharded: Sharded | None = None
+        self._sharded: DeepspeedModel | None = None
         limit = prompt_limit(config, self.policy)
-        encoder = encoder_of(config, loaded, store, limit)
-        self.processor = QwenProcessor(encoder, held_steps=2 if config.overlaps else 1)
-        recompute_activations(loaded.model, config.model.gradient_checkpointing)
-        self.eos_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.once(lambda: _askable(intake, self.samples, encoder))
-        self.supply = Supply(config, place, self.samples, self.processor, run_dir.outputs)
-        opener = MediaStore(place.access, config.data.limits, max_bytes=WORKER_BYTES)
-        self._afresh = encoder_of(config, loaded, opener, limit)
+        encoder = build_encoder(config, loaded, store, limit)
+        self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
+        enable_gradient_checkpointing(loaded.model, config.model.gradient_checkpointing)
+        self.eos_token_id: int = self.processor.tokenizer.eos_token_id
+        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(intake, self.samples, encoder))
+        self.stage_data = StageData(config, place, self.samples, self.processor, run_dir.outputs)
+        opener = MediaCache(place.media_policy, config.data.media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
+        self._worker_encoder = build_encoder(config, loaded, opener, limit)
         embeddings = self.policy.model.get_input_embeddings().num_embeddings
-        self.banned = banned_ids(self.processor.tokenizer, embeddings)
+        self.banned_token_ids = banned_ids(self.processor.tokenizer, embeddings)
         self._check_rollouts()
-        self._introduce()
-        self.samplers = Samplers(
+        self._print_overview()
+        self.samplers = SamplerFactory(
             config,
             self.policy,
             self.processor,
@@ -130,147 +145,168 @@ class World:
         )
 
     def _check_rewards(self) -> None:
-        check_named_terms(self.config, self.judge.weights, [term.name for term in self.group_terms])
-        self.judge.check(self.samples.train, self.grammar)
-        self.judge.check([*self.samples.validation, *self.samples.test], self.grammar, evaluation=True)
-        check_group_terms(self.group_terms, self.judge, self.samples.train)
+        check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
+        self.scorer.check_samples(self.samples.train, self.response_format)
+        self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
+        check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
 
     def _check_rollouts(self) -> None:
         """Refuse rollout programs that cannot run."""
         config = self.config
         terms = [
-            name for name, term in zip(self.judge.weights, config.rewards.terms, strict=True) if not term.train_only
+            name
+            for name, term in zip(self.scorer.term_weights, config.rewards.terms, strict=True)
+            if not term.training_only
         ]
-        for owner in _with_program(config):
-            check(owner.program, self.processor, self.banned, terms, self.workshop.find_tool)
+        for owner in _configs_with_rollout_steps(config):
+            check_steps(owner.rollout_steps, self.processor, self.banned_token_ids, terms, self.tool_runner.load_tool)
 
-    def _introduce(self) -> None:
+    def _print_overview(self) -> None:
         """Say what there is to learn from, and what of the model learns."""
-        samples, model, stages = self.samples, self.policy.model, self.config.trainings
-        self.console.say(
+        samples, model, stages = self.samples, self.policy.model, self.config.training_stages
+        self.console.info(
             f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
             "samples"
         )
         rows = [
             (
-                *(each.role, f"{each.tensors:,}", f"{each.parameters:,}", f"{each.trained:,}", "+".join(each.dtypes)),
-                *(f"{stage.optimizer.rate(each.role):g}" if each.trained else "" for stage in stages),
+                *(
+                    each.component,
+                    f"{each.num_tensors:,}",
+                    f"{each.num_parameters:,}",
+                    f"{each.num_trained:,}",
+                    "+".join(each.dtypes),
+                ),
+                *(f"{stage.optimizer.component_lr(each.component):g}" if each.num_trained else "" for stage in stages),
             )
-            for each in census(model)
+            for each in summarize_components(model)
         ]
         columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
-        self.console.table(f"{type(model).__name__} on {model.device}", columns, rows)
+        self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
 
-    def evaluator(self) -> Evaluator:
+    def build_evaluator(self) -> Evaluator:
         """Measures the current weights."""
         options = self.config.evaluation
-        kit = Kit(
-            sampler=self.samplers.sampler(self.config.run.seed, "evaluation"),
-            judge=self.judge,
+        kit = RolloutContext(
+            sampler=self.samplers.make_sampler(self.config.run.seed, "evaluation"),
+            scorer=self.scorer,
             processor=self.processor,
-            law=self.law(options),
+            sampling_params=self.build_sampling_params(options),
             group_size=1,
-            groups=options.batch_size,
-            seed=derive(self.config.run.seed, "evaluation"),
-            workshop=self.workshop,
+            groups_per_step=options.batch_size,
+            seed=derive_seed(self.config.run.seed, "evaluation"),
+            tool_runner=self.tool_runner,
         )
         return Evaluator(
-            asker=self.processor,
-            program=compose(options.program, kit),
-            judge=self.judge,
+            prompt_builder=self.processor,
+            rollout_pipeline=build_pipeline(options.rollout_steps, kit),
+            scorer=self.scorer,
             batch_size=options.batch_size,
             warn=self.console.warn,
         )
 
-    def program(self, stage: Rl | SampleStage, sampler: Sampler) -> SharedProgram:
+    def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> SharedRolloutPipeline:
         """What a stage does with its prompts, of which every rank has a part."""
-        kit = Kit(
+        kit = RolloutContext(
             sampler=sampler,
-            judge=self.judge,
+            scorer=self.scorer,
             processor=self.processor,
-            law=self.law(stage.sampling),
+            sampling_params=self.build_sampling_params(stage.sampling),
             group_size=stage.group_size,
-            groups=stage.prompts_per_step,
-            seed=derive(self.config.run.seed, stage.name),
-            workshop=self.workshop,
-            others=self.samples.train,
+            groups_per_step=stage.prompts_per_step,
+            seed=derive_seed(self.config.run.seed, stage.name),
+            tool_runner=self.tool_runner,
+            swap_samples=self.samples.train,
             ranks=self.ranks,
         )
-        places = stage.places if isinstance(stage, Rl) else stage.prompts_per_step
-        program = compose(stage.program, kit)
-        return SharedProgram(program=program, ranks=self.ranks, places=places, whole=self.samplers.whole)
+        places = stage.max_prompts_in_flight if isinstance(stage, RlStage) else stage.prompts_per_step
+        program = build_pipeline(stage.rollout_steps, kit)
+        return SharedRolloutPipeline(
+            pipeline=program,
+            ranks=self.ranks,
+            prompts_per_round=places,
+            gather_for_sampling=self.samplers.gather_for_sampling,
+        )
 
-    def law(self, options: Sampling | Evaluation) -> SamplingLaw:
+    def build_sampling_params(self, options: SamplingConfig | EvalGenerationConfig) -> SamplingParams:
         """What rollouts are drawn from."""
-        return law_of(options, self.banned, self.grammar.stop)
+        return build_sampling_params(options, self.banned_token_ids, self.response_format.all_stop_strings)
 
-    def source(self, stage: Sft | Rl, state: State) -> AbstractContextManager[Source]:
+    def open_source(self, stage: SftStage | RlStage, state: TrainingState) -> AbstractContextManager[SampleSource]:
         """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
-        return self.supply.opened(stage, state, self._afresh, self.console, self.ranks)
+        return self.stage_data.open_source(stage, state, self._worker_encoder, self.console, self.ranks)
 
-    def tools(self, stage: Sft) -> Tools | None:
+    def build_demonstration_tools(self, stage: SftStage) -> DemonstrationCompleter | None:
         """What answers the calls of a stage's demonstrations, if anything does."""
-        if not stage.program:
+        if not stage.rollout_steps:
             return None
-        replies = self.workshop.replies(stage.program[0], self.processor)
-        return SharedTools(tools=Traces(replies=replies), ranks=self.ranks)
+        replies = self.tool_runner.make_executor(stage.rollout_steps[0], self.processor)
+        return SharedDemonstrationTools(tools=DemonstrationTools(executor=replies), ranks=self.ranks)
 
-    def shard(self) -> None:
+    def shard_model(self) -> None:
         """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""
         if self.config.deepspeed is not None:
-            from mmrl.learner.engine_deepspeed import Sharded
+            from mmrl.learner.engine_deepspeed import DeepspeedModel
 
-            self._sharded = Sharded(self.policy, self.config.deepspeed, self.ranks)
+            self._sharded = DeepspeedModel(self.policy, self.config.deepspeed, self.ranks)
 
-    def dissolve(self) -> None:
+    def unwrap_model(self) -> None:
         """Take the model back, whole on the first rank."""
         if self._sharded is not None:
-            self._sharded.dissolve(self.policy)
+            self._sharded.unwrap(self.policy)
 
-    def chooser(self, stage: Rl, homes: Homes) -> Chooser:
+    def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
         """What decides what a step of the stage learns."""
-        shared = SharedLook(look=partial(look, self.processor.ask), ranks=self.ranks, homes=homes)
-        media = MediaCheck(shared, self.console.warn)
-        weights = weights_of(self.judge, self.group_terms)
-        weigh = partial(advantages, options=stage.advantage, weights=weights)
-        chooser: Chooser = Everything(weigh)
-        if stage.overlap or stage.waits:
-            chooser = Lagging(chooser, corrected=stage.loss.correction.kind != "none")
-        if stage.filter is not None:
-            chooser = Sifting(chooser, stage.filter, stage.prompts_per_step, media)
+        shared = SharedMediaCheck(
+            check=partial(find_media_problems, self.processor.build), ranks=self.ranks, placement=placement
+        )
+        media = ChangedMediaDetector(shared, self.console.warn)
+        weights = reward_weights(self.scorer, self.group_rewards)
+        weigh = partial(compute_advantages, options=stage.advantage, weights=weights)
+        chooser: ExperienceSelector = Everything(weigh)
+        if stage.async_rollouts or stage.has_partial_rollouts:
+            chooser = Lagging(chooser, corrected=stage.loss.rollout_correction.method != "none")
+        if stage.dynamic_sampling is not None:
+            chooser = Sifting(chooser, stage.dynamic_sampling, stage.prompts_per_step, media)
         if stage.replay is not None:
             size, seed = stage.prompts_per_step * stage.group_size, (self.config.run.seed, stage.name)
             chooser = Replaying(chooser, stage.replay, size=size, seed=seed, media=media)
-        if stage.history:
-            phases = stage.order.phases if isinstance(stage.order, Curriculum) else ()
-            chooser = Attentive(chooser, stage.history, phases)
+        if stage.track_rewards:
+            phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
+            chooser = Attentive(chooser, stage.track_rewards, phases)
         return chooser
 
-    def engine(self, stage: Sft | Rl) -> StageEngine:
+    def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """A fresh optimizer for a stage."""
         if self._sharded is not None:
-            return self._sharded.engine_of(stage.optimizer)
-        return TorchEngine(self.policy.trainable, stage.optimizer, self.ranks)
+            return self._sharded.create_stage_engine(stage.optimizer)
+        return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
 
-    def learner(self, stage: Sft | Rl, engine: Engine, reference: Scorer | None, homes: Homes) -> GrpoLearner:
+    def build_learner(
+        self,
+        stage: SftStage | RlStage,
+        engine: OptimizerEngine,
+        reference: LogprobModel | None,
+        placement: MediaPlacement,
+    ) -> GrpoLearner:
         """The learner of a stage."""
-        loss, epochs, mini_batches = Loss(), 1, 1
-        if isinstance(stage, Rl):
-            loss, epochs, mini_batches = stage.loss, stage.epochs, stage.mini_batches
-        plan = LearnPlan(
+        loss, epochs, mini_batches = LossConfig(), 1, 1
+        if isinstance(stage, RlStage):
+            loss, epochs, mini_batches = stage.loss, stage.ppo_epochs, stage.num_mini_batches
+        plan = LearnerConfig(
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
-            micro_batch=stage.micro_batch,
-            token_budget=stage.token_budget,
+            micro_batch_groups=stage.micro_batch,
+            micro_batch_tokens=stage.micro_batch_tokens,
             epochs=epochs,
             mini_batches=mini_batches,
-            shared_prefix=stage.shared_prefix != "off" and self.policy.shares_prefixes,
-            pad_id=self.eos_id,
+            shared_prefix=stage.shared_prefix != "off" and self.policy.supports_shared_prefix,
+            pad_id=self.eos_token_id,
         )
-        return GrpoLearner(self.policy, self.processor, engine, plan, reference, ranks=self.ranks, homes=homes)
+        return GrpoLearner(self.policy, self.processor, engine, plan, reference, ranks=self.ranks, placement=placement)
 
 
-def _askable(intake: Intake, samples: Samples, encoder: Encoder) -> Samples:
-    intake.plan_videos(samples, encoder.clip_rule)
-    return intake.askable(samples, encoder.measure)
+def _drop_unusable_samples(intake: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
+    intake.plan_videos(samples, encoder.frame_sampling)
+    return intake.filter_by_prompt(samples, encoder.measure)

@@ -4,53 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmrl.config.schema import Rl, Sample, Select
-from mmrl.data.stage_tables import write_history
-from mmrl.distributed.ranks import Homes, SharedJudge
-from mmrl.log.logger import Muted, Teller
+from mmrl.config.schema import RlStage, SampleStage, SelectStage
+from mmrl.data.stage_tables import write_history_table
+from mmrl.distributed.ranks import MediaPlacement, SharedRewardScorer
+from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.training import sample, select
-from mmrl.training.build import World
-from mmrl.types import State
+from mmrl.training.build import RunContext
+from mmrl.types import TrainingState
 
 
-def draw(stage: Sample, world: World, teller: Teller | Muted, state: State, stop_wanted: Callable[[], bool]) -> None:
+def run_sample_stage(
+    stage: SampleStage,
+    context: RunContext,
+    logger: RunLogger | NullLogger,
+    state: TrainingState,
+    stop_requested: Callable[[], bool],
+) -> None:
     """Write the rollouts of the policy as it is; raises as `mmrl.training.sample.sample`."""
-    asked = world.supply.samples_of(stage)
+    asked = context.stage_data.stage_samples(stage)
     asked = asked if stage.steps is None else asked[: stage.steps * stage.prompts_per_step]
-    plan = sample.Plan(
+    plan = sample.SampleSettings(
         samples=asked,
-        prompts=stage.prompts_per_step,
+        prompts_per_step=stage.prompts_per_step,
         group_size=stage.group_size,
-        path=world.run_dir.outputs / f"{stage.name}.jsonl",
+        table_path=context.run_dir.outputs / f"{stage.name}.jsonl",
     )
-    sampler = world.samplers.sampler(world.config.run.seed, stage.name, version=state.version)
-    world.samplers.follow(state.version)
-    parts = sample.Parts(
-        asker=world.processor,
-        program=world.program(stage, sampler),
-        judge=SharedJudge(inner=world.judge, ranks=world.ranks, homes=Homes()),
-        ranks=world.ranks,
-        stop_wanted=stop_wanted,
+    sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
+    context.samplers.sync_weights(state.version)
+    parts = sample.SampleComponents(
+        prompt_builder=context.processor,
+        rollout_pipeline=context.build_rollout_pipeline(stage, sampler),
+        scorer=SharedRewardScorer(scorer=context.scorer, ranks=context.ranks, placement=MediaPlacement()),
+        ranks=context.ranks,
+        stop_requested=stop_requested,
     )
-    done = world.ranks.once(lambda: sample.steps_done(plan))
-    with teller.stage(stage.name, plan.steps, done):
-        for step in sample.sample(plan, parts):
-            teller.progress(step)
-        teller.record(state, world.ranks.once(lambda: sample.describe(plan.path)))
+    done = context.ranks.on_rank0(lambda: sample.count_finished_steps(plan))
+    with logger.log_stage(stage.name, plan.num_steps, done):
+        for step in sample.sample_rollouts(plan, parts):
+            logger.log_progress(step)
+        logger.log_metrics(state, context.ranks.on_rank0(lambda: sample.compute_table_metrics(plan.table_path)))
 
 
-def keep_history(stage: Rl, world: World, state: State) -> None:
+def write_reward_history(stage: RlStage, context: RunContext, state: TrainingState) -> None:
     """Write how the stage's samples fared; raises UserError where that cannot be written."""
-    table, samples = world.run_dir.outputs / f"{stage.name}.jsonl", world.supply.samples_of(stage)
-    world.ranks.once(lambda: write_history(table, samples, state.history))
+    table, samples = context.run_dir.outputs / f"{stage.name}.jsonl", context.stage_data.stage_samples(stage)
+    context.ranks.on_rank0(lambda: write_history_table(table, samples, state.reward_history))
 
 
-def choose(stage: Select, world: World, teller: Teller | Muted, state: State) -> None:
+def run_select_stage(
+    stage: SelectStage, context: RunContext, logger: RunLogger | NullLogger, state: TrainingState
+) -> None:
     """Write what later stages train on; raises as `mmrl.training.select.select`."""
-    found = world.ranks.once(lambda: select.select(stage, world.run_dir.outputs))
-    world.console.say(
-        f"Stage {stage.name} kept {found.kept} of {found.of} samples of {stage.source}, in {found.rows} rows; their "
-        f"{stage.by} is {found.median:g} in the middle."
+    found = context.ranks.on_rank0(lambda: select.select_samples(stage, context.run_dir.outputs))
+    context.console.info(
+        f"Stage {stage.name} kept {found.kept} of {found.total} samples of {stage.from_stage}, in {found.rows} rows; their "
+        f"{stage.metric} is {found.median:g} in the middle."
     )
-    with teller.stage(stage.name, 1):
-        teller.record(state, {f"select/{name}": float(value) for name, value in found._asdict().items()})
+    with logger.log_stage(stage.name, 1):
+        logger.log_metrics(state, {f"select/{name}": float(value) for name, value in found._asdict().items()})

@@ -7,150 +7,150 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from mmrl.config.schema import Health
-from mmrl.ports import Teller
-from mmrl.types import Group, State
+from mmrl.config.schema import HealthConfig
+from mmrl.ports import MetricsLogger
+from mmrl.types import Group, TrainingState
 
 
-class Sign(NamedTuple):
+class HealthRule(NamedTuple):
     """A metric, the limit that it should keep to, and what to say where it does not."""
 
     metric: str
-    limit: str
-    text: str
+    limit_field: str
+    message: str
 
 
-SIGNS: Final = (
-    Sign(
+HEALTH_RULES: Final = (
+    HealthRule(
         "group/informative_frac",
         "min_informative",
         "{value:.0%} of the groups tell better from worse: to this policy the questions are too easy or too hard. Mix "
         "in others, ask more of them (`filter` with `rounds`), or learn again from those that did (`replay`)",
     ),
-    Sign(
+    HealthRule(
         "rollout/truncated_frac",
         "max_truncated",
         "{value:.0%} of the rollouts are cut before their end: raise sampling.max_new_tokens, or reward brevity",
     ),
-    Sign(
+    HealthRule(
         "rollout/duplicate_frac",
         "max_duplicate",
         "{value:.0%} of the rollouts say what a sibling says: raise sampling.temperature, or add a bonus on entropy "
         "(loss.entropy)",
     ),
-    Sign(
+    HealthRule(
         "learner/entropy_nats",
         "min_entropy",
         "the policy is sure of every token (entropy {value:.4f} nats) and tries nothing new: lower the learning rate, "
         "raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
     ),
-    Sign(
+    HealthRule(
         "learner/kl_nats",
         "max_kl",
         "the policy is {value:.2f} nats a token from its reference: lower the learning rate, or raise loss.kl.coef",
     ),
-    Sign(
+    HealthRule(
         "learner/ratio_max",
         "max_ratio",
         "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, epochs or "
         "replay.max_age, or set loss.dual_clip",
     ),
 )
-BLIND: Final = "probe/blind_gap/"
-CALLS: Final = "/calls"
-TERM: Final = "reward/term/"
-TOTAL: Final = "reward/total"
+BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
+CALLS_SUFFIX: Final = "/calls"
+TERM_PREFIX: Final = "reward/term/"
+TOTAL_METRIC: Final = "reward/total"
 
 
-class Watch:
+class HealthMonitor:
     """Averages the metrics of the last steps and holds them against the limits.
 
     A sign is told when it begins to hold, and again only after it was gone for as many steps as are averaged.
     """
 
-    def __init__(self, options: Health, warn: Callable[[str], None]) -> None:
+    def __init__(self, options: HealthConfig, warn: Callable[[str], None]) -> None:
         self._options, self._warn = options, warn
         self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
-        self._first: Mapping[str, float] = {}
-        self._held: dict[str, int] = {}  # the step at which a sign held last
+        self._first_means: Mapping[str, float] = {}
+        self._last_violation: dict[str, int] = {}  # the step at which a sign held last
 
-    def look(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one more step; warn of what has begun to hold."""
         self._window.append(metrics)
         if len(self._window) < self._options.window:
             return
-        means = self.means()
-        self._first = self._first or means
-        for name, text in self._found(means):
-            if name not in self._held or step - self._held[name] > self._options.window:
+        means = self.window_means()
+        self._first_means = self._first_means or means
+        for name, text in self._find_problems(means):
+            if name not in self._last_violation or step - self._last_violation[name] > self._options.window:
                 self._warn(f"step {step}, mean of {self._options.window} steps: {text}")
-            self._held[name] = step
+            self._last_violation[name] = step
 
-    def means(self) -> dict[str, float]:
+    def window_means(self) -> dict[str, float]:
         """The metrics of the last steps, each averaged over the steps that have it."""
         names = {name for metrics in self._window for name in metrics}
         return {name: fmean(metrics[name] for metrics in self._window if name in metrics) for name in names}
 
-    def _found(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """What is wrong, by the name of the metric."""
-        for sign in SIGNS:
-            limit: float | None = getattr(self._options, sign.limit)
+        for sign in HEALTH_RULES:
+            limit: float | None = getattr(self._options, sign.limit_field)
             value = means.get(sign.metric)
-            if limit is not None and value is not None and _beyond(value, limit, sign.limit):
-                yield sign.metric, sign.text.format(value=value)
-        for probe, gap in _gaps(means).items():
+            if limit is not None and value is not None and _violates_limit(value, limit, sign.limit_field):
+                yield sign.metric, sign.message.format(value=value)
+        for probe, gap in _largest_blind_gaps(means).items():
             if self._options.min_blind_gap is not None and gap < self._options.min_blind_gap:
                 yield (
-                    BLIND + probe,
+                    BLIND_GAP_PREFIX + probe,
                     f"probe {probe}: no reward loses more than {gap:.3f} where the media are hidden: the policy may "
                     "not look at them. Leave out questions that can be answered blind",
                 )
-        for step, failed in _failing(means).items():
-            if self._options.max_failed_calls is not None and failed > self._options.max_failed_calls:
+        for step, failed in _failed_call_fracs(means).items():
+            if self._options.max_failed_tool_call_frac is not None and failed > self._options.max_failed_tool_call_frac:
                 yield (
-                    step + CALLS,
+                    step + CALLS_SUFFIX,
                     f"{failed:.0%} of the calls in step {step} fail: a tool raises or takes too long, the rollouts say "
                     "what it said. Mend it, or have `on_error: stop` end the run",
                 )
         for name, value in sorted(means.items()):
-            if name.startswith(TERM) and self._falls(name, value, means):
+            if name.startswith(TERM_PREFIX) and self._has_fallen(name, value, means):
                 yield (
                     name,
-                    f"{name.removeprefix(TERM)} fell from {self._first[name]:.3f} to {value:.3f} while the total rose: "
+                    f"{name.removeprefix(TERM_PREFIX)} fell from {self._first_means[name]:.3f} to {value:.3f} while the total rose: "
                     "other terms are easier to earn. Weigh them less, or make this one their gate",
                 )
 
-    def _falls(self, name: str, value: float, means: Mapping[str, float]) -> bool:
-        most = self._options.max_term_fall
-        if most is None or name not in self._first:
+    def _has_fallen(self, name: str, value: float, means: Mapping[str, float]) -> bool:
+        most = self._options.max_reward_term_drop
+        if most is None or name not in self._first_means:
             return False
-        return self._first[name] - value > most and means[TOTAL] > self._first[TOTAL]
+        return self._first_means[name] - value > most and means[TOTAL_METRIC] > self._first_means[TOTAL_METRIC]
 
 
-class Watched:
+class MonitoredLogger:
     """A teller whose steps are watched; it adds how far rollouts repeat their siblings."""
 
-    def __init__(self, inner: Teller, watch: Watch) -> None:
-        self._inner, self._watch = inner, watch
-        self._repeats: Mapping[str, float] = {}
+    def __init__(self, inner: MetricsLogger, monitor: HealthMonitor) -> None:
+        self._inner, self._monitor = inner, monitor
+        self._duplicate_metrics: Mapping[str, float] = {}
 
-    def show(
-        self, state: State, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, at_all_events: bool
+    def log_rollouts(
+        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
     ) -> str | None:
         """As the inner teller."""
-        self._repeats = repeats(groups)
-        return self._inner.show(state, groups, advantages, at_all_events=at_all_events)
+        self._duplicate_metrics = compute_duplicate_metrics(groups)
+        return self._inner.log_rollouts(state, groups, advantages, force=force)
 
-    def tell(self, state: State, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """Tell the step, then look at it."""
-        metrics = {**metrics, **self._repeats}
-        self._inner.tell(state, metrics, times)
-        self._watch.look(state.step, metrics)
+        metrics = {**metrics, **self._duplicate_metrics}
+        self._inner.log(state, metrics, times)
+        self._monitor.update(state.step, metrics)
 
 
-def repeats(groups: Sequence[Group]) -> dict[str, float]:
+def compute_duplicate_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Shares of rollouts that repeat a sibling: its whole text, and its answer alone."""
-    drawn = [group.drawn for group in groups]
+    drawn = [group.all_rollouts for group in groups]
     count = sum(map(len, drawn))
     if not count:
         return {}
@@ -159,7 +159,7 @@ def repeats(groups: Sequence[Group]) -> dict[str, float]:
     return {"rollout/duplicate_frac": 1.0 - texts / count, "rollout/same_answer_frac": 1.0 - answers / count}
 
 
-_SUMMARY: Final = (  # metric, words
+_SUMMARY_METRICS: Final = (  # metric, words
     ("group/informative_frac", "{:.0%} of groups informative"),
     ("replay/share", "{:.0%} replayed"),
     ("replay/age_mean", "age {:.1f}"),
@@ -173,32 +173,34 @@ _SUMMARY: Final = (  # metric, words
 )
 
 
-def summary(watch: Watch) -> str:
+def summarize_health(monitor: HealthMonitor) -> str:
     """One line on the last steps."""
-    means = watch.means()
-    return "Health at the end: " + ", ".join(text.format(means[name]) for name, text in _SUMMARY if name in means)
+    means = monitor.window_means()
+    return "Health at the end: " + ", ".join(
+        text.format(means[name]) for name, text in _SUMMARY_METRICS if name in means
+    )
 
 
-def _failing(means: Mapping[str, float]) -> dict[str, float]:
+def _failed_call_fracs(means: Mapping[str, float]) -> dict[str, float]:
     """The share of calls that fail, by the step of the program that answers them."""
     failed: dict[str, float] = {}
     for name, calls in means.items():
-        if name.endswith(CALLS) and calls:
-            step = name.removesuffix(CALLS)
+        if name.endswith(CALLS_SUFFIX) and calls:
+            step = name.removesuffix(CALLS_SUFFIX)
             failed[step] = (means.get(f"{step}/errors", 0.0) + means.get(f"{step}/timeouts", 0.0)) / calls
     return failed
 
 
-def _gaps(means: Mapping[str, float]) -> dict[str, float]:
+def _largest_blind_gaps(means: Mapping[str, float]) -> dict[str, float]:
     """What the reward term that depends most on the media loses without them, by probe."""
     gaps: dict[str, float] = {}
     for name, gap in means.items():
-        if name.startswith(BLIND):
-            probe = name.removeprefix(BLIND).partition("/")[0]
+        if name.startswith(BLIND_GAP_PREFIX):
+            probe = name.removeprefix(BLIND_GAP_PREFIX).partition("/")[0]
             gaps[probe] = max(gap, gaps.get(probe, gap))
     return gaps
 
 
-def _beyond(value: float, limit: float, name: str) -> bool:
+def _violates_limit(value: float, limit: float, name: str) -> bool:
     """Whether a value is below a limit whose name begins with `min_`, or above another."""
     return value < limit if name.startswith("min_") else value > limit

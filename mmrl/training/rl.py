@@ -15,95 +15,114 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mmrl.algo.step_metrics import describe
-from mmrl.ports import Asker, Chooser, Foresight, Gate, Judge, Keeper, Learner, Program, Sampler, Source, Teller
-from mmrl.training.give_up import count_bad_steps, refuse_bad_steps, refuse_barrenness
-from mmrl.types import Answers, Group, Prompt, State
+from mmrl.algo.step_metrics import compute_step_metrics
+from mmrl.ports import (
+    AsyncRollouts,
+    Checkpointer,
+    ExperienceSelector,
+    Learner,
+    MetricsLogger,
+    PromptBuilder,
+    RewardScorer,
+    RolloutPipeline,
+    Sampler,
+    SampleSource,
+    StopCriterion,
+)
+from mmrl.training.give_up import check_nonfinite_steps, check_steps_without_signal, count_nonfinite_steps
+from mmrl.types import Group, Prompt, RolloutBatch, TrainingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RlSettings:
     """The numbers of a stage. A round has `prompts`, waiting ones too; `shape` adds what is earned beside siblings."""
 
-    steps: int
-    prompts: int
-    shape: Callable[[Group, int], Group]
-    max_barren_steps: int
-    max_bad_steps: int
+    num_steps: int
+    prompts_per_round: int
+    add_group_rewards: Callable[[Group, int], Group]
+    max_steps_without_signal: int
+    max_nonfinite_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RlComponents:
     """The machinery, each behind its port; with `foresight`, steps overlap: one is learned, the next one drawn."""
 
-    source: Source
-    asker: Asker
-    program: Program
+    source: SampleSource
+    prompt_builder: PromptBuilder
+    rollout_pipeline: RolloutPipeline
     sampler: Sampler
-    judge: Judge
-    chooser: Chooser
+    scorer: RewardScorer
+    selector: ExperienceSelector
     learner: Learner
-    teller: Teller
-    gate: Gate
-    keeper: Keeper
-    foresight: Foresight | None = None
+    logger: MetricsLogger
+    stop_criterion: StopCriterion
+    checkpointer: Checkpointer
+    async_rollouts: AsyncRollouts | None = None
 
 
 @dataclass(slots=True)
-class Clock:
+class StepTimer:
     """Wall-clock seconds by verb."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def time(self, verb: str) -> Iterator[None]:
+    def time(self, activity: str) -> Iterator[None]:
         """Time one verb."""
         start = time.perf_counter()
         yield
-        name = f"time/{verb}_s"
+        name = f"time/{activity}_s"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def train(plan: Plan, parts: Parts, state: State) -> None:
+def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
     """Run a stage from wherever `state` stands to its end.
 
     Raises:
         UserError: `max_barren_steps` steps in a row had no group to learn from, or `max_bad_steps` no finite gradient.
     """
-    while state.step < plan.steps and not state.stage_done:
-        clock = Clock()
+    while state.step < settings.num_steps and not state.stage_done:
+        clock = StepTimer()
 
-        gathered = Gathered()
-        while parts.chooser.wants_more(gathered.groups, state, rounds=gathered.rounds):
-            gather(plan, parts, state, gathered, clock)
+        gathered = CollectedGroups()
+        while components.selector.needs_another_round(gathered.groups, state, rounds=gathered.rounds):
+            collect_round(settings, components, state, gathered, clock)
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
         with clock.time("choose"):
-            choice = parts.chooser.choose(gathered.groups, state)
+            choice = components.selector.select(gathered.groups, state)
 
         # 5. Learn: one update, and the sampler follows once it has drawn the step to come, if it does so meanwhile.
-        coming = look_ahead(plan, parts, state, clock)
+        coming = start_next_rollouts(settings, components, state, clock)
         with clock.time("learn"):
-            learned = parts.learner.learn(choice.experiences, step=state.step)
+            learned = components.learner.step(choice.experiences, step=state.step)
         with clock.time("answer"):
-            state.ahead = coming()
+            state.prefetched = coming()
         with clock.time("learn"):
-            parts.sampler.sync(state.version + 1)
+            components.sampler.sync(state.version + 1)
 
         # 6. Tell: record the step; perhaps this is the end, or time to save.
         state.step, state.version = state.step + 1, state.version + 1
-        count_bad_steps(state, learned)
-        kept = parts.teller.show(state, choice.groups, choice.advantages, at_all_events=state.bad_steps > 0)
-        said = {**gathered.metrics, **describe(choice.groups, choice.advantages), **choice.metrics, **learned}
-        parts.teller.tell(state, said, clock.seconds)
-        refuse_barrenness(state, plan.max_barren_steps, [[e.advantage for e in choice.experiences]])
-        refuse_bad_steps(state, plan.max_bad_steps, kept)
-        state.stage_done = parts.gate.passed(state)
-        parts.keeper.keep(state)
+        count_nonfinite_steps(state, learned)
+        kept = components.logger.log_rollouts(state, choice.groups, choice.advantages, force=state.nonfinite_steps > 0)
+        said = {
+            **gathered.metrics,
+            **compute_step_metrics(choice.groups, choice.advantages),
+            **choice.metrics,
+            **learned,
+        }
+        components.logger.log(state, said, clock.seconds)
+        check_steps_without_signal(
+            state, settings.max_steps_without_signal, [[e.advantage for e in choice.experiences]]
+        )
+        check_nonfinite_steps(state, settings.max_nonfinite_steps, kept)
+        state.stage_done = components.stop_criterion.should_stop(state)
+        components.checkpointer.save(state)
 
 
 @dataclass(slots=True)
-class Gathered:
+class CollectedGroups:
     """What the rounds of a step have brought so far."""
 
     groups: list[Group] = field(default_factory=list)
@@ -111,40 +130,46 @@ class Gathered:
     rounds: int = 0
 
 
-def gather(plan: Plan, parts: Parts, state: State, gathered: Gathered, clock: Clock) -> None:
+def collect_round(
+    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups, timer: StepTimer
+) -> None:
     """One round of questions, answered and judged."""
-    ahead, state.ahead = state.ahead, None
-    if ahead is not None and parts.foresight is not None:
-        answers = parts.foresight.due(ahead, version=state.version)
+    ahead, state.prefetched = state.prefetched, None
+    if ahead is not None and components.async_rollouts is not None:
+        answers = components.async_rollouts.take(ahead, version=state.version)
     else:
-        prompts = ask(plan, parts, state, clock)
+        prompts = build_prompts(settings, components, state, timer)
 
         # 2. Answer: every prompt gets a group of rollouts.
-        with clock.time("answer"):
-            answers = parts.program.answer(prompts, step=state.step, pending=state.pending)
+        with timer.time("answer"):
+            answers = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
 
     # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
-    with clock.time("judge"):
-        groups = parts.judge.judge(answers.groups, step=state.step, probes=answers.probes)
-        gathered.groups += [plan.shape(group, state.step) for group in groups]
-    gathered.metrics.update(answers.metrics)
-    gathered.rounds += 1
-    state.pending = answers.pending
+    with timer.time("judge"):
+        groups = components.scorer.score_groups(answers.groups, step=state.step, probes=answers.probes)
+        collected.groups += [settings.add_group_rewards(group, state.step) for group in groups]
+    collected.metrics.update(answers.metrics)
+    collected.rounds += 1
+    state.unfinished = answers.unfinished
 
 
-def ask(plan: Plan, parts: Parts, state: State, clock: Clock) -> list[Prompt]:
+def build_prompts(
+    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
+) -> list[Prompt]:
     """The questions of a round."""
     # 1. Ask: the next samples become prompts.
-    with clock.time("ask"):
-        count = plan.prompts - len(state.pending)
-        samples = parts.source.take(state.cursor, count)
-        state.cursor += count
-        return [parts.asker.ask(sample) for sample in samples]
+    with timer.time("ask"):
+        count = settings.prompts_per_round - len(state.unfinished)
+        samples = components.source.take(state.data_position, count)
+        state.data_position += count
+        return [components.prompt_builder.build(sample) for sample in samples]
 
 
-def look_ahead(plan: Plan, parts: Parts, state: State, clock: Clock) -> Callable[[], Answers | None]:
+def start_next_rollouts(
+    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
+) -> Callable[[], RolloutBatch | None]:
     """Have the first round of the step to come answered from now on; what is returned waits for it."""
-    if parts.foresight is None or state.step + 1 == plan.steps:
+    if components.async_rollouts is None or state.step + 1 == settings.num_steps:
         return lambda: None
-    prompts = ask(plan, parts, state, clock)
-    return parts.foresight.begin(prompts, step=state.step + 1, version=state.version)
+    prompts = build_prompts(settings, components, state, timer)
+    return components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)

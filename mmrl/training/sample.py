@@ -11,44 +11,44 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
 
-from mmrl.data.stage_tables import read, row_of
-from mmrl.distributed.ranks import Ranks, share
-from mmrl.ports import Asker, Judge, Program
-from mmrl.types import Finish, Group, Interrupted, Rollout, Sample, Score
-from mmrl.utils.files import json_line, refusing
+from mmrl.data.stage_tables import build_sample_row, read_table
+from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.types import FinishReason, Group, Rollout, RunInterrupted, Sample, Score
+from mmrl.utils.files import json_line, report_write_errors
 
-_UNJUDGED: Final[Mapping[str, Any]] = MappingProxyType({"terms": {}, "total": None})
+_UNSCORED: Final[Mapping[str, Any]] = MappingProxyType({"terms": {}, "total": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SampleSettings:
     """What is asked, `prompts` samples a step and `group_size` times each; the table to write."""
 
     samples: Sequence[Sample]
-    prompts: int
+    prompts_per_step: int
     group_size: int
-    path: Path
+    table_path: Path
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Steps until every sample was asked."""
-        return -(-len(self.samples) // self.prompts)
+        return -(-len(self.samples) // self.prompts_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class SampleComponents:
     """The machinery, each behind its port: program and judge are shared by the ranks, of which the first writes.
     `stop_wanted` is asked after every step.
     """
 
-    asker: Asker
-    program: Program
-    judge: Judge
+    prompt_builder: PromptBuilder
+    rollout_pipeline: RolloutPipeline
+    scorer: RewardScorer
     ranks: Ranks
-    stop_wanted: Callable[[], bool]
+    stop_requested: Callable[[], bool]
 
 
-def sample(plan: Plan, parts: Parts) -> Iterator[int]:
+def sample_rollouts(settings: SampleSettings, components: SampleComponents) -> Iterator[int]:
     """Write the rollouts of one step after another, from wherever the table ends; yields the steps done.
 
     The table is all there is to go on from: what a step writes depends on the step alone, and half of one is dropped.
@@ -57,33 +57,36 @@ def sample(plan: Plan, parts: Parts) -> Iterator[int]:
         Interrupted: the user wanted to stop; everything is saved.
         UserError: the table cannot be written.
     """
-    for step in range(parts.ranks.once(lambda: steps_done(plan)), plan.steps):
-        asked = plan.samples[step * plan.prompts : (step + 1) * plan.prompts]
-        mine = [parts.asker.ask(each) for each in asked[share(len(asked), parts.ranks)]]
-        groups = parts.judge.judge(parts.program.answer(mine, step=step).groups, step=step)
-        parts.ranks.once(partial(_append, plan.path, groups))
+    for step in range(components.ranks.on_rank0(lambda: count_finished_steps(settings)), settings.num_steps):
+        asked = settings.samples[step * settings.prompts_per_step : (step + 1) * settings.prompts_per_step]
+        mine = [components.prompt_builder.build(each) for each in asked[rank_slice(len(asked), components.ranks)]]
+        groups = components.scorer.score_groups(components.rollout_pipeline.run(mine, step=step).groups, step=step)
+        components.ranks.on_rank0(partial(_append_rows, settings.table_path, groups))
         yield step + 1
-        if parts.stop_wanted():
-            raise Interrupted
+        if components.stop_requested():
+            raise RunInterrupted
 
 
-def steps_done(plan: Plan) -> int:
+def count_finished_steps(settings: SampleSettings) -> int:
     """How many steps the table holds; what comes behind them is cut off."""
-    lines = plan.path.read_bytes().splitlines(keepends=True) if plan.path.exists() else []
+    lines = settings.table_path.read_bytes().splitlines(keepends=True) if settings.table_path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) == len(plan.samples) * plan.group_size:
-        return plan.steps
-    steps, rows = len(whole) // (plan.prompts * plan.group_size), plan.prompts * plan.group_size
+    if len(whole) == len(settings.samples) * settings.group_size:
+        return settings.num_steps
+    steps, rows = (
+        len(whole) // (settings.prompts_per_step * settings.group_size),
+        settings.prompts_per_step * settings.group_size,
+    )
     if lines:
-        os.truncate(plan.path, sum(map(len, whole[: steps * rows])))
+        os.truncate(settings.table_path, sum(map(len, whole[: steps * rows])))
     return steps
 
 
-def describe(path: Path) -> dict[str, float]:
+def compute_table_metrics(path: Path) -> dict[str, float]:
     """Metrics of a whole table: mean reward, by term; rollouts, and those that were cut, went on from a draft, or could
     not be judged.
     """
-    rows = read(path)
+    rows = read_table(path)
     judged = [row for row in rows if row["total"] is not None]
     named: dict[str, list[float]] = {"reward/total": [row["total"] for row in judged]}
     for row in judged:
@@ -94,42 +97,42 @@ def describe(path: Path) -> dict[str, float]:
         "reward/skipped": float(len(rows) - len(judged)),
         "rollout/count": float(len(rows)),
         "rollout/second_look_frac": fmean(row["second_look"] for row in rows),
-        "rollout/truncated_frac": fmean(row["finish"] == Finish.LENGTH for row in rows),
+        "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
     }
 
 
-def _append(path: Path, groups: Sequence[Group]) -> None:
-    lines = [json_line(row) for group in groups for row in _rows(group, path.parent)]
-    with refusing(path):
+def _append_rows(path: Path, groups: Sequence[Group]) -> None:
+    lines = [json_line(row) for group in groups for row in _rollout_rows(group, path.parent)]
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
-    with refusing(path), file:
+    with report_write_errors(path), file:
         file.write("".join(lines).encode("utf-8", errors="backslashreplace"))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _rows(group: Group, folder: Path) -> list[dict[str, Any]]:
+def _rollout_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
     """Every rollout of a prompt, judged or not, as it was drawn."""
-    judged = [(rollout, _said(score)) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
-    skipped = [(skip.rollout, _UNJUDGED) for skip in group.skipped]
-    columns = row_of(group.prompt.sample, folder)
+    judged = [(rollout, _score_columns(score)) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
+    skipped = [(skip.rollout, _UNSCORED) for skip in group.dropped]
+    columns = build_sample_row(group.prompt.sample, folder)
     return [
-        {**columns, **_drawn(rollout), **said}
+        {**columns, **_rollout_columns(rollout), **said}
         for rollout, said in sorted((*judged, *skipped), key=lambda pair: pair[0].index)
     ]
 
 
-def _drawn(rollout: Rollout) -> dict[str, Any]:
+def _rollout_columns(rollout: Rollout) -> dict[str, Any]:
     return {
         "id": f"{rollout.prompt.sample.id}#{rollout.index}",
         "rollout": rollout.index,
         "response": rollout.text,
-        "finish": rollout.finish,
-        "second_look": rollout.parent is not None,
+        "finish": rollout.finish_reason,
+        "second_look": rollout.parent_index is not None,
         "tokens": rollout.num_tokens,
     }
 
 
-def _said(score: Score) -> dict[str, Any]:
+def _score_columns(score: Score) -> dict[str, Any]:
     return {"terms": {name: term.value for name, term in score.terms.items()}, "total": score.total}

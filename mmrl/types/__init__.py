@@ -15,54 +15,76 @@ Example, one counting question on its way through the loop:
     Experience(rollout=..., advantage=-0.7)
 """
 
-from mmrl.types.errors import Interrupted, TooLongError, Unscorable, UserError
-from mmrl.types.experience import Choice, Experience
-from mmrl.types.media import Access, Frame, ImageRef, MediaRef, Part, Place, ResizeMap, Size, Veil, VideoRef
-from mmrl.types.reward import Failure, Fault, Group, HeldOut, Score, Skip, Term
-from mmrl.types.rollout import Answer, Answers, Author, Finish, Prompt, Response, Rollout, SamplingLaw, Segment, View
-from mmrl.types.sample import Action, Kind, Region, Reject, Sample, Target
-from mmrl.types.state import State, Visit
+from mmrl.types.errors import PromptTooLongError, RunInterrupted, Unscorable, UserError
+from mmrl.types.experience import Experience, SelectedExperiences
+from mmrl.types.media import (
+    ContentPart,
+    CoordinateSystem,
+    Corruption,
+    DatasetContext,
+    ImageRef,
+    MediaPolicy,
+    MediaRef,
+    ResizeMap,
+    Size,
+    VideoRef,
+)
+from mmrl.types.reward import Dropped, EvalRewards, Group, RewardErrorKind, RewardFailure, RewardValue, Score
+from mmrl.types.rollout import (
+    Answer,
+    Author,
+    FinishReason,
+    MediaObservation,
+    Prompt,
+    Response,
+    Rollout,
+    RolloutBatch,
+    SamplingParams,
+    Segment,
+)
+from mmrl.types.sample import Action, AnswerType, Region, RejectedRow, Sample, Target
+from mmrl.types.state import SampleStats, TrainingState
 
 __all__ = [
-    "Access",
     "Action",
     "Answer",
-    "Answers",
+    "AnswerType",
     "Author",
-    "Choice",
+    "ContentPart",
+    "CoordinateSystem",
+    "Corruption",
+    "DatasetContext",
+    "Dropped",
+    "EvalRewards",
     "Experience",
-    "Failure",
-    "Fault",
-    "Finish",
-    "Frame",
+    "FinishReason",
     "Group",
-    "HeldOut",
     "ImageRef",
-    "Interrupted",
-    "Kind",
+    "MediaObservation",
+    "MediaPolicy",
     "MediaRef",
-    "Part",
-    "Place",
     "Prompt",
+    "PromptTooLongError",
     "Region",
-    "Reject",
+    "RejectedRow",
     "ResizeMap",
     "Response",
+    "RewardErrorKind",
+    "RewardFailure",
+    "RewardValue",
     "Rollout",
+    "RolloutBatch",
+    "RunInterrupted",
     "Sample",
-    "SamplingLaw",
+    "SampleStats",
+    "SamplingParams",
     "Score",
     "Segment",
+    "SelectedExperiences",
     "Size",
-    "Skip",
-    "State",
     "Target",
-    "Term",
-    "TooLongError",
+    "TrainingState",
     "Unscorable",
     "UserError",
-    "Veil",
     "VideoRef",
-    "View",
-    "Visit",
 ]

@@ -7,11 +7,11 @@ class UserError(Exception):
     """Something the user can put right: a path, a key, a value, a full disk. Ends the command with exit code 2."""
 
 
-class TooLongError(UserError):
+class PromptTooLongError(UserError):
     """A prompt of more tokens than `model.max_prompt_tokens`."""
 
 
-class Interrupted(Exception):
+class RunInterrupted(Exception):
     """The user asked the run to stop, and everything is saved."""
 
 

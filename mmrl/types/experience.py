@@ -20,12 +20,12 @@ class Experience:
 
     rollout: Rollout
     advantage: float
-    age: int = 0
-    old: Literal["sampler", "learner"] | None = None
+    staleness: int = 0
+    old_logprobs_source: Literal["sampler", "learner"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SelectedExperiences:
     """What a step learns from: the groups that count, their advantages, the experiences made of them and of others
     remembered, and numbers to tell.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Frame(StrEnum):
+class CoordinateSystem(StrEnum):
     """What a coordinate is measured in. x runs right, y runs down, both from the top left corner."""
 
     PX_ORIGINAL = "px_original"
@@ -35,9 +35,9 @@ class ResizeMap:
 
     original: Size
     resized: Size
-    corner: tuple[int, int] = (0, 0)
+    offset: tuple[int, int] = (0, 0)
 
-    def convert(self, values: Sequence[float], source: Frame, target: Frame) -> tuple[float, ...]:
+    def convert(self, values: Sequence[float], source: CoordinateSystem, target: CoordinateSystem) -> tuple[float, ...]:
         """Convert x, y, x, y, ... from one frame to another.
 
         Raises:
@@ -47,24 +47,24 @@ class ResizeMap:
             raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
         if source == target:
             return tuple(float(value) for value in values)
-        (start, span), (other_start, other_span) = self._reach(source), self._reach(target)
+        (start, span), (other_start, other_span) = self._offset_and_extent(source), self._offset_and_extent(target)
         places = ((i % 2, value) for i, value in enumerate(values))
         return tuple((value - start[i]) / span[i] * other_span[i] + other_start[i] for i, value in places)
 
-    def _reach(self, frame: Frame) -> tuple[tuple[int, int], tuple[float, float]]:
+    def _offset_and_extent(self, coordinate_system: CoordinateSystem) -> tuple[tuple[int, int], tuple[float, float]]:
         """Where the picture begins and how far it goes."""
-        match frame:
-            case Frame.PX_ORIGINAL:
-                return self.corner, self.original
-            case Frame.PX_RESIZED:
+        match coordinate_system:
+            case CoordinateSystem.PX_ORIGINAL:
+                return self.offset, self.original
+            case CoordinateSystem.PX_RESIZED:
                 return (0, 0), self.resized
-            case Frame.NORM_1:
+            case CoordinateSystem.NORM_1:
                 return (0, 0), (1.0, 1.0)
-            case Frame.NORM_1000:
+            case CoordinateSystem.NORM_1000:
                 return (0, 0), (1000.0, 1000.0)
 
 
-class Veil(StrEnum):
+class Corruption(StrEnum):
     """What hides a medium from a model, of which one wants to know whether it looks; its size stays."""
 
     GREY = "grey"
@@ -81,8 +81,8 @@ class ImageRef:
 
     path: str
     sha256: str
-    veil: Veil | None = None
-    at: float | None = None
+    corruption: Corruption | None = None
+    timestamp: float | None = None
     crop: tuple[int, int, int, int] | None = None
     fps: float | None = None
 
@@ -97,18 +97,18 @@ class VideoRef:
     sha256: str
     start: float | None = None
     end: float | None = None
-    veil: Veil | None = None
+    corruption: Corruption | None = None
     fps: float | None = None
 
 
 MediaRef = ImageRef | VideoRef
 
 
-Part = str | ImageRef | VideoRef
+ContentPart = str | ImageRef | VideoRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class MediaPolicy:
     """Which media may be read: files under `roots` (resolved), and URLs of these `schemes` (http, file, data)."""
 
     roots: tuple[Path, ...]
@@ -118,10 +118,10 @@ class Access:
     max_data_url_bytes: int = 10_000_000
 
 
-class Place(NamedTuple):
+class DatasetContext(NamedTuple):
     """Where a dataset function works: files it makes go under `work`; relative paths start from `base`."""
 
-    work: Path
-    base: Path
+    work_dir: Path
+    base_dir: Path
     seed: int
-    access: Access = Access(roots=())
+    media_policy: MediaPolicy = MediaPolicy(roots=())

@@ -10,26 +10,26 @@ from typing import NamedTuple
 from mmrl.types.rollout import Prompt, Rollout
 
 
-class Term(NamedTuple):
+class RewardValue(NamedTuple):
     """What one reward says: a value in its declared range and one line a person can read."""
 
     value: float
     reason: str
 
 
-class Fault(StrEnum):
+class RewardErrorKind(StrEnum):
     """Why a reward gave no value; the value names the metric `reward/<term>/<fault>`."""
 
     UNSCORABLE = "unscorable"  # it said so
     TIMEOUT = "timeouts"  # it was stopped at its deadline
-    DEATH = "deaths"  # its process died
+    CRASH = "deaths"  # its process died
     ERROR = "errors"  # it raised something else, or returned no number in its range
 
 
-class Failure(NamedTuple):
+class RewardFailure(NamedTuple):
     """A reward that gave no value for a response."""
 
-    fault: Fault
+    error_kind: RewardErrorKind
     reason: str
 
 
@@ -37,23 +37,23 @@ class Failure(NamedTuple):
 class Score:
     """Named reward terms, as the rewards gave them, and the total; a term in `failures` holds its fallback."""
 
-    terms: Mapping[str, Term]
+    terms: Mapping[str, RewardValue]
     total: float
-    failures: Mapping[str, Failure] = field(default_factory=dict)
+    failures: Mapping[str, RewardFailure] = field(default_factory=dict)
 
 
-class HeldOut(NamedTuple):
+class EvalRewards(NamedTuple):
     """What held-out samples earned, task → sample id → total reward, and what the rollout program counted."""
 
     rewards: Mapping[str, Mapping[str, float]]
-    counts: Mapping[str, float]
+    rollout_metrics: Mapping[str, float]
 
 
-class Skip(NamedTuple):
+class Dropped(NamedTuple):
     """A rollout left out of its group, and the terms at fault; none when a sibling's failure took it along."""
 
     rollout: Rollout
-    failures: Mapping[str, Failure]
+    failures: Mapping[str, RewardFailure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +66,18 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     scores: tuple[Score, ...]
-    skipped: tuple[Skip, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
     probes: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
 
     @property
-    def drawn(self) -> tuple[Rollout, ...]:
+    def all_rollouts(self) -> tuple[Rollout, ...]:
         """Every rollout of the prompt, judged or not."""
-        return (*self.rollouts, *(skip.rollout for skip in self.skipped))
+        return (*self.rollouts, *(skip.rollout for skip in self.dropped))
 
     @property
-    def failures(self) -> tuple[tuple[str, Failure], ...]:
+    def failures(self) -> tuple[tuple[str, RewardFailure], ...]:
         """Every failed call, by the name of its term."""
-        failures = (*(score.failures for score in self.scores), *(skip.failures for skip in self.skipped))
+        failures = (*(score.failures for score in self.scores), *(skip.failures for skip in self.dropped))
         return tuple(failed for of_one in failures for failed in of_one.items())
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mmrl.types.media import Frame, MediaRef, ResizeMap
+from mmrl.types.media import CoordinateSystem, MediaRef, ResizeMap
 from mmrl.types.sample import Sample
 
 
@@ -15,9 +15,9 @@ class Author(StrEnum):
     """Who produced a segment's tokens; what may be trained follows from it and from nothing else."""
 
     POLICY = "policy"  # sampled by the model: the policy term
-    TEACHER = "teacher"  # a demonstration: the likelihood term
-    TRIGGER = "trigger"  # text forced upon the model: never trained
-    ENV = "env"  # a tool's or environment's text: never trained
+    DEMONSTRATION = "teacher"  # a demonstration: the likelihood term
+    FORCED = "trigger"  # text forced upon the model: never trained
+    ENVIRONMENT = "env"  # a tool's or environment's text: never trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class Response:
 
     text: str
     answer: Answer
-    finish: Finish
+    finish_reason: FinishReason
     num_tokens: int
-    resizes: tuple[ResizeMap, ...]
-    frame: Frame
-    shown: tuple[ResizeMap, ...] = ()
+    resize_maps: tuple[ResizeMap, ...]
+    coordinate_system: CoordinateSystem
+    tool_resize_maps: tuple[ResizeMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ class Prompt:
     """
 
     sample: Sample
-    ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
     grids: tuple[tuple[int, int, int], ...]
-    resizes: tuple[ResizeMap, ...]
-    frame: Frame
+    resize_maps: tuple[ResizeMap, ...]
+    coordinate_system: CoordinateSystem
     digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingLaw:
+class SamplingParams:
     """The distribution tokens are drawn from, which the learner evaluates too, and where drawing ends: after EOS, after
     the token that completes one of the strings of `stop`, or after so many tokens. Temperature 0 means greedy.
     """
@@ -61,23 +61,23 @@ class SamplingLaw:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    banned: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     max_new_tokens: int
 
     @property
-    def divisor(self) -> float:
+    def effective_temperature(self) -> float:
         """What logits are divided by: the temperature; 1 for the greedy law, which is evaluated as if it were drawn."""
         return self.temperature or 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class MediaObservation:
     """A picture or video that a tool shows in a response; `digest` is a hash of its tokens, grid and patches."""
 
     ref: MediaRef
     grid: tuple[int, int, int]
-    resize: ResizeMap
+    resize_map: ResizeMap
     digest: str
 
 
@@ -87,12 +87,12 @@ class Segment:
     drawn from: `law`, or that of the rollout where it is None. Of a `view` they are the tokens, all of them, alone.
     """
 
-    ids: tuple[int, ...]
-    logps: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     author: Author
     version: int = 0
-    law: SamplingLaw | None = None
-    view: View | None = None
+    sampling_params: SamplingParams | None = None
+    observation: MediaObservation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,13 @@ class Answer:
     """
 
     text: str | None
-    thought: str | None
+    thinking: str | None
     value: Any
     problems: tuple[str, ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why a rollout ended."""
 
     EOS = "eos"
@@ -129,35 +129,35 @@ class Rollout:
     segments: tuple[Segment, ...]
     text: str
     answer: Answer
-    finish: Finish
-    law: SamplingLaw
-    parent: int | None = None
-    right: bool | None = None
+    finish_reason: FinishReason
+    sampling_params: SamplingParams
+    parent_index: int | None = None
+    is_correct: bool | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens after the prompt, whoever wrote them."""
-        return sum(len(segment.ids) for segment in self.segments)
+        return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
-    def views(self) -> tuple[View, ...]:
+    def observations(self) -> tuple[MediaObservation, ...]:
         """What tools showed, in order."""
-        return tuple(segment.view for segment in self.segments if segment.view is not None)
+        return tuple(segment.observation for segment in self.segments if segment.observation is not None)
 
     @property
     def media(self) -> tuple[MediaRef, ...]:
         """The pictures and videos that it saw: the sample's, then what tools showed."""
-        return (*self.prompt.sample.media, *(view.ref for view in self.views))
+        return (*self.prompt.sample.media, *(view.ref for view in self.observations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class RolloutBatch:
     """What a rollout program made of prompts, in their order: a group of rollouts for each; rollouts that never train,
     by what was done to their prompt (a picture left out, say); and numbers to tell. Groups that are not complete wait
     in `pending` for the next step.
     """
 
     groups: tuple[tuple[Rollout, ...], ...]
-    pending: tuple[tuple[Rollout, ...], ...] = ()
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()
     probes: tuple[Mapping[str, tuple[Rollout, ...]], ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from mmrl.types.media import Frame, ImageRef, MediaRef, Part
+from mmrl.types.media import ContentPart, CoordinateSystem, ImageRef, MediaRef
 
 
-class Kind(StrEnum):
+class AnswerType(StrEnum):
     """What an answer is, hence how it is written, parsed and compared; beside each, the Python value it parses to."""
 
     TEXT = "text"  # str
@@ -52,10 +52,10 @@ class Target:
     `medium`, counted from 0 in reading order.
     """
 
-    kind: Kind
+    answer_type: AnswerType
     value: Any
-    frame: Frame | None = None
-    medium: int = 0
+    coordinate_system: CoordinateSystem | None = None
+    media_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class Sample:
 
     id: str
     task: str
-    parts: tuple[Part, ...]
+    parts: tuple[ContentPart, ...]
     target: Target
     label: Target | None = None
-    thought: str | None = None
+    thinking: str | None = None
     response: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Sample:
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 
-class Reject(NamedTuple):
+class RejectedRow(NamedTuple):
     """A row a dataset could not turn into a sample, and why."""
 
     id: str

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from mmrl.types.experience import Experience
 from mmrl.types.reward import Group
-from mmrl.types.rollout import Answers, Rollout
+from mmrl.types.rollout import Rollout, RolloutBatch
 
 
-class Visit(NamedTuple):
+class SampleStats(NamedTuple):
     """How a sample fared when it was drawn: mean and standard deviation of a reward over its rollouts."""
 
     mean: float
@@ -18,7 +18,7 @@ class Visit(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class TrainingState:
     """What a run remembers beyond weights and optimizer: exactly what a checkpoint adds to them.
 
     `step_start` is the position where the next step's samples begin. `history` has the visits of each sample by id;
@@ -28,21 +28,21 @@ class State:
     `ahead` is the first round of the step to come, answered while the last one was learned.
     """
 
-    stage: int = 0
+    stage_index: int = 0
     step: int = 0
-    cursor: int = 0
+    data_position: int = 0
     version: int = 0
-    barren_steps: int = 0
-    bad_steps: int = 0
+    steps_without_signal: int = 0
+    nonfinite_steps: int = 0
     stage_done: bool = False
     metrics_bytes: int = 0
-    pending: tuple[tuple[Rollout, ...], ...] = ()
-    ahead: Answers | None = None
-    evals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    step_start: int = 0
-    history: dict[str, list[Visit]] = field(default_factory=dict)
+    unfinished: tuple[tuple[Rollout, ...], ...] = ()
+    prefetched: RolloutBatch | None = None
+    eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    step_data_start: int = 0
+    reward_history: dict[str, list[SampleStats]] = field(default_factory=dict)
     phase: int = 0
     phase_ends: dict[int, int] = field(default_factory=dict)
     phase_rewards: list[float] = field(default_factory=list)
-    memory: tuple[Experience, ...] = ()
-    carried: tuple[Group, ...] = ()
+    replay_buffer: tuple[Experience, ...] = ()
+    carried_over: tuple[Group, ...] = ()

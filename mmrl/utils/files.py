@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from mmrl.types import UserError
 
-PARTIAL: Final = ".partial"
+PARTIAL_SUFFIX: Final = ".partial"
 """Ends the name of a folder that is being written."""
-RETIRED: Final = ".retired"
+RETIRED_SUFFIX: Final = ".retired"
 """Ends the name of a folder that is being replaced."""
-TEMPORARY: Final = ".tmp"
+TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written."""
-_PICTURES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+_IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
-def inside(path: Path, roots: Sequence[Path]) -> Path:
+def resolve_inside(path: Path, roots: Sequence[Path]) -> Path:
     """The file that `path` means, links followed; it lies in one of the folders `roots`, which are resolved already.
 
     Raises:
@@ -40,7 +40,7 @@ def inside(path: Path, roots: Sequence[Path]) -> Path:
     return place
 
 
-def frames_in(folder: Path, roots: Sequence[Path]) -> list[Path]:
+def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
     """The pictures of a folder in natural order, 9.jpg before 10.jpg; hidden files are none of them.
 
     Raises:
@@ -48,34 +48,34 @@ def frames_in(folder: Path, roots: Sequence[Path]) -> list[Path]:
         OSError: it cannot be listed.
     """
     frames = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    if odd := sorted(entry.name for entry in frames if entry.suffix.lower() not in _PICTURES):
+    if odd := sorted(entry.name for entry in frames if entry.suffix.lower() not in _IMAGE_SUFFIXES):
         raise UserError(f"{folder}: holds {odd[0]}, which is no picture; a folder of frames holds nothing else")
     if not frames:
         raise UserError(f"{folder}: holds no frames; restore or remove it")
     for frame in frames:
-        inside(frame, roots)
-    return sorted(frames, key=_naturally)
+        resolve_inside(frame, roots)
+    return sorted(frames, key=_natural_sort_key)
 
 
-def digest_of(frames: Mapping[str, str]) -> str:
+def compute_frames_digest(frames: Mapping[str, str]) -> str:
     """The sha256 of a folder of frames, from the sha256 of each by name, in order."""
     return hashlib.sha256("".join(f"{sha256} {name}\n" for name, sha256 in frames.items()).encode()).hexdigest()
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """The sha256 of a file's bytes. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _naturally(path: Path) -> tuple[list[str | int], str]:
+def _natural_sort_key(path: Path) -> tuple[list[str | int], str]:
     """Numbers in a name by what they count, the text between them by its letters."""
     pieces = re.split(r"([0-9]+)", path.name)
     return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
 
 
 @contextmanager
-def refusing(path: Path) -> Iterator[None]:
+def report_write_errors(path: Path) -> Iterator[None]:
     """Turn what the system says against writing `path` (full disk, no permission) into a UserError."""
     try:
         yield
@@ -86,14 +86,14 @@ def refusing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Where the next content of `path` is written first; a killed run may leave it behind."""
-    return path.with_name(f".{path.name}{TEMPORARY}")
+    return path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what killed runs left half-written in a folder."""
-    for ending in (PARTIAL, RETIRED, TEMPORARY):
+    for ending in (PARTIAL_SUFFIX, RETIRED_SUFFIX, TEMPORARY_SUFFIX):
         for scrap in folder.glob(f".*{ending}"):
             if scrap.is_dir():
                 shutil.rmtree(scrap)
@@ -107,8 +107,8 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         UserError: the file cannot be written; what was there stays.
     """
-    fresh = temporary(path)
-    with refusing(path):
+    fresh = temporary_path(path)
+    with report_write_errors(path):
         try:
             with fresh.open("wb") as file:
                 # Half a surrogate pair becomes \udxxx, which is its JSON escape.
@@ -119,26 +119,26 @@ def write_atomically(path: Path, text: str) -> None:
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
-        sync(path.parent)
+        fsync_path(path.parent)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
     """One line of strict JSON: floats by repr; NaN and infinities become null; other objects their str()."""
-    return json.dumps(finite(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(replace_nonfinite(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def finite(value: object) -> object:
+def replace_nonfinite(value: object) -> object:
     """The same value with null for every float that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(inner) for key, inner in value.items()}
+        return {str(key): replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [replace_nonfinite(inner) for inner in value]
     return value
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

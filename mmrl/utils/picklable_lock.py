@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import RLock
 
 
-class Turns:
+class PicklableLock:
     """A lock for one thread at a time, which may take it again. A copy, or one in another process, is a lock anew."""
 
     def __init__(self) -> None:
@@ -19,6 +19,6 @@ class Turns:
         """The next one, please."""
         self._lock.release()
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
+    def __reduce__(self) -> tuple[type[PicklableLock], tuple[()]]:
         """Nothing of a lock is kept."""
-        return Turns, ()
+        return PicklableLock, ()

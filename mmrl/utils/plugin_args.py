@@ -15,15 +15,15 @@ from mmrl.types import UserError
 _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
-class Option(NamedTuple):
+class PluginOption(NamedTuple):
     """One option: its type, and its default unless it must be given."""
 
-    hint: Any
+    type_hint: Any
     default: Any
     required: bool
 
 
-def options_of(fn: Callable[..., Any], *, after: int) -> dict[str, Option]:
+def read_plugin_options(fn: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:
     """What may be set of `fn`: every parameter but the first `after`.
 
     Raises:
@@ -31,15 +31,15 @@ def options_of(fn: Callable[..., Any], *, after: int) -> dict[str, Option]:
     """
     hints = get_type_hints(fn, include_extras=True)
     options = {}
-    for name, parameter in list(inspect.signature(fn).parameters.items())[after:]:
+    for name, parameter in list(inspect.signature(fn).parameters.items())[skip:]:
         if parameter.kind is not parameter.KEYWORD_ONLY or name not in hints:
             raise UserError(f"{fn.__qualname__}: option {name!r} must come after `*` and have a type")
         required = parameter.default is parameter.empty
-        options[name] = Option(hints[name], None if required else parameter.default, required)
+        options[name] = PluginOption(hints[name], None if required else parameter.default, required)
     return options
 
 
-def settle(who: str, options: Mapping[str, Option], args: Mapping[str, Any]) -> dict[str, Any]:
+def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments in the types the signature asks for, checked as JSON is: a list for a tuple, a string for an enum.
 
     Raises:
@@ -47,22 +47,22 @@ def settle(who: str, options: Mapping[str, Option], args: Mapping[str, Any]) -> 
     """
     for name in args:
         if name not in options:
-            raise UserError(f"{who} has no option {name!r}; {_alternatives(name, options)}")
+            raise UserError(f"{owner} has no option {name!r}; {_suggest_options(name, options)}")
     missing = [name for name, option in options.items() if option.required and name not in args]
     if missing:
-        raise UserError(f"{who} needs the option {missing[0]!r}")
-    return {name: _checked(who, name, options[name], value) for name, value in args.items()}
+        raise UserError(f"{owner} needs the option {missing[0]!r}")
+    return {name: _validate_value(owner, name, options[name], value) for name, value in args.items()}
 
 
-def _checked(who: str, name: str, option: Option, value: object) -> object:
-    adapter: TypeAdapter[object] = TypeAdapter(option.hint)
+def _validate_value(owner: str, name: str, option: PluginOption, value: object) -> object:
+    adapter: TypeAdapter[object] = TypeAdapter(option.type_hint)
     try:
         return adapter.validate_json(_JSON.dump_json(value), strict=True)
     except ValidationError as error:
-        raise UserError(f"{who}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
+        raise UserError(f"{owner}, option {name!r} = {value!r}: {error.errors()[0]['msg']}") from None
 
 
-def _alternatives(name: str, options: Mapping[str, Option]) -> str:
+def _suggest_options(name: str, options: Mapping[str, PluginOption]) -> str:
     if close := difflib.get_close_matches(name, options, n=1):
         return f"did you mean {close[0]!r}?"
     return f"it has {', '.join(map(repr, options))}" if options else "it has none"

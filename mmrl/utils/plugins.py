@@ -13,7 +13,7 @@ from types import ModuleType
 from mmrl.types import UserError
 
 
-def resolve(name: str, base: Path) -> object:
+def load_object(name: str, base_dir: Path) -> object:
     """The object that `name` stands for; file paths start from `base`.
 
     Raises:
@@ -22,7 +22,7 @@ def resolve(name: str, base: Path) -> object:
     where, _, attribute = name.rpartition(":")
     if not attribute or not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
         raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
-    module = _from_file(base / where, name) if where.endswith(".py") else _from_package(where, name)
+    module = _import_file(base_dir / where, name) if where.endswith(".py") else _import_package_module(where, name)
     members = vars(module)
     if attribute not in members:
         close = difflib.get_close_matches(attribute, members, n=1)
@@ -31,7 +31,7 @@ def resolve(name: str, base: Path) -> object:
     return members[attribute]
 
 
-def _from_package(module: str, name: str) -> ModuleType:
+def _import_package_module(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -40,7 +40,7 @@ def _from_package(module: str, name: str) -> ModuleType:
         raise UserError(f"{name!r}: there is no module {error.name!r}") from error
 
 
-def _from_file(path: Path, name: str) -> ModuleType:
+def _import_file(path: Path, name: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(f"{name!r}: there is no file {path}")

@@ -12,7 +12,7 @@ Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class MeanWithInterval:
     """A mean with its 95 % interval and the count behind it."""
 
     value: float
@@ -21,16 +21,16 @@ class Mean:
     n: int
 
 
-def mean(values: Sequence[float]) -> Mean:
+def mean_with_interval(values: Sequence[float]) -> MeanWithInterval:
     """Mean and normal-approximation 95 % interval: value -/+ 1.96 s / sqrt(n), s the sample deviation.
 
     A single value has an infinite interval.
     """
     half = Z95 * stdev(values) / sqrt(len(values)) if len(values) > 1 else float("inf")
-    return Mean(value=fmean(values), low=fmean(values) - half, high=fmean(values) + half, n=len(values))
+    return MeanWithInterval(value=fmean(values), low=fmean(values) - half, high=fmean(values) + half, n=len(values))
 
 
-def rise(before: Mapping[str, float], after: Mapping[str, float]) -> Mean:
+def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) -> MeanWithInterval:
     """Mean change over the same samples, paired by id.
 
     Raises:
@@ -38,4 +38,4 @@ def rise(before: Mapping[str, float], after: Mapping[str, float]) -> Mean:
     """
     if before.keys() != after.keys():
         raise ValueError(f"cannot pair {len(before)} samples with {len(after)} others")
-    return mean([after[sample] - before[sample] for sample in before])
+    return mean_with_interval([after[sample] - before[sample] for sample in before])

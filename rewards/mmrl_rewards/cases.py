@@ -15,34 +15,34 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from mmrl.answer import Grammar
+from mmrl.answer import ResponseFormat
 from mmrl.types import (
-    Finish,
-    Frame,
+    AnswerType,
+    CoordinateSystem,
+    FinishReason,
     ImageRef,
-    Kind,
     MediaRef,
     ResizeMap,
     Response,
+    RewardValue,
     Sample,
     Size,
     Target,
-    Term,
     Unscorable,
     UserError,
     VideoRef,
 )
 from mmrl_rewards.contract import BoundReward
 
-_Read = TypeVar("_Read")
-_GRAMMAR: TypeAdapter[Grammar] = TypeAdapter(Grammar)
+_ModelT = TypeVar("_ModelT")
+_GRAMMAR_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
 
 
-class _Row(BaseModel):
+class _CaseModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CaseMedium(_Row):
+class CaseMedium(_CaseModel):
     """A picture or video: (width, height) in pixels, before and after resizing; a video lasts `duration` seconds."""
 
     type: Literal["image", "video"] = "image"
@@ -50,23 +50,23 @@ class CaseMedium(_Row):
     resized: tuple[int, int] | None = None
     duration: float | None = None
 
-    def ref(self) -> MediaRef:
+    def make_ref(self) -> MediaRef:
         """A reference to no file: rewards open nothing."""
         if self.type == "image":
             return ImageRef(path="case.png", sha256="")
         return VideoRef(path="case.mp4", sha256="", start=0.0 if self.duration else None, end=self.duration)
 
-    def resize(self) -> ResizeMap:
+    def make_resize_map(self) -> ResizeMap:
         """How it was resized."""
         return ResizeMap(Size(*self.size), Size(*(self.resized or self.size)))
 
 
-class CaseSample(_Row):
+class CaseSample(_CaseModel):
     """The sample of a case. `image` and `resized` are short for `media` of one picture; none when neither is set."""
 
-    kind: Kind
+    kind: AnswerType
     value: Any
-    frame: Frame | None = None
+    frame: CoordinateSystem | None = None
     medium: int = 0
     image: tuple[int, int] | None = None
     resized: tuple[int, int] | None = None
@@ -77,7 +77,7 @@ class CaseSample(_Row):
     meta: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _one_way(self) -> CaseSample:
+    def _check_media_given_once(self) -> CaseSample:
         if self.image and self.media:
             raise ValueError("give `media` or `image`, not both")
         return self
@@ -88,28 +88,28 @@ class CaseSample(_Row):
 
     def build(self) -> Sample:
         """The sample that rewards are given; `label` is of the target's kind and frame."""
-        target = Target(kind=self.kind, value=self.value, frame=self.frame, medium=self.medium)
-        label = Target(kind=self.kind, value=self.label, frame=self.frame, medium=self.medium)
+        target = Target(answer_type=self.kind, value=self.value, coordinate_system=self.frame, media_index=self.medium)
+        label = Target(answer_type=self.kind, value=self.label, coordinate_system=self.frame, media_index=self.medium)
         return Sample(
             id="case",
             task="case",
-            parts=(*(medium.ref() for medium in self.all_media()), self.question),
+            parts=(*(medium.make_ref() for medium in self.all_media()), self.question),
             target=target,
             label=None if self.label is None else label,
-            thought=self.thought,
+            thinking=self.thought,
             meta=self.meta,
         )
 
 
-class Outcome(NamedTuple):
+class CaseResult(NamedTuple):
     """What a case earned: a value or "unscorable", or None when the reward failed; `ok` when that was expected."""
 
-    got: float | Literal["unscorable"] | None
+    value: float | Literal["unscorable"] | None
     reason: str
-    ok: bool
+    passed: bool
 
 
-class Case(_Row):
+class Case(_CaseModel):
     """One row of a table."""
 
     fn: str
@@ -117,10 +117,10 @@ class Case(_Row):
     sample: CaseSample
     response: str
     repeat: int = Field(default=1, ge=0)
-    frame: Frame = Frame.PX_ORIGINAL
+    frame: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
     think: Literal["none", "optional", "required"] = "optional"
     grammar: dict[str, Any] = {}
-    finish: Finish = Finish.EOS
+    finish: FinishReason = FinishReason.EOS
     tokens: int | None = None
     expected: float | Literal["unscorable"]
     tol: float = 1e-6
@@ -128,47 +128,47 @@ class Case(_Row):
 
     @field_validator("grammar")
     @classmethod
-    def _grammar_is_one(cls, grammar: dict[str, Any]) -> dict[str, Any]:
-        if unknown := sorted(grammar.keys() - {field.name for field in fields(Grammar)}):
+    def _check_grammar(cls, grammar: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(grammar.keys() - {field.name for field in fields(ResponseFormat)}):
             raise ValueError(f"a grammar has no {unknown[0]!r}")
-        _GRAMMAR.validate_python(grammar)
+        _GRAMMAR_ADAPTER.validate_python(grammar)
         return grammar
 
     def build(self) -> tuple[Response, Sample]:
         """What the reward is given."""
         text = self.response * self.repeat
-        grammar = _GRAMMAR.validate_python({"think": self.think, **self.grammar})
+        grammar = _GRAMMAR_ADAPTER.validate_python({"think": self.think, **self.grammar})
         response = Response(
             text=text,
             answer=grammar.parse(text, self.sample.kind),
-            finish=self.finish,
+            finish_reason=self.finish,
             num_tokens=len(text.split()) if self.tokens is None else self.tokens,
-            resizes=tuple(medium.resize() for medium in self.sample.all_media()),
-            frame=self.frame,
+            resize_maps=tuple(medium.make_resize_map() for medium in self.sample.all_media()),
+            coordinate_system=self.frame,
         )
         return response, self.sample.build()
 
-    def outcome(self, reward: BoundReward) -> Outcome:
+    def score(self, reward: BoundReward) -> CaseResult:
         """Score the case. A reward that raises anything but `Unscorable` fails it, and the table goes on."""
         response, sample = self.build()
-        with Caught() as caught:
+        with ErrorCatcher() as caught:
             result = reward(response, sample)
         match caught.error:
             case None:
-                value, reason = result if isinstance(result, Term) else (result, "no reason given")
+                value, reason = result if isinstance(result, RewardValue) else (result, "no reason given")
             case Unscorable() as error:
-                return Outcome("unscorable", str(error), self.expected == "unscorable")
+                return CaseResult("unscorable", str(error), self.expected == "unscorable")
             case error:
-                return Outcome(None, f"raised {type(error).__name__}: {error}", False)
+                return CaseResult(None, f"raised {type(error).__name__}: {error}", False)
         if not isinstance(value, int | float):
-            return Outcome(None, f"returned {value!r:.80}, which is no number", False)
+            return CaseResult(None, f"returned {value!r:.80}, which is no number", False)
         if not reward.reward.low <= value <= reward.reward.high:
-            return Outcome(value, f"outside its range; {reason}", False)
-        return Outcome(value, reason, self.expected != "unscorable" and abs(value - self.expected) <= self.tol)
+            return CaseResult(value, f"outside its range; {reason}", False)
+        return CaseResult(value, reason, self.expected != "unscorable" and abs(value - self.expected) <= self.tol)
 
-    def failure(self, reward: BoundReward) -> str:
+    def failure_message(self, reward: BoundReward) -> str:
         """Score the case; empty if the score is as expected, else what came instead."""
-        got, reason, ok = self.outcome(reward)
+        got, reason, ok = self.score(reward)
         if ok:
             return ""
         if got == "unscorable":
@@ -176,12 +176,12 @@ class Case(_Row):
         return f"expected {self.expected}, got {got} ({reason}); source: {self.source}"
 
 
-class Caught:
+class ErrorCatcher:
     """Keeps the error that ends its block, of whatever kind, for a report on code that is not trusted."""
 
     error: Exception | SystemExit | None = None
 
-    def __enter__(self) -> Caught:
+    def __enter__(self) -> ErrorCatcher:
         """Begin."""
         return self
 
@@ -193,13 +193,13 @@ class Caught:
         return self.error is not None
 
 
-def load(path: Path) -> tuple[Case, ...]:
+def load_case_table(path: Path) -> tuple[Case, ...]:
     """Read a table.
 
     Raises:
         UserError: the file is missing, or a row has an unknown or missing key or a wrong type.
     """
-    return _read(TypeAdapter(tuple[Case, ...]), path, "case table", "row ")
+    return _read_json(TypeAdapter(tuple[Case, ...]), path, "case table", "row ")
 
 
 def load_sample(path: Path) -> CaseSample:
@@ -208,20 +208,20 @@ def load_sample(path: Path) -> CaseSample:
     Raises:
         UserError: the file is missing, or it has an unknown or missing key or a wrong type.
     """
-    return _read(TypeAdapter(CaseSample), path, "sample", "")
+    return _read_json(TypeAdapter(CaseSample), path, "sample", "")
 
 
-def _read(adapter: TypeAdapter[_Read], path: Path, what: str, where: str) -> _Read:
+def _read_json(adapter: TypeAdapter[_ModelT], path: Path, what: str, prefix: str) -> _ModelT:
     try:
         return adapter.validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise UserError(f"{path}: {first_problem(error, where)}") from error
+        raise UserError(f"{path}: {first_error_message(error, prefix)}") from error
 
 
-def first_problem(error: ValidationError, where: str = "") -> str:
+def first_error_message(error: ValidationError, prefix: str = "") -> str:
     """What is wrong, behind the keys that lead there; `where` stands before them."""
     first = error.errors()[0]
     at = ".".join(map(str, first["loc"]))
-    return f"{where}{at}: {first['msg']}" if at else first["msg"]
+    return f"{prefix}{at}: {first['msg']}" if at else first["msg"]

@@ -8,21 +8,23 @@ from itertools import takewhile
 from string import ascii_uppercase
 from typing import Final
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
 
-_LONGEST: Final = 1000  # characters; a choice that takes more is none
-_LISTED: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
-_DRESS: Final = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*")
+_MAX_CHARS: Final = 1000  # characters; a choice that takes more is none
+_LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
+_MARKUP: Final = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
 _LETTER_AND_TEXT: Final = re.compile(r"[(\[]?([A-Z])(?:[)\]][.:]?|[.:])\s+(\S.*)", re.DOTALL)
-_STATED: Final = re.compile(r"(?i:\b(?:answer|option|choice))(?:\s+is)?\s*:?\s*[(\[]?[A-Z](?=[)\].,:;!]|\s+is\b|\s*$)")
-_ALONE: Final = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
+_STATED_ANSWER: Final = re.compile(
+    r"(?i:\b(?:answer|option|choice))(?:\s+is)?\s*:?\s*[(\[]?[A-Z](?=[)\].,:;!]|\s+is\b|\s*$)"
+)
+_LONE_LETTER: Final = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 _YES_OR_NO: Final = re.compile(r"\b(?:yes|no)\b")
 
 
-@reward(name="choice", kinds=(Kind.CHOICE,))
-def exact(response: Response, sample: Sample) -> Term:
+@reward(name="choice", answer_types=(AnswerType.CHOICE,))
+def exact(response: Response, sample: Sample) -> RewardValue:
     """1 if the answer's letter is the target's, case aside, else 0.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Departures: none; the text of an option is no
@@ -31,15 +33,15 @@ def exact(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target is not one letter from A to Z.
     """
-    target = gold(sample, Kind.CHOICE)
+    target = target_value(sample, AnswerType.CHOICE)
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
-    return Term(float(value == target), f"{value}, expected {target}")
+        return RewardValue(0.0, response.answer.problems[0])
+    return RewardValue(float(value == target), f"{value}, expected {target}")
 
 
-@reward(name="option", kinds=(Kind.CHOICE,))
-def option(response: Response, sample: Sample) -> Term:
+@reward(name="option", answer_types=(AnswerType.CHOICE,))
+def option(response: Response, sample: Sample) -> RewardValue:
     """1 if the answer names the right option, by its letter, its text or both, else 0.
 
     B, (B), [B], **B**, B. red, red and "The answer is B." name B, where the question lists "B. red" on a line of its
@@ -50,21 +52,21 @@ def option(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target is not one letter from A to Z, or is none of the options listed.
     """
-    target = gold(sample, Kind.CHOICE)
-    options = _options(sample)
+    target = target_value(sample, AnswerType.CHOICE)
+    options = _parse_options(sample)
     if options and target not in options:
         raise Unscorable(f"the target {target} is none of the options {', '.join(options)}")
     content = response.answer.text
     if content is None:
-        return Term(0.0, response.answer.problems[0])
-    letters = _named(content, options) if len(content) <= _LONGEST else ()
+        return RewardValue(0.0, response.answer.problems[0])
+    letters = _named_options(content, options) if len(content) <= _MAX_CHARS else ()
     if not letters:
-        return Term(0.0, f"names no option: {content[:40]!r}")
-    return Term(float(target in letters), f"{' or '.join(letters)}, expected {target}")
+        return RewardValue(0.0, f"names no option: {content[:40]!r}")
+    return RewardValue(float(target in letters), f"{' or '.join(letters)}, expected {target}")
 
 
-@reward(name="yes_no", kinds=(Kind.TEXT,))
-def yes_no(response: Response, sample: Sample) -> Term:
+@reward(name="yes_no", answer_types=(AnswerType.TEXT,))
+def yes_no(response: Response, sample: Sample) -> RewardValue:
     """1 if the answer begins with the right one of "yes" and "no" and nowhere says the other, case aside, else 0.
 
     Source: the yes/no questions of POPE (arXiv:2305.10355). Departures: whole words alone count, the first one says
@@ -73,23 +75,23 @@ def yes_no(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target is neither yes nor no.
     """
-    target = gold(sample, Kind.TEXT).strip().rstrip(".").casefold()
+    target = target_value(sample, AnswerType.TEXT).strip().rstrip(".").casefold()
     if target not in ("yes", "no"):
         raise Unscorable(f"the target {sample.target.value!r:.80} is neither yes nor no")
     content = response.answer.text
     if content is None:
-        return Term(0.0, response.answer.problems[0])
-    answer = content[:_LONGEST].strip().casefold()
+        return RewardValue(0.0, response.answer.problems[0])
+    answer = content[:_MAX_CHARS].strip().casefold()
     said = set(_YES_OR_NO.findall(answer))
-    if len(content) > _LONGEST or len(said) != 1 or not _YES_OR_NO.match(answer):
-        return Term(0.0, f"neither yes nor no: {answer[:40]!r}")
-    return Term(float(said == {target}), f"{said.pop()}, expected {target}")
+    if len(content) > _MAX_CHARS or len(said) != 1 or not _YES_OR_NO.match(answer):
+        return RewardValue(0.0, f"neither yes nor no: {answer[:40]!r}")
+    return RewardValue(float(said == {target}), f"{said.pop()}, expected {target}")
 
 
-def _options(sample: Sample) -> Mapping[str, str]:
+def _parse_options(sample: Sample) -> Mapping[str, str]:
     """The options that the question lists, A first: their text by their letter; the last such list if it has two."""
     question = "\n".join(part for part in sample.parts if isinstance(part, str))
-    lines = _LISTED.findall(question)
+    lines = _LISTED_OPTION.findall(question)
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
     last = lines[starts[-1] :] if starts else []
     in_order = takewhile(lambda pair: pair[0][0] == pair[1], zip(last, ascii_uppercase, strict=False))
@@ -97,25 +99,27 @@ def _options(sample: Sample) -> Mapping[str, str]:
     return options if len(options) > 1 else {}
 
 
-def _named(content: str, options: Mapping[str, str]) -> Sequence[str]:
+def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
     """The letters of the option that an answer names: several only if their texts are equal."""
-    answer = _DRESS.sub(lambda match: match[1] or match[2] or "", content).strip()
-    alike = [letter for letter, text in options.items() if _plain(text) == _plain(answer)]
+    answer = _MARKUP.sub(lambda match: match[1] or match[2] or "", content).strip()
+    alike = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
     if alike:
         return alike
-    letters = set(_letters(answer, options))
+    letters = set(_candidate_letters(answer, options))
     return tuple(letters) if len(letters) == 1 and letters <= set(options or ascii_uppercase) else ()
 
 
-def _letters(answer: str, options: Mapping[str, str]) -> Iterator[str]:
+def _candidate_letters(answer: str, options: Mapping[str, str]) -> Iterator[str]:
     """Every letter that an answer may mean."""
     if alone := _LETTER.fullmatch(answer):
         yield alone[1].upper()
-    elif (both := _LETTER_AND_TEXT.fullmatch(answer)) and _plain(options.get(both[1], both[2])) == _plain(both[2]):
+    elif (both := _LETTER_AND_TEXT.fullmatch(answer)) and _normalize(options.get(both[1], both[2])) == _normalize(
+        both[2]
+    ):
         yield both[1]
-    elif _STATED.search(answer):
-        yield from (letter for letter in _ALONE.findall(answer) if letter in (options or ascii_uppercase))
+    elif _STATED_ANSWER.search(answer):
+        yield from (letter for letter in _LONE_LETTER.findall(answer) if letter in (options or ascii_uppercase))
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".")

@@ -10,16 +10,18 @@ from typing import Annotated, Final
 from pydantic import Field
 from rapidfuzz import fuzz, process
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
-from mmrl_rewards.strings import shown
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.strings import excerpt
 
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
-_JOINTS: Final = str.maketrans("_-", "  ")
+_NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
+_SEPARATORS_TO_SPACES: Final = str.maketrans("_-", "  ")
 
 
-@reward(name="label", kinds=(Kind.TEXT,))
-def label(response: Response, sample: Sample, *, verbatim: bool = False, aliases: Mapping[str, str] = _NONE) -> Term:
+@reward(name="label", answer_types=(AnswerType.TEXT,))
+def label(
+    response: Response, sample: Sample, *, verbatim: bool = False, aliases: Mapping[str, str] = _NO_ALIASES
+) -> RewardValue:
     """1 if the answer is the target's class, else 0.
 
     Names are equal after NFKC, case folding, collapsing white space and taking _ and - for spaces; `verbatim` they
@@ -30,24 +32,24 @@ def label(response: Response, sample: Sample, *, verbatim: bool = False, aliases
     Raises:
         Unscorable: the target is not text.
     """
-    target = gold(sample, Kind.TEXT)
+    target = target_value(sample, AnswerType.TEXT)
     content = response.answer.value
     if content is None:
-        return Term(0.0, response.answer.problems[0])
-    other_names = {_normal(name): stands_for for name, stands_for in aliases.items()}
-    named = other_names.get(_normal(content), content)
-    equal = named == target if verbatim else _normal(named) == _normal(target)
-    return Term(float(equal), f"{shown(content)}, expected {shown(target)}")
+        return RewardValue(0.0, response.answer.problems[0])
+    other_names = {_normalize(name): stands_for for name, stands_for in aliases.items()}
+    named = other_names.get(_normalize(content), content)
+    equal = named == target if verbatim else _normalize(named) == _normalize(target)
+    return RewardValue(float(equal), f"{excerpt(content)}, expected {excerpt(target)}")
 
 
-@reward(name="fuzzy", kinds=(Kind.TEXT,))
+@reward(name="fuzzy", answer_types=(AnswerType.TEXT,))
 def fuzzy(
     response: Response,
     sample: Sample,
     *,
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9,
     column: str | None = None,
-) -> Term:
+) -> RewardValue:
     """1 if the answer is spelled like the target: 2 * common / (len(answer) + len(target)) >= threshold, else 0.
 
     `common` is the length of their longest common subsequence, names normalised as for `label`. With `column`, the
@@ -58,20 +60,22 @@ def fuzzy(
     Raises:
         Unscorable: the target is not text, or the column holds no list of texts that the target is one of.
     """
-    target = _normal(gold(sample, Kind.TEXT))
-    classes = [target] if column is None else _classes(sample.meta.get(column), column, target)
+    target = _normalize(target_value(sample, AnswerType.TEXT))
+    classes = [target] if column is None else _read_classes(sample.meta.get(column), column, target)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    answer = _normal(response.answer.value)
+        return RewardValue(0.0, response.answer.problems[0])
+    answer = _normalize(response.answer.value)
     nearest = process.extractOne(answer, classes, scorer=fuzz.ratio, score_cutoff=100 * threshold)
     if nearest is None:
-        return Term(0.0, f"{shown(answer)} is near none, expected {shown(target)}")
+        return RewardValue(0.0, f"{excerpt(answer)} is near none, expected {excerpt(target)}")
     name, ratio, _ = nearest
-    return Term(float(name == target), f"{shown(answer)} is {ratio:.0f} % {shown(name)}, expected {shown(target)}")
+    return RewardValue(
+        float(name == target), f"{excerpt(answer)} is {ratio:.0f} % {excerpt(name)}, expected {excerpt(target)}"
+    )
 
 
-@reward(name="labels", kinds=(Kind.LIST,))
-def labels(response: Response, sample: Sample) -> Term:
+@reward(name="labels", answer_types=(AnswerType.LIST,))
+def labels(response: Response, sample: Sample) -> RewardValue:
     """|A & B| / |A | B| of the set of classes answered and the set expected, names normalised as for `label`.
 
     Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets. Departures: two empty sets are
@@ -80,22 +84,22 @@ def labels(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target is not a list of texts.
     """
-    expected = {_normal(name) for name in gold(sample, Kind.LIST)}
+    expected = {_normalize(name) for name in target_value(sample, AnswerType.LIST)}
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    given = {_normal(name) for name in response.answer.value}
+        return RewardValue(0.0, response.answer.problems[0])
+    given = {_normalize(name) for name in response.answer.value}
     both, either = len(given & expected), len(given | expected)
-    return Term(both / either if either else 1.0, f"{both} shared of {len(given)}, expected {len(expected)}")
+    return RewardValue(both / either if either else 1.0, f"{both} shared of {len(given)}, expected {len(expected)}")
 
 
-def _classes(names: object, column: str, target: str) -> list[str]:
+def _read_classes(names: object, column: str, target: str) -> list[str]:
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise Unscorable(f"the column {column!r} holds {names!r:.80}, not a list of classes")
-    classes = [_normal(name) for name in names]
+    classes = [_normalize(name) for name in names]
     if target not in classes:
-        raise Unscorable(f"the target {shown(target)} is none of the {len(classes)} classes in {column!r}")
+        raise Unscorable(f"the target {excerpt(target)} is none of the {len(classes)} classes in {column!r}")
     return classes
 
 
-def _normal(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().translate(_JOINTS).split())
+def _normalize(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().translate(_SEPARATORS_TO_SPACES).split())

@@ -22,26 +22,26 @@ from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec
 
-from mmrl.answer import FRAMED, Value, checked
-from mmrl.types import Kind, Response, Sample, Term, Unscorable, UserError
-from mmrl.utils.plugin_args import Option, options_of, settle
+from mmrl.answer import COORDINATE_TYPES, AnswerValue, validate_value
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable, UserError
+from mmrl.utils.plugin_args import PluginOption, read_plugin_options, validate_args
 
-Options = ParamSpec("Options")
+RewardOptions = ParamSpec("RewardOptions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reward(Generic[Options]):
+class Reward(Generic[RewardOptions]):
     """A decorated reward function; call it as you would the function."""
 
-    fn: Callable[Concatenate[Response, Sample, Options], float | Term]
+    fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
     name: str
     low: float
     high: float
-    kinds: tuple[Kind, ...]
+    answer_types: tuple[AnswerType, ...]
     attack_tolerance: Mapping[str, float] | float
-    service: bool
-    deadline_s: float | None
-    options: Mapping[str, Option]
+    uses_service: bool
+    timeout_s: float | None
+    options: Mapping[str, PluginOption]
 
     @property
     def doc(self) -> str:
@@ -49,14 +49,14 @@ class Reward(Generic[Options]):
         return inspect.getdoc(self.fn) or ""
 
     def __call__(
-        self, response: Response, sample: Sample, *args: Options.args, **kwargs: Options.kwargs
-    ) -> float | Term:
+        self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
+    ) -> float | RewardValue:
         """Score one response."""
         return self.fn(response, sample, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[[str, str], object], tuple[str, str]]:
         """Pickle by reference, as functions are."""
-        return _import, (self.fn.__module__, self.fn.__qualname__)
+        return _import_by_name, (self.fn.__module__, self.fn.__qualname__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class BoundReward:
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, response: Response, sample: Sample) -> float | Term:
+    def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
         """Score one response with these options."""
         return self.reward(response, sample, **self.args)
 
@@ -76,11 +76,11 @@ def reward(
     name: str,
     low: float = 0.0,
     high: float = 1.0,
-    kinds: tuple[Kind, ...] = (),
+    answer_types: tuple[AnswerType, ...] = (),
     attack_tolerance: Mapping[str, float] | float = 0.1,
-    service: bool = False,
-    deadline_s: float | None = None,
-) -> Callable[[Callable[Concatenate[Response, Sample, Options], float | Term]], Reward[Options]]:
+    uses_service: bool = False,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]], Reward[RewardOptions]]:
     """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
     is named).
 
@@ -95,23 +95,25 @@ def reward(
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
-    if deadline_s is not None and not 0.0 < deadline_s < inf:
-        raise UserError(f"reward {name!r}: deadline_s {deadline_s} is no number of seconds above 0")
+    if timeout_s is not None and not 0.0 < timeout_s < inf:
+        raise UserError(f"reward {name!r}: deadline_s {timeout_s} is no number of seconds above 0")
     shares = attack_tolerance.values() if isinstance(attack_tolerance, Mapping) else [attack_tolerance]
     if not all(0.0 <= share <= 1.0 for share in shares):
         raise UserError(f"reward {name!r}: attack_tolerance {attack_tolerance} is no share from 0 to 1")
 
-    def declare(fn: Callable[Concatenate[Response, Sample, Options], float | Term]) -> Reward[Options]:
+    def declare(
+        fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue],
+    ) -> Reward[RewardOptions]:
         return Reward(
             fn=fn,
             name=name,
             low=low,
             high=high,
-            kinds=kinds,
+            answer_types=answer_types,
             attack_tolerance=attack_tolerance,
-            service=service,
-            deadline_s=deadline_s,
-            options=MappingProxyType(options_of(fn, after=2)),
+            uses_service=uses_service,
+            timeout_s=timeout_s,
+            options=MappingProxyType(read_plugin_options(fn, skip=2)),
         )
 
     return declare
@@ -125,26 +127,26 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
     """
     if not isinstance(fn, Reward):
         raise UserError(f"{fn!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
-    return BoundReward(reward=fn, args=settle(f"reward {fn.name!r}", fn.options, args))
+    return BoundReward(reward=fn, args=validate_args(f"reward {fn.name!r}", fn.options, args))
 
 
-def gold(sample: Sample, kind: Kind) -> Value:
+def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
     """The target's value, for a reward that compares answers of one kind: checked, and in the form that `Kind` states.
 
     Raises:
         Unscorable: the target is of another kind, its value is none of this kind, or its coordinates have no frame.
     """
     target = sample.target
-    if target.kind is not kind:
-        raise Unscorable(f"the target is a {target.kind}, this reward compares a {kind}")
+    if target.answer_type is not answer_type:
+        raise Unscorable(f"the target is a {target.answer_type}, this reward compares a {answer_type}")
     try:
-        value = checked(kind, target.value)
+        value = validate_value(answer_type, target.value)
     except ValueError as error:
         raise Unscorable(f"the target {target.value!r:.200} is {error}") from error
-    if kind in FRAMED and target.frame is None:
+    if answer_type in COORDINATE_TYPES and target.coordinate_system is None:
         raise Unscorable(f"the target {target.value!r:.200} does not say what frame its coordinates are in")
     return value
 
 
-def _import(module: str, qualname: str) -> object:
+def _import_by_name(module: str, qualname: str) -> object:
     return getattr(importlib.import_module(module), qualname)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer.sections import in_tags
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.answer.sections import split_tags
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
 
-_CONTENT: Final = (
+_CONTENT_ATTACKS: Final = (
     *("question echo", "all options", "number dump", "box dump", "whole picture", "repetition", "judge injection"),
     "1 MB of text",
 )
@@ -20,8 +20,8 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 Tags = Annotated[tuple[Tag, ...], Field(min_length=1)]
 
 
-@reward(name="format", attack_tolerance=dict.fromkeys(_CONTENT, 1.0))
-def tags(response: Response, sample: Sample) -> Term:
+@reward(name="format", attack_tolerance=dict.fromkeys(_CONTENT_ATTACKS, 1.0))
+def tags(response: Response, sample: Sample) -> RewardValue:
     """1 if the response meets the answer grammar exactly, else 0 with the first problem as the reason.
 
     The grammar of the run says what was asked: thinking or none, sections such as an observation, the answer in tags,
@@ -30,11 +30,11 @@ def tags(response: Response, sample: Sample) -> Term:
     regular expression.
     """
     problems = response.answer.problems
-    return Term(0.0, problems[0]) if problems else Term(1.0, "as asked")
+    return RewardValue(0.0, problems[0]) if problems else RewardValue(1.0, "as asked")
 
 
 @reward(name="partial_format", attack_tolerance=0.34)  # the answer's tags are one of three things asked for
-def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answer")) -> Term:
+def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answer")) -> RewardValue:
     """(parts that are right + 1 if nothing else is wrong) / (parts + 1), for a policy that has the format to learn.
 
     A part is right if its tags stand once, outermost, around something; the last one if nothing follows it, too.
@@ -42,19 +42,22 @@ def partial(response: Response, sample: Sample, *, tags: Tags = ("think", "answe
     of Open R1 (github.com/huggingface/open-r1, `tag_count_reward`). Departures: pairs instead of single tags, so that
     nested, empty and repeated ones earn nothing, and a last share for what no count of tags sees.
     """
-    found = in_tags(response.text, tags, tags[-1])
-    order = [part.name for part in found.others]
+    found = split_tags(response.text, tags, tags[-1])
+    order = [part.name for part in found.sections]
     times = Counter(order)
-    full = {part.name for part in found.others if part.inner.strip() and times[part.name] == 1}
+    full = {part.name for part in found.sections if part.content.strip() and times[part.name] == 1}
     right = [tag for tag in tags[:-1] if tag in full] + ([tags[-1]] if (found.content or "").strip() else [])
-    clean = order == list(tags[:-1]) and len(right) == len(tags) and not (found.problems or found.loose)
-    flaw = next(filter(None, (*found.problems, found.flaw, found.loose)), "parts are missing, empty or out of order")
+    clean = order == list(tags[:-1]) and len(right) == len(tags) and not (found.problems or found.outside_text_problem)
+    flaw = next(
+        filter(None, (*found.problems, found.content_problem, found.outside_text_problem)),
+        "parts are missing, empty or out of order",
+    )
     reason = f"{len(right)} of {len(tags)} parts are right{'' if clean else f'; {flaw}'}"
-    return Term((len(right) + clean) / (len(tags) + 1), reason[:200])
+    return RewardValue((len(right) + clean) / (len(tags) + 1), reason[:200])
 
 
-@reward(name="fields", kinds=(Kind.JSON,))
-def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -> Term:
+@reward(name="fields", answer_types=(AnswerType.JSON,))
+def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -> RewardValue:
     """|given & wanted| / |given | wanted| of the fields of a JSON object; the mean over a list of objects.
 
     Wanted are `names`, or the target's own fields if there are none. Source: the format reward of Affordance-R1
@@ -64,17 +67,19 @@ def fields(response: Response, sample: Sample, *, names: tuple[str, ...] = ()) -
     Raises:
         Unscorable: no names are given, and the target is not a JSON object with fields.
     """
-    target = gold(sample, Kind.JSON)
+    target = target_value(sample, AnswerType.JSON)
     wanted = set(names) or (set(target) if isinstance(target, Mapping) else set())
     if not wanted:
         raise Unscorable(f"the target {target!r:.80} has no fields: it is not a JSON object, and `names` is empty")
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     entries: Sequence[Any] = value if isinstance(value, list) else [value]
     shares = [
         len(wanted & entry.keys()) / len(wanted | entry.keys()) if isinstance(entry, Mapping) else 0.0
         for entry in entries
     ]
     share = sum(shares) / len(shares) if shares else 0.0
-    return Term(share, f"{share:.0%} of the fields agree in {len(shares)} objects; wanted {sorted(wanted)!s:.80}")
+    return RewardValue(
+        share, f"{share:.0%} of the fields agree in {len(shares)} objects; wanted {sorted(wanted)!s:.80}"
+    )

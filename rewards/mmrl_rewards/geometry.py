@@ -12,13 +12,13 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from mmrl.answer import checked
-from mmrl.types import Frame, Kind, Region, ResizeMap, Response, Sample, Unscorable
+from mmrl.answer import validate_value
+from mmrl.types import AnswerType, CoordinateSystem, Region, ResizeMap, Response, Sample, Unscorable
 
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 """An overlap that is enough."""
 Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
-COCO: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+COCO_THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The thresholds over which the COCO benchmark averages."""
 
 
@@ -28,46 +28,48 @@ def resize_map(response: Response, sample: Sample, medium: int | None = None) ->
     Raises:
         Unscorable: the sample has no such medium.
     """
-    number = sample.target.medium if medium is None else medium
-    if not 0 <= number < len(response.resizes):
-        raise Unscorable(f"the target belongs to medium {number}, and the sample has {len(response.resizes)}")
-    return response.resizes[number]
+    number = sample.target.media_index if medium is None else medium
+    if not 0 <= number < len(response.resize_maps):
+        raise Unscorable(f"the target belongs to medium {number}, and the sample has {len(response.resize_maps)}")
+    return response.resize_maps[number]
 
 
-def target_frame(sample: Sample) -> Frame:
+def target_coordinate_system(sample: Sample) -> CoordinateSystem:
     """What the target's coordinates are measured in.
 
     Raises:
         Unscorable: the target does not say.
     """
-    if sample.target.frame is None:
+    if sample.target.coordinate_system is None:
         raise Unscorable(f"the target {sample.target.value!r:.80} does not say what frame its coordinates are in")
-    return sample.target.frame
+    return sample.target.coordinate_system
 
 
-def box_of(values: object) -> tuple[float, ...]:
+def parse_box(values: object) -> tuple[float, ...]:
     """A box that stands in JSON.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        box: tuple[float, ...] = checked(Kind.BOX, values)
+        box: tuple[float, ...] = validate_value(AnswerType.BOX, values)
     except ValueError as error:
         raise ValueError(f"{values!r:.80} is {error}") from error
     return box
 
 
-def in_pixels(resize: ResizeMap, values: Sequence[float], frame: Frame) -> tuple[float, ...]:
+def to_pixels(resize: ResizeMap, values: Sequence[float], source: CoordinateSystem) -> tuple[float, ...]:
     """Coordinates brought from `frame` to px_original."""
-    return resize.convert(values, frame, Frame.PX_ORIGINAL)
+    return resize.convert(values, source, CoordinateSystem.PX_ORIGINAL)
 
 
-def all_in_pixels(resize: ResizeMap, regions: Sequence[Region], frame: Frame) -> tuple[tuple[float, ...], ...]:
+def regions_to_pixels(
+    resize: ResizeMap, regions: Sequence[Region], source: CoordinateSystem
+) -> tuple[tuple[float, ...], ...]:
     """The coordinates of every region, brought from `frame` to px_original."""
     if not regions:
         return ()
-    flat = in_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], frame)
+    flat = to_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], source)
     arity = len(regions[0].coordinates)
     return tuple(flat[start : start + arity] for start in range(0, len(flat), arity))
 
@@ -84,7 +86,7 @@ def intersection(a: Sequence[float], b: Sequence[float]) -> float:
     return width * height if width > 0.0 and height > 0.0 else 0.0
 
 
-def hull(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
+def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
     """The smallest box around two."""
     return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
@@ -98,18 +100,18 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
     """IoU - (1 - |A | B| / |C|) with C the hull of A and B, in (-1, 1]."""
     shared = intersection(a, b)
-    union, around = area(a) + area(b) - shared, area(hull(a, b))
+    union, around = area(a) + area(b) - shared, area(enclosing_box(a, b))
     return shared / union - (1.0 - union / around)
 
 
 def diou(a: Sequence[float], b: Sequence[float]) -> float:
     """IoU - d^2 / c^2 with d the distance of the centres and c the diagonal of the hull, in (-1, 1]."""
-    x1, y1, x2, y2 = hull(a, b)
+    x1, y1, x2, y2 = enclosing_box(a, b)
     dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
     return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
 
 
-def inside(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
+def point_in_polygon(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
     """Whether a ray to the right of the point crosses the polygon's outline an odd number of times."""
     x, y = point
     crossings = False
@@ -119,11 +121,11 @@ def inside(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
     return crossings
 
 
-def graded(overlap: float, threshold: float | None) -> float:
+def apply_threshold(overlap: float, threshold: float | None) -> float:
     """The overlap itself, or whether it reaches the threshold."""
     return overlap if threshold is None else float(overlap >= threshold)
 
 
-def shown(values: Sequence[float]) -> str:
+def format_coordinates(values: Sequence[float]) -> str:
     """Coordinates for a reason, in whole pixels."""
     return f"[{', '.join(str(round(value)) for value in values)}]"

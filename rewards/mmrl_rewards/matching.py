@@ -17,28 +17,28 @@ class Matching(NamedTuple):
 
     rows: NDArray[np.intp]
     gains: NDArray[np.float64]
-    answers: int
-    targets: int
+    num_answers: int
+    num_targets: int
 
     @property
     def f1(self) -> float:
         """2 sum(gain) / (answers + targets); 1 when there are none of either."""
-        both = self.answers + self.targets
+        both = self.num_answers + self.num_targets
         return 2.0 * float(self.gains.sum()) / both if both else 1.0
 
     @property
-    def mean(self) -> float:
+    def mean_gain(self) -> float:
         """sum(gain) / max(answers, targets); 1 when there are none of either."""
-        most = max(self.answers, self.targets)
+        most = max(self.num_answers, self.num_targets)
         return float(self.gains.sum()) / most if most else 1.0
 
     @property
     def summary(self) -> str:
         """What a reason says of it."""
-        return f"{len(self.gains)} matched of {self.answers} answers and {self.targets} targets"
+        return f"{len(self.gains)} matched of {self.num_answers} answers and {self.num_targets} targets"
 
 
-def best(gains: Matrix) -> Matching:
+def match_one_to_one(gains: Matrix) -> Matching:
     """The one-to-one matching of answers (rows) and targets (columns) with the largest sum of gains, each >= 0."""
     rows, columns = linear_sum_assignment(gains, maximize=True)
     matched = gains[rows, columns]
@@ -46,7 +46,7 @@ def best(gains: Matrix) -> Matching:
     return Matching(rows[useful], matched[useful], *gains.shape)
 
 
-def box_ious(answers: Matrix, targets: Matrix) -> Matrix:
+def pairwise_box_iou(answers: Matrix, targets: Matrix) -> Matrix:
     """IoU of every answer's box with every target's, (N, 4) with (M, 4) to (N, M)."""
     a, b = answers[:, None], targets[None, :]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
@@ -56,7 +56,7 @@ def box_ious(answers: Matrix, targets: Matrix) -> Matrix:
     return ious
 
 
-def same_label(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+def match_labels(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
     """Which answer may stand for which target: case and outer white space aside, the labels agree.
 
     A target without a label takes any answer; an answer without one fits only such a target.

@@ -10,19 +10,19 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.answer import checked, read
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.answer import parse_answer_value, validate_value
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import reward
-from mmrl_rewards.strings import shown
+from mmrl_rewards.strings import excerpt
 
-_KINDS: Final = (Kind.LATEX, Kind.TEXT, Kind.NUMBER)
-_LONGEST: Final = 300  # characters; parsing takes milliseconds for each ten
+_ANSWER_TYPES: Final = (AnswerType.LATEX, AnswerType.TEXT, AnswerType.NUMBER)
+_MAX_CHARS: Final = 300  # characters; parsing takes milliseconds for each ten
 _PROSE: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [A-Za-z]{2,} [A-Za-z]{2,}")  # parsed as a product of letters
-_EXCERPT: Final = 60
+_EXCERPT_CHARS: Final = 60
 
 
-@reward(name="maths", kinds=_KINDS, deadline_s=5.0)
-def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6) -> Term:
+@reward(name="maths", answer_types=_ANSWER_TYPES, timeout_s=5.0)
+def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6) -> RewardValue:
     r"""1 if the answer is mathematically equal to the target, else 0: \frac{1}{2}, 1/2 and 0.5 are.
 
     Decimal fractions are compared to `decimals` places, so 0.333 is 1/3 with 3. Order counts in (1, 2), not in 1, 2 and
@@ -38,44 +38,48 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
     Raises:
         Unscorable: the target is of another kind, or is empty, or not one formula.
     """
-    target = _target(sample)
+    target = _target_formula(sample)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     try:
-        answer = _formula(response.answer.value)
+        answer = _normalize_formula(response.answer.value)
     except ValueError as error:
-        return Term(0.0, f"the answer is {error}")
-    return Term(
-        float(_equal(target, answer, decimals)), f"{shown(answer, _EXCERPT)}, expected {shown(target, _EXCERPT)}"
+        return RewardValue(0.0, f"the answer is {error}")
+    return RewardValue(
+        float(_formulas_equal(target, answer, decimals)),
+        f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}",
     )
 
 
-def _target(sample: Sample) -> str:
+def _target_formula(sample: Sample) -> str:
     target = sample.target
-    if target.kind not in _KINDS:
-        raise Unscorable(f"the target is a {target.kind}, this reward compares {', '.join(_KINDS)}")
+    if target.answer_type not in _ANSWER_TYPES:
+        raise Unscorable(f"the target is a {target.answer_type}, this reward compares {', '.join(_ANSWER_TYPES)}")
     try:
-        return _formula(checked(target.kind, target.value))
+        return _normalize_formula(validate_value(target.answer_type, target.value))
     except ValueError as error:
         raise Unscorable(f"the target {target.value!r:.80} is {error}") from error
 
 
-def _formula(value: str | float) -> str:
+def _normalize_formula(value: str | float) -> str:
     """One formula on one line and without its delimiters, whatever kind of answer it stands in."""
     written = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"  # e in 6e23 would be Euler's number
-    formula: str = checked(Kind.LATEX, " ".join(written.split()))
+    formula: str = validate_value(AnswerType.LATEX, " ".join(written.split()))
     return formula
 
 
-def _equal(target: str, answer: str, decimals: int) -> bool:
+def _formulas_equal(target: str, answer: str, decimals: int) -> bool:
     if answer == target:
         return True
-    if len(answer) > _LONGEST or _PROSE.search(answer):
+    if len(answer) > _MAX_CHARS or _PROSE.search(answer):
         return False
     try:
-        return bool(round(read(Kind.NUMBER, target), decimals) == round(read(Kind.NUMBER, answer), decimals))
+        return bool(
+            round(parse_answer_value(AnswerType.NUMBER, target), decimals)
+            == round(parse_answer_value(AnswerType.NUMBER, answer), decimals)
+        )
     except ValueError:  # not both are plain numbers
-        return _math_verify().equal(target, answer, decimals)
+        return _load_math_verify().equal(target, answer, decimals)
 
 
 class _MathVerify:
@@ -86,21 +90,23 @@ class _MathVerify:
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own deadline is switched off
         self._verify, self._parse = math_verify.verify, math_verify.parse
-        self._config = (math_verify.LatexExtractionConfig(),)
+        self._extraction_config = (math_verify.LatexExtractionConfig(),)
         # Siblings share their target, and often their answers.
-        self._gold = lru_cache(maxsize=256)(self._read)
-        self.equal = lru_cache(maxsize=4096)(self._equal)
+        self._parse_target = lru_cache(maxsize=256)(self._parse_formula)
+        self.equal = lru_cache(maxsize=4096)(self._verify_equal)
 
-    def _equal(self, target: str, answer: str, decimals: int) -> bool:
+    def _verify_equal(self, target: str, answer: str, decimals: int) -> bool:
         """Whether they are, the target first; never where math-verify cannot read the target."""
-        gold = self._gold(target)
-        return bool(gold) and self._verify(gold, self._read(answer), float_rounding=decimals, timeout_seconds=None)
+        gold = self._parse_target(target)
+        return bool(gold) and self._verify(
+            gold, self._parse_formula(answer), float_rounding=decimals, timeout_seconds=None
+        )
 
-    def _read(self, formula: str) -> list[Any]:
+    def _parse_formula(self, formula: str) -> list[Any]:
         found: list[Any] = self._parse(
-            f"${formula}$", extraction_config=self._config, fallback_mode="no_fallback", parsing_timeout=None
+            f"${formula}$", extraction_config=self._extraction_config, fallback_mode="no_fallback", parsing_timeout=None
         )
         return found
 
 
-_math_verify = lru_cache(maxsize=1)(_MathVerify)
+_load_math_verify = lru_cache(maxsize=1)(_MathVerify)

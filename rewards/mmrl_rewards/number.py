@@ -9,26 +9,26 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field
 
-from mmrl.answer import read
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
 
 Tolerance = Annotated[float, Field(ge=0.0)]
 Decimals = Annotated[int, Field(ge=0, le=12)]
-_ROUNDING: Final = 1e-9  # relative; converting units rounds
+_CONVERSION_TOLERANCE: Final = 1e-9  # relative; converting units rounds
 _QUANTITY: Final = re.compile(r"([$€£]?)\s*([+-]?[0-9.][0-9.,]*(?:[eE][+-]?[0-9]+)?)\s*(\D.*)?", re.ASCII)
-_LONGEST: Final = 80  # characters of a number with its unit
+_MAX_CHARS: Final = 80  # characters of a number with its unit
 
 
 class Unit(NamedTuple):
     """What a unit measures, and how many of the measure's base unit it is."""
 
-    measure: str
+    dimension: str
     factor: float
 
 
-_NUMBER: Final = Unit("number", 1.0)
-_MEASURES: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
+_PLAIN_NUMBER: Final = Unit("number", 1.0)
+_UNITS_BY_DIMENSION: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     {
         "length": {
             **{"nm": 1e-9, "um": 1e-6, "µm": 1e-6, "mm": 1e-3, "cm": 0.01, "dm": 0.1, "m": 1.0, "km": 1000.0},
@@ -65,13 +65,13 @@ _MEASURES: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     }
 )
 UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
-    {name: Unit(measure, factor) for measure, names in _MEASURES.items() for name, factor in names.items()}
+    {name: Unit(measure, factor) for measure, names in _UNITS_BY_DIMENSION.items() for name, factor in names.items()}
 )
 """Every unit there is. Temperatures and currencies are not converted into each other."""
 
 
-@reward(name="number", kinds=(Kind.NUMBER,))
-def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> Term:
+@reward(name="number", answer_types=(AnswerType.NUMBER,))
+def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> RewardValue:
     """1 if |answer - target| <= tolerance, else 0; 3 and 3.0 are equal.
 
     Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Departures: an absolute tolerance.
@@ -79,17 +79,17 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
     Raises:
         Unscorable: the target is not a finite number.
     """
-    target = gold(sample, Kind.NUMBER)
+    target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     within = abs(value - target) <= tolerance
     margin = f" within {tolerance:g}" if tolerance else ""
-    return Term(float(within), f"{value}, expected {target}{margin}")
+    return RewardValue(float(within), f"{value}, expected {target}{margin}")
 
 
-@reward(name="relaxed", kinds=(Kind.NUMBER,))
-def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -> Term:
+@reward(name="relaxed", answer_types=(AnswerType.NUMBER,))
+def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -> RewardValue:
     """1 if |answer - target| <= relative * |target|, else 0: the relaxed accuracy of chart questions.
 
     Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers; mind that five per cent of a year
@@ -98,15 +98,17 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     Raises:
         Unscorable: the target is not a finite number.
     """
-    target = gold(sample, Kind.NUMBER)
+    target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
-    return Term(float(abs(value - target) <= relative * abs(target)), f"{value}, expected {target} within {relative:g}")
+        return RewardValue(0.0, response.answer.problems[0])
+    return RewardValue(
+        float(abs(value - target) <= relative * abs(target)), f"{value}, expected {target} within {relative:g}"
+    )
 
 
-@reward(name="rounded", kinds=(Kind.NUMBER,))
-def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None) -> Term:
+@reward(name="rounded", answer_types=(AnswerType.NUMBER,))
+def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None) -> RewardValue:
     """1 if answer and target are equal when both are rounded to `decimals` places, else 0.
 
     With `column`, each sample says how many in `sample.meta[column]`. Source: MathVista's `precision`
@@ -115,17 +117,19 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
     Raises:
         Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
     """
-    target = gold(sample, Kind.NUMBER)
-    places = decimals if column is None else _places(sample.meta.get(column), column)
+    target = target_value(sample, AnswerType.NUMBER)
+    places = decimals if column is None else _read_decimals(sample.meta.get(column), column)
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     equal = round(float(value), places) == round(float(target), places)
-    return Term(float(equal), f"{value}, expected {target} to {places} decimals")
+    return RewardValue(float(equal), f"{value}, expected {target} to {places} decimals")
 
 
-@reward(name="quantity", kinds=(Kind.TEXT,))
-def quantity(response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True) -> Term:
+@reward(name="quantity", answer_types=(AnswerType.TEXT,))
+def quantity(
+    response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True
+) -> RewardValue:
     """1 if |answer - target| <= relative * |target| once both are in the same unit, else 0: 3 cm is 30 mm.
 
     A number and its unit, one of `UNITS`, whose plural will do; $, € and £ may come first; 25% is 0.25. Unless
@@ -136,38 +140,38 @@ def quantity(response: Response, sample: Sample, *, relative: Tolerance = 0.0, u
         Unscorable: the target is not a number with a known unit, or with none.
     """
     try:
-        expected, unit = _quantity(gold(sample, Kind.TEXT))
+        expected, unit = _parse_quantity(target_value(sample, AnswerType.TEXT))
     except ValueError as error:
         raise Unscorable(f"the target is {error}") from error
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given, given_unit = _quantity(response.answer.value)
+        given, given_unit = _parse_quantity(response.answer.value)
     except ValueError as error:
-        return Term(0.0, f"the answer is {error}")
+        return RewardValue(0.0, f"the answer is {error}")
     if not unit_required:
         unit, given_unit = unit or given_unit, given_unit or unit
-    ours, theirs = given_unit or _NUMBER, unit or _NUMBER
-    if ours.measure != theirs.measure:
-        return Term(0.0, f"{ours.measure}, expected {theirs.measure}")
+    ours, theirs = given_unit or _PLAIN_NUMBER, unit or _PLAIN_NUMBER
+    if ours.dimension != theirs.dimension:
+        return RewardValue(0.0, f"{ours.dimension}, expected {theirs.dimension}")
     value, target = given * ours.factor, expected * theirs.factor
-    equal = abs(value - target) <= max(relative, _ROUNDING) * abs(target)
-    return Term(float(equal), f"{value:g}, expected {target:g} ({theirs.measure})")
+    equal = abs(value - target) <= max(relative, _CONVERSION_TOLERANCE) * abs(target)
+    return RewardValue(float(equal), f"{value:g}, expected {target:g} ({theirs.dimension})")
 
 
-def _places(places: object, column: str) -> int:
+def _read_decimals(places: object, column: str) -> int:
     number = places if isinstance(places, int | float) and not isinstance(places, bool) else -1
     if number not in range(13):
         raise Unscorable(f"the column {column!r} says {places!r:.40}, not how many decimals from 0 to 12 there are")
     return int(number)
 
 
-def _quantity(text: str) -> tuple[float, Unit | None]:
+def _parse_quantity(text: str) -> tuple[float, Unit | None]:
     """A number, and the unit that stands beside it."""
-    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")
-    number = float(read(Kind.NUMBER, match[2]))
+    number = float(parse_answer_value(AnswerType.NUMBER, match[2]))
     name = match[1] or (match[3] or "").strip().rstrip(".").replace("²", "^2").replace("³", "^3")
     if not name:
         return number, None

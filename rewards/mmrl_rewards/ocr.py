@@ -14,15 +14,15 @@ from typing import Annotated
 from pydantic import Field
 from rapidfuzz.distance import Levenshtein
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-@reward(name="ocr_exact", kinds=(Kind.TEXT,))
-def exact(response: Response, sample: Sample, *, column: str | None = None) -> Term:
+@reward(name="ocr_exact", answer_types=(AnswerType.TEXT,))
+def exact(response: Response, sample: Sample, *, column: str | None = None) -> RewardValue:
     """1 if answer and target have the same letters and digits in the same order, case aside, else 0.
 
     Source: word accuracy of scene text recognition, case-insensitive and alphanumeric (arXiv:1904.01906, 4.1).
@@ -31,14 +31,16 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> T
     Raises:
         Unscorable: a target is not text, or has no letter and no digit.
     """
-    targets = strings.targets(sample, column)
-    if empty := [target for target in targets if not _alphanumeric(target)]:
+    targets = strings.normalized_targets(sample, column)
+    if empty := [target for target in targets if not _keep_alphanumeric(target)]:
         raise Unscorable(f"the target {empty[0]!r:.80} has no letter and no digit")
-    return _best("exact", response, targets, lambda text, target: float(_alphanumeric(text) == _alphanumeric(target)))
+    return _best_over_targets(
+        "exact", response, targets, lambda text, target: float(_keep_alphanumeric(text) == _keep_alphanumeric(target))
+    )
 
 
-@reward(name="cer", kinds=(Kind.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
-def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> Term:
+@reward(name="cer", answer_types=(AnswerType.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
+def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
     """max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points.
 
     Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995. Departures: clipped at 0;
@@ -47,12 +49,14 @@ def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
     """
-    measure = _one_less_error_rate
-    return _best("1 - CER", response, _cased(strings.targets(sample, column), ignore_case), measure, ignore_case)
+    measure = _one_minus_error_rate
+    return _best_over_targets(
+        "1 - CER", response, _fold_case(strings.normalized_targets(sample, column), ignore_case), measure, ignore_case
+    )
 
 
-@reward(name="wer", kinds=(Kind.TEXT,))
-def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> Term:
+@reward(name="wer", answer_types=(AnswerType.TEXT,))
+def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
     """max(0, 1 - WER), WER = Levenshtein(answer, target) / len(target), in words between white space.
 
     Source: the word error rate of speech recognition, as reward 1 - WER for OCR in Video-R1 (arXiv:2503.21776).
@@ -63,13 +67,15 @@ def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column
     """
 
     def measure(text: str, target: str) -> float:
-        return _one_less_error_rate(text.split(), target.split())
+        return _one_minus_error_rate(text.split(), target.split())
 
-    return _best("1 - WER", response, _cased(strings.targets(sample, column), ignore_case), measure, ignore_case)
+    return _best_over_targets(
+        "1 - WER", response, _fold_case(strings.normalized_targets(sample, column), ignore_case), measure, ignore_case
+    )
 
 
-@reward(name="anls", kinds=(Kind.TEXT,))
-def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, column: str | None = None) -> Term:
+@reward(name="anls", answer_types=(AnswerType.TEXT,))
+def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, column: str | None = None) -> RewardValue:
     """1 - NL if NL < `threshold`, else 0; NL = Levenshtein(answer, target) / the longer one's length, case aside.
 
     Source: average normalised Levenshtein similarity (ST-VQA, arXiv:1905.13648, eq. 1), for one question. Departures:
@@ -83,11 +89,13 @@ def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, colu
         distance = Levenshtein.normalized_distance(text, target, score_cutoff=threshold)
         return 1.0 - distance if distance < threshold else 0.0
 
-    return _best("ANLS", response, _cased(strings.targets(sample, column), True), measure, ignore_case=True)
+    return _best_over_targets(
+        "ANLS", response, _fold_case(strings.normalized_targets(sample, column), True), measure, ignore_case=True
+    )
 
 
-@reward(name="fields", kinds=(Kind.JSON,))
-def fields(response: Response, sample: Sample) -> Term:
+@reward(name="fields", answer_types=(AnswerType.JSON,))
+def fields(response: Response, sample: Sample) -> RewardValue:
     """F1 of the fields of a form: 2 * right / (fields in the answer + fields in the target).
 
     A field is a value and its path of keys, `menu.price` in {"menu": [{"price": ..}]}: places in a list do not count.
@@ -98,46 +106,46 @@ def fields(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target has no field.
     """
-    targets = Counter(_leaves(gold(sample, Kind.JSON)))
+    targets = Counter(_iter_leaves(target_value(sample, AnswerType.JSON)))
     if not targets:
         raise Unscorable(f"the target {sample.target.value!r:.80} has no field")
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    answers = Counter(_leaves(response.answer.value))
+        return RewardValue(0.0, response.answer.problems[0])
+    answers = Counter(_iter_leaves(response.answer.value))
     right, of = (answers & targets).total(), (answers.total(), targets.total())
-    return Term(2.0 * right / sum(of), f"{right} right of {of[0]} fields, expected {of[1]}")
+    return RewardValue(2.0 * right / sum(of), f"{right} right of {of[0]} fields, expected {of[1]}")
 
 
-def _best(
+def _best_over_targets(
     name: str,
     response: Response,
     targets: Sequence[str],
     measure: Callable[[str, str], float],
     ignore_case: bool = False,
-) -> Term:
+) -> RewardValue:
     """The most that the answer earns over the targets."""
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    text = strings.normal(response.answer.value)
+        return RewardValue(0.0, response.answer.problems[0])
+    text = strings.normalize(response.answer.value)
     text = text.casefold() if ignore_case else text
     value, target = max(((measure(text, target), target) for target in targets), key=lambda pair: pair[0])
-    return Term(value, f"{name} {value:.2f}: {strings.shown(text)}, expected {strings.shown(target)}")
+    return RewardValue(value, f"{name} {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(target)}")
 
 
-def _cased(targets: Sequence[str], ignore_case: bool) -> Sequence[str]:
+def _fold_case(targets: Sequence[str], ignore_case: bool) -> Sequence[str]:
     return [target.casefold() for target in targets] if ignore_case else targets
 
 
-def _one_less_error_rate(answer: Sequence[Hashable], target: Sequence[Hashable]) -> float:
+def _one_minus_error_rate(answer: Sequence[Hashable], target: Sequence[Hashable]) -> float:
     most = len(target)  # edits after which there is nothing left to earn, so that rambling costs no time
     return max(0.0, 1.0 - Levenshtein.distance(answer, target, score_cutoff=most) / most)
 
 
-def _alphanumeric(text: str) -> str:
+def _keep_alphanumeric(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
 
 
-def _leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:
     """Path and value of everything in a form that is neither object nor list."""
     waiting: list[tuple[tuple[str, ...], object]] = [((), form)]
     while waiting:
@@ -147,4 +155,4 @@ def _leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:
         elif isinstance(value, list | tuple):
             waiting += [((*path, "*"), inner) for inner in value]
         else:
-            yield path, strings.normal(value if isinstance(value, str) else json.dumps(value)).casefold()
+            yield path, strings.normalize(value if isinstance(value, str) else json.dumps(value)).casefold()

@@ -13,30 +13,30 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
 Depth = Annotated[int, Field(ge=1)]
-_KINDS = (Kind.LIST, Kind.PERMUTATION)
+_ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
 
 
-class Ranking(NamedTuple):
+class RankingTarget(NamedTuple):
     """What is relevant, and, for a permutation, how many items there are to rank."""
 
-    targets: tuple[str, ...]
-    items: int | None
+    relevant: tuple[str, ...]
+    num_items: int | None
 
-    def term(self, name: str, value: float, chance: float) -> Term:
+    def make_term(self, name: str, value: float, chance: float) -> RewardValue:
         """`value`, less what chance earns where the answer is an order of everything."""
-        if self.items is None:
-            return Term(value, f"{name} {value:.2f} for {len(self.targets)} relevant")
+        if self.num_items is None:
+            return RewardValue(value, f"{name} {value:.2f} for {len(self.relevant)} relevant")
         above = max(0.0, (value - chance) / (1.0 - chance))
-        return Term(above, f"{name} {value:.2f} for {self.items} items, where chance earns {chance:.2f}")
+        return RewardValue(above, f"{name} {value:.2f} for {self.num_items} items, where chance earns {chance:.2f}")
 
 
-@reward(name="ndcg", kinds=_KINDS)
-def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> Term:
+@reward(name="ndcg", answer_types=_ANSWER_TYPES)
+def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     """DCG@k / the best DCG@k, DCG@k = the sum over ranks i <= k of gain / log2(i + 1).
 
     The gain is 1 for what is relevant; in a permutation of n, n - i for what belongs at rank i. Source: Järvelin and
@@ -46,19 +46,23 @@ def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> Term:
     Raises:
         Unscorable: the target has nothing relevant, names something twice, or is a permutation of one.
     """
-    wanted = _ranking(sample)
+    wanted = _ranking_target(sample)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    worth = [1.0] * len(wanted.targets) if wanted.items is None else [wanted.items - i for i in range(1, wanted.items)]
-    gains = dict(zip(wanted.targets, worth, strict=False))
+        return RewardValue(0.0, response.answer.problems[0])
+    worth = (
+        [1.0] * len(wanted.relevant)
+        if wanted.num_items is None
+        else [wanted.num_items - i for i in range(1, wanted.num_items)]
+    )
+    gains = dict(zip(wanted.relevant, worth, strict=False))
     best = _dcg(worth, k)
-    found = _dcg([gains.get(name, 0.0) for name in _once(response.answer.value)], k)
-    chance = _dcg([sum(worth) / wanted.items] * wanted.items, k) / best if wanted.items else 0.0
-    return wanted.term(f"NDCG@{k}", found / best, chance)
+    found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(response.answer.value)], k)
+    chance = _dcg([sum(worth) / wanted.num_items] * wanted.num_items, k) / best if wanted.num_items else 0.0
+    return wanted.make_term(f"NDCG@{k}", found / best, chance)
 
 
-@reward(name="mrr", kinds=_KINDS)
-def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> Term:
+@reward(name="mrr", answer_types=_ANSWER_TYPES)
+def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
     """1 / the rank of the first that is relevant, 0 beyond rank k; in a permutation, the rank of what belongs first.
 
     Source: the reciprocal rank of TREC-8 question answering (Voorhees 1999), MRR@10 of MS MARCO (arXiv:1611.09268).
@@ -67,17 +71,21 @@ def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> Term:
     Raises:
         Unscorable: the target has nothing relevant, names something twice, or is a permutation of one.
     """
-    wanted = _ranking(sample)
+    wanted = _ranking_target(sample)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    relevant = wanted.targets if wanted.items is None else wanted.targets[:1]
-    ranks = [rank for rank, name in enumerate(_once(response.answer.value)[:k], 1) if name in relevant]
-    chance = sum(1.0 / rank for rank in range(1, min(k, wanted.items) + 1)) / wanted.items if wanted.items else 0.0
-    return wanted.term(f"MRR@{k}", 1.0 / ranks[0] if ranks else 0.0, chance)
+        return RewardValue(0.0, response.answer.problems[0])
+    relevant = wanted.relevant if wanted.num_items is None else wanted.relevant[:1]
+    ranks = [rank for rank, name in enumerate(_blank_repeats(response.answer.value)[:k], 1) if name in relevant]
+    chance = (
+        sum(1.0 / rank for rank in range(1, min(k, wanted.num_items) + 1)) / wanted.num_items
+        if wanted.num_items
+        else 0.0
+    )
+    return wanted.make_term(f"MRR@{k}", 1.0 / ranks[0] if ranks else 0.0, chance)
 
 
-@reward(name="recall", kinds=_KINDS)
-def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Term:
+@reward(name="recall", answer_types=_ANSWER_TYPES)
+def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> RewardValue:
     """The share of the relevant that stands in the first k of the answer; in a permutation, of the k that belong there.
 
     Without `k`: as many as are relevant, so that listing everything does not pay; half of a permutation. Source:
@@ -87,40 +95,42 @@ def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> Ter
     Raises:
         Unscorable: the target has nothing relevant, names something twice, or is a permutation of k or fewer.
     """
-    wanted = _ranking(sample)
-    depth = k or (len(wanted.targets) if wanted.items is None else wanted.items // 2)
-    if wanted.items is not None and depth >= wanted.items:
-        raise Unscorable(f"the first {depth} of {wanted.items} are all in any order")
+    wanted = _ranking_target(sample)
+    depth = k or (len(wanted.relevant) if wanted.num_items is None else wanted.num_items // 2)
+    if wanted.num_items is not None and depth >= wanted.num_items:
+        raise Unscorable(f"the first {depth} of {wanted.num_items} are all in any order")
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    relevant = set(wanted.targets if wanted.items is None else wanted.targets[:depth])
-    found = len(relevant.intersection(_once(response.answer.value)[:depth]))
-    return wanted.term(f"recall@{depth}", found / len(relevant), depth / wanted.items if wanted.items else 0.0)
+        return RewardValue(0.0, response.answer.problems[0])
+    relevant = set(wanted.relevant if wanted.num_items is None else wanted.relevant[:depth])
+    found = len(relevant.intersection(_blank_repeats(response.answer.value)[:depth]))
+    return wanted.make_term(
+        f"recall@{depth}", found / len(relevant), depth / wanted.num_items if wanted.num_items else 0.0
+    )
 
 
-def _ranking(sample: Sample) -> Ranking:
-    if sample.target.kind is Kind.PERMUTATION:
-        order = gold(sample, Kind.PERMUTATION)
+def _ranking_target(sample: Sample) -> RankingTarget:
+    if sample.target.answer_type is AnswerType.PERMUTATION:
+        order = target_value(sample, AnswerType.PERMUTATION)
         if len(order) < 2:
             raise Unscorable("the target is a permutation of one: there is nothing to rank")
-        return Ranking(tuple(map(str, order)), len(order))
-    targets = tuple(map(_name, gold(sample, Kind.LIST)))
+        return RankingTarget(tuple(map(str, order)), len(order))
+    targets = tuple(map(_normalize_name, target_value(sample, AnswerType.LIST)))
     if not targets:
         raise Unscorable("the target lists nothing that is relevant")
     if len(set(targets)) < len(targets):
         raise Unscorable(f"the target {sample.target.value!r:.80} names something twice")
-    return Ranking(targets, None)
+    return RankingTarget(targets, None)
 
 
-def _once(answer: Sequence[object]) -> list[str]:
+def _blank_repeats(answer: Sequence[object]) -> list[str]:
     """The names in their order; one that comes again keeps its place, as an empty name."""
     seen: dict[str, int] = {}
-    names = [_name(entry) for entry in answer]
+    names = [_normalize_name(entry) for entry in answer]
     return [name if seen.setdefault(name, rank) == rank else "" for rank, name in enumerate(names)]
 
 
-def _name(entry: object) -> str:
-    return strings.normal(str(entry)).casefold()
+def _normalize_name(entry: object) -> str:
+    return strings.normalize(str(entry)).casefold()
 
 
 def _dcg(gains: Sequence[float], k: int) -> float:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from mmrl.types import Kind, Response, Sample, Size, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Size, Unscorable
 from mmrl_rewards import geometry
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
 Count = Annotated[int, Field(ge=1, le=100)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -26,16 +26,16 @@ _BOX: Final = re.compile(r"\[\s{0,4}" + r"\s{0,4},\s{0,4}".join([f"({_NUMERAL})"
 _NUMBER: Final = re.compile(rf"(?<![\w.,])(?:{_NUMERAL})(?![\w]|[.,][0-9])", re.ASCII)
 _LETTER: Final = re.compile(r"\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:answer|option|choice)(?: is|:)? \(?([A-Z])\b", re.ASCII)
 _WORD: Final = re.compile(r"[^\W_]+")
-_TEXTS = (Kind.NUMBER, Kind.CHOICE, Kind.BOX, Kind.TEXT)
-_SAME_BOX = 0.9
-_END = 400
+_CHECKABLE_TYPES = (AnswerType.NUMBER, AnswerType.CHOICE, AnswerType.BOX, AnswerType.TEXT)
+_SAME_BOX_IOU = 0.9
+_ENDING_CHARS = 400
 _MARKERS: Final = ("wait", "let me check", "let me re-check", "double-check", "on second thought", "hold on")
-_WORDS_AFTER = 5
-_WORST = 5
+_MIN_WORDS_AFTER = 5
+_MAX_COUNTED = 5
 
 
 @reward(name="thought_boxes")
-def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Share = 0.9) -> Term:
+def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Share = 0.9) -> RewardValue:
     """Valid / all x agreement, over the boxes [x1, y1, x2, y2] in the thought; 0 without any, or with more than `most`.
 
     A box is valid if it has an inside, lies in the picture, covers no more than `largest` of it and comes for the first
@@ -47,24 +47,26 @@ def boxes(response: Response, sample: Sample, *, most: Count = 20, largest: Shar
     Raises:
         Unscorable: the target is none of its kind, or its medium is missing.
     """
-    gold(sample, sample.target.kind)
+    target_value(sample, sample.target.answer_type)
     resize = geometry.resize_map(response, sample)
     if response.answer.problems:
-        return Term(0.0, response.answer.problems[0])
-    found = [tuple(map(float, match.groups())) for match in _first(_BOX, response.answer.thought or "", most + 1)]
+        return RewardValue(0.0, response.answer.problems[0])
+    found = [
+        tuple(map(float, match.groups())) for match in _first_matches(_BOX, response.answer.thinking or "", most + 1)
+    ]
     if not found:
-        return Term(0.0, "no box in the thought")
+        return RewardValue(0.0, "no box in the thought")
     if len(found) > most:
-        return Term(0.0, f"more than {most} boxes in the thought")
-    placed = [geometry.in_pixels(resize, box, response.frame) for box in found]
-    valid = list(dict.fromkeys(box for box in placed if _is_inside(box, resize.original, largest)))
-    agreement = _agreement(response, sample, valid) if valid else 0.0
+        return RewardValue(0.0, f"more than {most} boxes in the thought")
+    placed = [geometry.to_pixels(resize, box, response.coordinate_system) for box in found]
+    valid = list(dict.fromkeys(box for box in placed if _is_valid_box(box, resize.original, largest)))
+    agreement = _answer_agreement(response, sample, valid) if valid else 0.0
     value = len(valid) / len(found) * agreement
-    return Term(value, f"{len(valid)} of {len(found)} boxes valid, agreement with the answer {agreement:.2f}")
+    return RewardValue(value, f"{len(valid)} of {len(found)} boxes valid, agreement with the answer {agreement:.2f}")
 
 
-@reward(name="thought_consistency", kinds=_TEXTS)
-def consistency(response: Response, sample: Sample) -> Term:
+@reward(name="thought_consistency", answer_types=_CHECKABLE_TYPES)
+def consistency(response: Response, sample: Sample) -> RewardValue:
     """1 if the thought ends on the answer given, else 0.
 
     The last number, the last letter singled out as (B), **B** or "answer is B", or the last box (IoU >= 0.9) of the
@@ -75,17 +77,17 @@ def consistency(response: Response, sample: Sample) -> Term:
     Raises:
         Unscorable: the target is none of these kinds, or none of its kind.
     """
-    kind = sample.target.kind
-    if kind not in _TEXTS:
-        raise Unscorable(f"the target is a {kind}, this reward reads {', '.join(_TEXTS)}")
-    gold(sample, kind)
-    answer, thought = response.answer.value, response.answer.thought
+    kind = sample.target.answer_type
+    if kind not in _CHECKABLE_TYPES:
+        raise Unscorable(f"the target is a {kind}, this reward reads {', '.join(_CHECKABLE_TYPES)}")
+    target_value(sample, kind)
+    answer, thought = response.answer.value, response.answer.thinking
     if response.answer.problems:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     if not thought:
-        return Term(0.0, "no thought")
-    concluded, agrees = _CONCLUSIONS[kind](thought[-_END:], answer)
-    return Term(float(agrees), f"the thought ends on {concluded!r:.40}, the answer is {answer!r:.40}")
+        return RewardValue(0.0, "no thought")
+    concluded, agrees = _FINAL_ANSWER_CHECKS[kind](thought[-_ENDING_CHARS:], answer)
+    return RewardValue(float(agrees), f"the thought ends on {concluded!r:.40}, the answer is {answer!r:.40}")
 
 
 @reward(name="reflection", low=-10.0, attack_tolerance=10 / 11)  # a response without a thought earns 0
@@ -95,7 +97,7 @@ def reflection(
     *,
     most: Count = 2,
     markers: Annotated[tuple[str, ...], Field(min_length=1)] = _MARKERS,
-) -> Term:
+) -> RewardValue:
     """1 for one to `most` reflections in the thought, 0 for none, -2 n for n more than that, down to -10.
 
     A reflection is one of `markers`, in any case; at least one must be followed by five words or more before the next,
@@ -106,80 +108,80 @@ def reflection(
     Raises:
         Unscorable: the target is none of its kind.
     """
-    gold(sample, sample.target.kind)
+    target_value(sample, sample.target.answer_type)
     if response.answer.problems:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     pattern = re.compile("|".join(rf"\b{re.escape(marker)}\b" for marker in markers), re.IGNORECASE)
-    _, *after = pattern.split(response.answer.thought or "", maxsplit=_WORST + most)
+    _, *after = pattern.split(response.answer.thinking or "", maxsplit=_MAX_COUNTED + most)
     count = len(after)
     if count > most:
-        return Term(-2.0 * min(count, _WORST), f"{count} reflections, at most {most} are worth something")
+        return RewardValue(-2.0 * min(count, _MAX_COUNTED), f"{count} reflections, at most {most} are worth something")
     said = [tuple(_WORD.findall(text.casefold())) for text in after]
-    full = [words for words in said if len(words) >= _WORDS_AFTER]
+    full = [words for words in said if len(words) >= _MIN_WORDS_AFTER]
     earns = bool(full) and len(set(said)) == len(said)
-    return Term(float(earns), f"{count} reflections, {len(full)} with something to say")
+    return RewardValue(float(earns), f"{count} reflections, {len(full)} with something to say")
 
 
-def _first(pattern: re.Pattern[str], text: str, most: int) -> list[re.Match[str]]:
+def _first_matches(pattern: re.Pattern[str], text: str, limit: int) -> list[re.Match[str]]:
     """The first `most` matches."""
-    return [match for match, _ in zip(pattern.finditer(text), range(most), strict=False)]
+    return [match for match, _ in zip(pattern.finditer(text), range(limit), strict=False)]
 
 
-def _is_inside(box: Box, size: Size, largest: float) -> bool:
+def _is_valid_box(box: Box, size: Size, max_area_fraction: float) -> bool:
     x1, y1, x2, y2 = box
     within = 0.0 <= x1 < x2 <= size.width + 0.5 and 0.0 <= y1 < y2 <= size.height + 0.5
-    return within and geometry.area(box) <= largest * size.width * size.height
+    return within and geometry.area(box) <= max_area_fraction * size.width * size.height
 
 
-def _agreement(response: Response, sample: Sample, valid: Sequence[Box]) -> float:
+def _answer_agreement(response: Response, sample: Sample, valid_boxes: Sequence[Box]) -> float:
     """How far the answer is what the thought's boxes, in px_original, point at."""
     answer, resize = response.answer.value, geometry.resize_map(response, sample)
 
     def placed(values: Sequence[float]) -> Box:
-        return geometry.in_pixels(resize, values, response.frame)
+        return geometry.to_pixels(resize, values, response.coordinate_system)
 
-    match sample.target.kind:
-        case Kind.NUMBER:
-            return float(answer == len(valid))
-        case Kind.BOX:
-            return max(geometry.iou(placed(answer), box) for box in valid)
-        case Kind.BOXES:
-            best = [max(geometry.iou(placed(region.coordinates), box) for box in valid) for region in answer]
+    match sample.target.answer_type:
+        case AnswerType.NUMBER:
+            return float(answer == len(valid_boxes))
+        case AnswerType.BOX:
+            return max(geometry.iou(placed(answer), box) for box in valid_boxes)
+        case AnswerType.BOXES:
+            best = [max(geometry.iou(placed(region.coordinates), box) for box in valid_boxes) for region in answer]
             return sum(best) / len(best) if best else 0.0
-        case Kind.POINT:
+        case AnswerType.POINT:
             x, y = placed(answer)
-            return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in valid))
+            return float(any(x1 <= x <= x2 and y1 <= y <= y2 for x1, y1, x2, y2 in valid_boxes))
         case _:
             return 1.0
 
 
-def _concluded_number(thought: str, answer: float) -> tuple[Any, bool]:
+def _check_final_number(thought: str, answer: float) -> tuple[Any, bool]:
     found = _NUMBER.findall(thought)
     return (found[-1], float(found[-1]) == answer) if found else ("no number", False)
 
 
-def _concluded_letter(thought: str, answer: str) -> tuple[Any, bool]:
+def _check_final_letter(thought: str, answer: str) -> tuple[Any, bool]:
     found = [match[1] or match[2] or match[3] for match in _LETTER.finditer(thought)]
     return (found[-1], found[-1] == answer) if found else ("no letter", False)
 
 
-def _concluded_box(thought: str, answer: Box) -> tuple[Any, bool]:
+def _check_final_box(thought: str, answer: Box) -> tuple[Any, bool]:
     found = [tuple(map(float, match.groups())) for match in _BOX.finditer(thought)]
     if not found or not (found[-1][0] < found[-1][2] and found[-1][1] < found[-1][3]):
         return "no box", False
-    return found[-1], geometry.iou(found[-1], answer) >= _SAME_BOX
+    return found[-1], geometry.iou(found[-1], answer) >= _SAME_BOX_IOU
 
 
-def _concluded_text(thought: str, answer: str) -> tuple[Any, bool]:
+def _check_final_text(thought: str, answer: str) -> tuple[Any, bool]:
     ending, words = (f" {' '.join(_WORD.findall(text.casefold()))} " for text in (thought, answer))
     return ending.strip()[-20:], bool(words.strip()) and words in ending
 
 
-_CONCLUSIONS: Final = MappingProxyType[Kind, Callable[[str, Any], tuple[Any, bool]]](
+_FINAL_ANSWER_CHECKS: Final = MappingProxyType[AnswerType, Callable[[str, Any], tuple[Any, bool]]](
     {
-        Kind.NUMBER: _concluded_number,
-        Kind.CHOICE: _concluded_letter,
-        Kind.BOX: _concluded_box,
-        Kind.TEXT: _concluded_text,
+        AnswerType.NUMBER: _check_final_number,
+        AnswerType.CHOICE: _check_final_letter,
+        AnswerType.BOX: _check_final_box,
+        AnswerType.TEXT: _check_final_text,
     }
 )

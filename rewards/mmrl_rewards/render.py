@@ -14,28 +14,28 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
-from mmrl_rewards.services.encoder import embedding
-from mmrl_rewards.services.renderer import CannotDraw, External, Limits, Picture, draw
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
+from mmrl_rewards.services.encoder import embed_image
+from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, ExternalRenderer, ImageArray, draw
 
-Side = Annotated[int, Field(ge=32, le=1024)]
-Likeness = Callable[[Picture, Picture], float]
+SidePixels = Annotated[int, Field(ge=32, le=1024)]
+SimilarityFn = Callable[[ImageArray, ImageArray], float]
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
-_WINDOW = 11
-_EXCERPT = 80
+_SSIM_WINDOW = 11
+_MAX_REASON_CHARS = 80
 
 
-@reward(name="render_svg", kinds=(Kind.SVG,), service=True)
+@reward(name="render_svg", answer_types=(AnswerType.SVG,), uses_service=True)
 def svg(
     response: Response,
     sample: Sample,
     *,
-    side: Side = 224,
+    side: SidePixels = 224,
     encoder: str | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-) -> Term:
+    limits: DrawingLimits = DrawingLimits(),  # noqa: B008 - frozen
+) -> RewardValue:
     """How far the drawing gets beyond a plain page in likeness to the target, both drawn on `side` x `side` pixels.
 
     Likeness is SSIM of the lightness, a Gaussian window of 11 with sigma 1.5, averaged; with `encoder`, a folder with a
@@ -46,19 +46,19 @@ def svg(
     Raises:
         Unscorable: the target is no SVG, cannot be drawn or draws a plain page; there is no backbone in `encoder`.
     """
-    target = gold(sample, Kind.SVG)
-    paint = partial(_drawn, "svg", side=side, limits=limits)
-    return _compared(response, target, paint, _likeness(encoder))
+    target = target_value(sample, AnswerType.SVG)
+    paint = partial(_draw_cached, "svg", side=side, limits=limits)
+    return _score_drawing(response, target, paint, _choose_similarity(encoder))
 
 
-@reward(name="render_latex", kinds=(Kind.LATEX,), service=True)
+@reward(name="render_latex", answer_types=(AnswerType.LATEX,), uses_service=True)
 def latex(
     response: Response,
     sample: Sample,
     *,
     encoder: str | None = None,
-    limits: Limits = Limits(max_chars=4000),  # noqa: B008 - frozen
-) -> Term:
+    limits: DrawingLimits = DrawingLimits(max_chars=4000),  # noqa: B008 - frozen
+) -> RewardValue:
     """How far the formula gets beyond a plain page in likeness to the target, both set in one size of type.
 
     Likeness as in `svg`, both padded with white to the right and below to one size. Source: the rendered comparison
@@ -68,13 +68,15 @@ def latex(
     Raises:
         Unscorable: the target is no formula, cannot be set or sets nothing; there is no backbone in `encoder`.
     """
-    target = gold(sample, Kind.LATEX)
-    paint = partial(_drawn, "latex", side=0, limits=limits)
-    return _compared(response, target, paint, _likeness(encoder))
+    target = target_value(sample, AnswerType.LATEX)
+    paint = partial(_draw_cached, "latex", side=0, limits=limits)
+    return _score_drawing(response, target, paint, _choose_similarity(encoder))
 
 
-@reward(name="render_page", kinds=(Kind.TEXT,), service=True)
-def page(response: Response, sample: Sample, *, renderer: External | None = None, encoder: str | None = None) -> Term:
+@reward(name="render_page", answer_types=(AnswerType.TEXT,), uses_service=True)
+def page(
+    response: Response, sample: Sample, *, renderer: ExternalRenderer | None = None, encoder: str | None = None
+) -> RewardValue:
     """How far a page gets beyond a plain one in likeness to the target, both drawn by the configured `renderer`.
 
     For HTML, whole LaTeX documents, programs that plot: answer and target are texts in its language. Likeness as in
@@ -86,10 +88,10 @@ def page(response: Response, sample: Sample, *, renderer: External | None = None
     """
     if renderer is None:
         raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")
-    return _compared(response, gold(sample, Kind.TEXT), renderer.draw, _likeness(encoder))
+    return _score_drawing(response, target_value(sample, AnswerType.TEXT), renderer.draw, _choose_similarity(encoder))
 
 
-def ssim(picture: Picture, target: Picture) -> float:
+def ssim(picture: ImageArray, target: ImageArray) -> float:
     """Structural similarity of the lightness of two pictures of one size, in [-1, 1]."""
     from skimage.metrics import structural_similarity
 
@@ -105,58 +107,62 @@ def ssim(picture: Picture, target: Picture) -> float:
     )
 
 
-def beyond_plain(picture: Picture, target: Picture, likeness: Likeness) -> float:
+def similarity_beyond_blank(picture: ImageArray, target: ImageArray, similarity: SimilarityFn) -> float:
     """max(0, (s - s0) / (1 - s0)), as this module says; the plain pages are as large as the larger of both pictures.
 
     Raises:
         Unscorable: a plain page is as good as the target.
     """
-    height, width, _ = np.maximum.reduce([picture.shape, target.shape, (_WINDOW, _WINDOW, 3)])
-    picture, target = _padded(picture, height, width), _padded(target, height, width)
+    height, width, _ = np.maximum.reduce([picture.shape, target.shape, (_SSIM_WINDOW, _SSIM_WINDOW, 3)])
+    picture, target = _pad_with_white(picture, height, width), _pad_with_white(target, height, width)
     usual = np.median(target, axis=(0, 1)).astype(np.uint8)
-    plain = max(likeness(np.broadcast_to(colour, target.shape), target) for colour in (np.full_like(usual, 255), usual))
+    plain = max(
+        similarity(np.broadcast_to(colour, target.shape), target) for colour in (np.full_like(usual, 255), usual)
+    )
     if plain >= 1.0:
         raise Unscorable("the target draws next to nothing")
-    return min(1.0, max(0.0, (likeness(picture, target) - plain) / (1.0 - plain)))
+    return min(1.0, max(0.0, (similarity(picture, target) - plain) / (1.0 - plain)))
 
 
-def _compared(response: Response, target: str, paint: Callable[[str], Picture], likeness: Likeness) -> Term:
+def _score_drawing(
+    response: Response, target: str, draw_source: Callable[[str], ImageArray], similarity: SimilarityFn
+) -> RewardValue:
     try:
-        expected = paint(target)
-    except CannotDraw as error:
+        expected = draw_source(target)
+    except DrawingError as error:
         raise Unscorable(f"the target {target!r:.80}: {error}") from error
-    if _is_plain(expected):
+    if _is_blank(expected):
         raise Unscorable(f"the target {target!r:.80} draws a plain page")
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = paint(response.answer.value)
-    except CannotDraw as error:
-        return Term(0.0, f"the drawing {error}"[:_EXCERPT])
-    if _is_plain(given):
-        return Term(0.0, "a plain page")
-    value = beyond_plain(given, expected, likeness)
-    return Term(value, f"{value:.2f} of the way from a plain page to the target's picture")
+        given = draw_source(response.answer.value)
+    except DrawingError as error:
+        return RewardValue(0.0, f"the drawing {error}"[:_MAX_REASON_CHARS])
+    if _is_blank(given):
+        return RewardValue(0.0, "a plain page")
+    value = similarity_beyond_blank(given, expected, similarity)
+    return RewardValue(value, f"{value:.2f} of the way from a plain page to the target's picture")
 
 
 @lru_cache(maxsize=64)  # the target of a group is drawn once
-def _drawn(language: Literal["svg", "latex"], source: str, *, side: int, limits: Limits) -> Picture:
+def _draw_cached(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
     return draw(language, source, side=side, limits=limits)
 
 
-def _likeness(encoder: str | None) -> Likeness:
-    return ssim if encoder is None else partial(_cosine, encoder)
+def _choose_similarity(encoder: str | None) -> SimilarityFn:
+    return ssim if encoder is None else partial(_embedding_cosine, encoder)
 
 
-def _cosine(encoder: str, picture: Picture, target: Picture) -> float:
-    return float(embedding(encoder, picture) @ embedding(encoder, target))
+def _embedding_cosine(encoder: str, picture: ImageArray, target: ImageArray) -> float:
+    return float(embed_image(encoder, picture) @ embed_image(encoder, target))
 
 
-def _padded(picture: Picture, height: int, width: int) -> Picture:
+def _pad_with_white(picture: ImageArray, height: int, width: int) -> ImageArray:
     page = np.full((height, width, 3), 255, dtype=np.uint8)
     page[: picture.shape[0], : picture.shape[1]] = picture
     return page
 
 
-def _is_plain(picture: Picture) -> bool:
+def _is_blank(picture: ImageArray) -> bool:
     return bool((picture == picture[0, 0]).all())

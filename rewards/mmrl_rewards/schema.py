@@ -15,22 +15,24 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
 
-_EXCERPT: Final = 120
+_MAX_MESSAGE_CHARS: Final = 120
 
 
-def _sound(schema: dict[str, Any]) -> dict[str, Any]:
-    _validator(json.dumps(schema))
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    _build_validator(json.dumps(schema))
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(_sound)]
+Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 
 
-@reward(name="schema", kinds=(Kind.JSON,), deadline_s=5.0)
-def valid(response: Response, sample: Sample, *, schema: Schema | None = None, column: str | None = None) -> Term:
+@reward(name="schema", answer_types=(AnswerType.JSON,), timeout_s=5.0)
+def valid(
+    response: Response, sample: Sample, *, schema: Schema | None = None, column: str | None = None
+) -> RewardValue:
     """1 if the JSON answer meets `schema`, or else the JSON Schema in `sample.meta[column]`; otherwise 0.
 
     Source: JSON Schema 2020-12 (json-schema.org), or the draft that `$schema` names, by the library jsonschema.
@@ -40,20 +42,20 @@ def valid(response: Response, sample: Sample, *, schema: Schema | None = None, c
     Raises:
         Unscorable: there is no schema, it is none, or the target does not meet it.
     """
-    target = gold(sample, Kind.JSON)
+    target = target_value(sample, AnswerType.JSON)
     try:
-        validator = _validator(json.dumps(_given(sample, column) if schema is None else schema))
+        validator = _build_validator(json.dumps(_read_schema(sample, column) if schema is None else schema))
     except ValueError as error:
         raise Unscorable(f"column {column!r}: {error}") from error
-    if flaw := _flaw(validator, target):
+    if flaw := _first_violation(validator, target):
         raise Unscorable(f"the target {target!r:.80} does not meet the schema: {flaw}")
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
-    flaw = _flaw(validator, response.answer.value)
-    return Term(float(not flaw), flaw or "meets the schema")
+        return RewardValue(0.0, response.answer.problems[0])
+    flaw = _first_violation(validator, response.answer.value)
+    return RewardValue(float(not flaw), flaw or "meets the schema")
 
 
-def _given(sample: Sample, column: str | None) -> object:
+def _read_schema(sample: Sample, column: str | None) -> object:
     if column is None:
         raise Unscorable("there is no schema: set args.schema, or args.column to the column that holds it")
     if column not in sample.meta:
@@ -63,7 +65,7 @@ def _given(sample: Sample, column: str | None) -> object:
 
 
 @lru_cache(maxsize=256)
-def _validator(text: str) -> Validator:
+def _build_validator(text: str) -> Validator:
     """What checks by a schema. Raises ValueError when it is none, or refers to what is not in it."""
     schema = json.loads(text)
     if not isinstance(schema, Mapping):
@@ -74,7 +76,7 @@ def _validator(text: str) -> Validator:
     except SchemaError as error:
         raise ValueError(f"no JSON Schema: at {error.json_path}: {error.message:.200}") from None
     own = Registry[Any]().resolver_with_root(Resource.from_contents(schema, default_specification=DRAFT202012))
-    for reference in _references(schema):
+    for reference in _iter_references(schema):
         try:
             own.lookup(reference)
         except Unresolvable:
@@ -82,15 +84,15 @@ def _validator(text: str) -> Validator:
     return kind(schema, registry=Registry())  # an empty one fetches nothing
 
 
-def _references(schema: object) -> Iterator[str]:
+def _iter_references(schema: object) -> Iterator[str]:
     if isinstance(schema, Mapping):
         yield from (schema[key] for key in ("$ref", "$dynamicRef") if isinstance(schema.get(key), str))
-        yield from (found for value in schema.values() for found in _references(value))
+        yield from (found for value in schema.values() for found in _iter_references(value))
     elif isinstance(schema, list):
-        yield from (found for value in schema for found in _references(value))
+        yield from (found for value in schema for found in _iter_references(value))
 
 
-def _flaw(validator: Validator, value: object) -> str:
+def _first_violation(validator: Validator, value: object) -> str:
     """The first thing wrong with a value, or nothing."""
     try:
         error = next(iter(validator.iter_errors(value)), None)
@@ -98,4 +100,4 @@ def _flaw(validator: Validator, value: object) -> str:
         return "nested too deeply to check"
     except OverflowError:
         return "a number too large to check"
-    return f"at {error.json_path:.40}: {error.message:.{_EXCERPT}}" if error else ""
+    return f"at {error.json_path:.40}: {error.message:.{_MAX_MESSAGE_CHARS}}" if error else ""

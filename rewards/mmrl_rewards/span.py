@@ -7,15 +7,15 @@ from math import inf
 
 import numpy as np
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
-Span = tuple[float, float]
+TimeSpan = tuple[float, float]
 
 
-@reward(name="span_iou", kinds=(Kind.SPAN,))
-def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+@reward(name="span_iou", answer_types=(AnswerType.SPAN,))
+def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
     """Temporal intersection over union, |A & B| / |A | B|; with `threshold`, 1 if it is reached and else 0.
 
     Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1
@@ -24,16 +24,19 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
     Raises:
         Unscorable: the target is not two finite numbers, 0 <= start < end.
     """
-    target = gold(sample, Kind.SPAN)
+    target = target_value(sample, AnswerType.SPAN)
     answer = response.answer.value
     if answer is None:
-        return Term(0.0, response.answer.problems[0])
-    value = _overlap(answer, target)
-    return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {_shown(answer)} vs {_shown(target)}")
+        return RewardValue(0.0, response.answer.problems[0])
+    value = _temporal_iou(answer, target)
+    return RewardValue(
+        geometry.apply_threshold(value, threshold),
+        f"tIoU {value:.2f}: {_format_span(answer)} vs {_format_span(target)}",
+    )
 
 
-@reward(name="span_aligned", kinds=(Kind.SPAN,))
-def aligned(response: Response, sample: Sample, *, column: str = "duration") -> Term:
+@reward(name="span_aligned", answer_types=(AnswerType.SPAN,))
+def aligned(response: Response, sample: Sample, *, column: str = "duration") -> RewardValue:
     """TIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), T the video's seconds in `sample.meta[column]`.
 
     Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377). Departures: no factor falls below 0, where an
@@ -42,22 +45,22 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
     Raises:
         Unscorable: the target is not two finite numbers, 0 <= start < end, or the column holds no time that covers it.
     """
-    target, seconds = gold(sample, Kind.SPAN), sample.meta.get(column)
+    target, seconds = target_value(sample, AnswerType.SPAN), sample.meta.get(column)
     if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
         raise Unscorable(
-            f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_shown(target)} lies"
+            f"column {column!r} holds {seconds!r:.40}, no length of a video in which {_format_span(target)} lies"
         )
     answer = response.answer.value
     if answer is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     start, end = (max(0.0, 1.0 - abs(a - b) / seconds) for a, b in zip(answer, target, strict=True))
-    overlap = _overlap(answer, target)
-    reason = f"tIoU {overlap:.2f}, start {start:.2f}, end {end:.2f}: {_shown(answer)} vs {_shown(target)}"
-    return Term(overlap * start * end, reason)
+    overlap = _temporal_iou(answer, target)
+    reason = f"tIoU {overlap:.2f}, start {start:.2f}, end {end:.2f}: {_format_span(answer)} vs {_format_span(target)}"
+    return RewardValue(overlap * start * end, reason)
 
 
-@reward(name="spans_iou", kinds=(Kind.SPANS,))
-def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+@reward(name="spans_iou", answer_types=(AnswerType.SPANS,))
+def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
     """|A & B| / |A | B| in seconds, A the time that any span of the answer covers and B any span of the target.
 
     With `threshold`, 1 if it is reached and else 0. Source: the Jaccard index of two sets of moments. Departures: none;
@@ -69,13 +72,15 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
     targets = _target_spans(sample)
     answers = response.answer.value
     if answers is None:
-        return Term(0.0, response.answer.problems[0])
-    value = _common(answers, targets)
-    return Term(geometry.graded(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}")
+        return RewardValue(0.0, response.answer.problems[0])
+    value = _covered_iou(answers, targets)
+    return RewardValue(
+        geometry.apply_threshold(value, threshold), f"tIoU {value:.2f}: {len(answers)} spans vs {len(targets)}"
+    )
 
 
-@reward(name="spans_f1", kinds=(Kind.SPANS,))
-def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> Term:
+@reward(name="spans_f1", answer_types=(AnswerType.SPANS,))
+def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
     """2 sum(tIoU of matched spans) / (answers + targets), over the best one-to-one matching.
 
     With `threshold`, the usual F1: a pair counts 1 if tIoU >= threshold and else 0. Source: F1 is 2 P R / (P + R) with
@@ -87,27 +92,27 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     targets = _target_spans(sample)
     answers = response.answer.value
     if answers is None:
-        return Term(0.0, response.answer.problems[0])
-    overlaps = np.array([[_overlap(answer, target) for target in targets] for answer in answers], dtype=np.float64)
+        return RewardValue(0.0, response.answer.problems[0])
+    overlaps = np.array([[_temporal_iou(answer, target) for target in targets] for answer in answers], dtype=np.float64)
     overlaps = overlaps.reshape(len(answers), len(targets))
-    found = matching.best(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
-    return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    found = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
+    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
 
 
-def _target_spans(sample: Sample) -> Sequence[Span]:
-    spans: Sequence[Span] = gold(sample, Kind.SPANS)
+def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
+    spans: Sequence[TimeSpan] = target_value(sample, AnswerType.SPANS)
     if not spans:
         raise Unscorable("the target has no spans")
     return spans
 
 
-def _common(a: Sequence[Span], b: Sequence[Span]) -> float:
+def _covered_iou(a: Sequence[TimeSpan], b: Sequence[TimeSpan]) -> float:
     """Jaccard index of the time two lists of spans cover: |A & B| = |A| + |B| - |A | B|."""
-    union = _covered([*a, *b])
-    return min(1.0, max(0.0, (_covered(a) + _covered(b) - union) / union))
+    union = _covered_seconds([*a, *b])
+    return min(1.0, max(0.0, (_covered_seconds(a) + _covered_seconds(b) - union) / union))
 
 
-def _covered(spans: Sequence[Span]) -> float:
+def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
     """Seconds that at least one of the spans covers."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -116,10 +121,10 @@ def _covered(spans: Sequence[Span]) -> float:
     return total
 
 
-def _overlap(a: Span, b: Span) -> float:
+def _temporal_iou(a: TimeSpan, b: TimeSpan) -> float:
     shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
     return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)  # in this order it cannot round to more than 1
 
 
-def _shown(span: Span) -> str:
+def _format_span(span: TimeSpan) -> str:
     return f"[{span[0]:g}, {span[1]:g}] s"

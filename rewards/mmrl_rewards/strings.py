@@ -5,57 +5,57 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from mmrl.answer import checked
-from mmrl.types import Kind, Sample, Unscorable
-from mmrl_rewards.contract import gold
+from mmrl.answer import validate_value
+from mmrl.types import AnswerType, Sample, Unscorable
+from mmrl_rewards.contract import target_value
 
 # Normalising a run of combining marks takes CPython time that grows with its square, so long runs that are not ASCII
 # are cut. Nothing composes with an ASCII character that follows it: every other seam is exact.
-_PIECE = re.compile(r"[\x00-\x7f]*[^\x00-\x7f]{0,200}")
+_NORMALIZED_PIECE = re.compile(r"[\x00-\x7f]*[^\x00-\x7f]{0,200}")
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each character is a word
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
 
-def normal(text: str) -> str:
+def normalize(text: str) -> str:
     """NFKC, stripped, white space collapsed to single spaces."""
     if not text.isascii():
-        text = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
+        text = "".join(unicodedata.normalize("NFKC", piece) for piece in _NORMALIZED_PIECE.findall(text))
     return " ".join(text.split())
 
 
 def words(text: str) -> list[str]:
     """Words of letters and digits, in lower case and without punctuation; each ideograph and kana is one."""
-    return _WORD.findall(normal(text).casefold())
+    return _WORD.findall(normalize(text).casefold())
 
 
-def overlong(text: str, target: str) -> bool:
+def is_overlong(text: str, target: str) -> bool:
     """Whether an answer is so long that it holds the target by chance if at all, and is not worth the time."""
     return len(text) > 10 * len(target) + 1000
 
 
-def targets(sample: Sample, column: str | None) -> tuple[str, ...]:
+def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     """The right texts, normalised: the target, and those that `sample.meta[column]` lists where a column is named.
 
     Raises:
         Unscorable: one is not text, or is empty once normalised; there is no such column, or it is no list.
     """
-    found = [gold(sample, Kind.TEXT), *(() if column is None else _listed(sample, column))]
-    normalised = tuple(map(normal, found))
+    found = [target_value(sample, AnswerType.TEXT), *(() if column is None else _read_text_list(sample, column))]
+    normalised = tuple(map(normalize, found))
     if "" in normalised:
         raise Unscorable(f"the target {found[normalised.index('')]!r:.80} is empty once normalised")
     return normalised
 
 
-def shown(text: str, most: int = 40) -> str:
+def excerpt(text: str, max_chars: int = 40) -> str:
     """An excerpt for a reason."""
-    return repr(text if len(text) <= most else text[:most] + "...")
+    return repr(text if len(text) <= max_chars else text[:max_chars] + "...")
 
 
-def _listed(sample: Sample, column: str) -> tuple[str, ...]:
+def _read_text_list(sample: Sample, column: str) -> tuple[str, ...]:
     if column not in sample.meta:
         raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
     try:
-        listed: tuple[str, ...] = checked(Kind.LIST, sample.meta[column])
+        listed: tuple[str, ...] = validate_value(AnswerType.LIST, sample.meta[column])
     except ValueError as error:
         raise Unscorable(f"column {column!r} is {error}: {sample.meta[column]!r:.80}") from error
     return listed

@@ -12,45 +12,45 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import strings
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
-Costs = Sequence[Sequence[float]]
+CostMatrix = Sequence[Sequence[float]]
 
-_MOST_NODES = 1000
-_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")  # under the head of a Markdown table
+_MAX_NODES = 1000
+_MARKDOWN_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")  # under the head of a Markdown table
 _PIPE = re.compile(r"(?<!\\)\|")
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
-_NOT_HTML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
+_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """Text, and how many columns and rows it spans."""
 
     text: str
-    columns: int = 1
-    rows: int = 1
+    colspan: int = 1
+    rowspan: int = 1
 
 
-class Table(NamedTuple):
+class ParsedTable(NamedTuple):
     """Rows of cells, as written: what a cell spans is not written again."""
 
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[TableCell]:
         """The cells in reading order."""
         return [cell for row in self.rows for cell in row]
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """Rows and cells."""
         return len(self.rows) + len(self.cells)
 
 
-@reward(name="teds", kinds=(Kind.TEXT,))
-def teds(response: Response, sample: Sample, *, structure_only: bool = False) -> Term:
+@reward(name="teds", answer_types=(AnswerType.TEXT,))
+def teds(response: Response, sample: Sample, *, structure_only: bool = False) -> RewardValue:
     """1 - edit distance of the two trees / the larger one's nodes; a table's nodes are its rows and cells.
 
     Deleting or inserting a node costs 1; replacing a cell costs 1 where the spans differ, and else the normalised
@@ -61,24 +61,24 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
     Raises:
         Unscorable: the target is not one table of 1 to 1000 nodes.
     """
-    target = _target(sample)
+    target = _target_table(sample)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     source: str = response.answer.value
     if len(source) > 10 * len(sample.target.value) + 10_000:
-        return Term(0.0, f"{len(source)} characters for a table of {len(target.rows)} rows")
+        return RewardValue(0.0, f"{len(source)} characters for a table of {len(target.rows)} rows")
     try:
-        answer = read(source)
+        answer = parse_table(source)
     except ValueError as error:
-        return Term(0.0, f"{error}: {strings.shown(source)}")
+        return RewardValue(0.0, f"{error}: {strings.excerpt(source)}")
     sizes = f"{len(answer.rows)} rows, {len(answer.cells)} cells; expected {len(target.rows)}, {len(target.cells)}"
-    if answer.nodes > 2 * target.nodes:
-        return Term(0.0, sizes)
-    value = max(0.0, 1.0 - distance(answer, target, structure_only) / max(answer.nodes, target.nodes))
-    return Term(value, f"TEDS {value:.2f}: {sizes}")
+    if answer.num_nodes > 2 * target.num_nodes:
+        return RewardValue(0.0, sizes)
+    value = max(0.0, 1.0 - tree_edit_distance(answer, target, structure_only) / max(answer.num_nodes, target.num_nodes))
+    return RewardValue(value, f"TEDS {value:.2f}: {sizes}")
 
 
-def read(source: str) -> Table:
+def parse_table(source: str) -> ParsedTable:
     """The one table that stands in HTML or Markdown, in a fence or not; rows without cells are left out.
 
     Raises:
@@ -86,28 +86,28 @@ def read(source: str) -> Table:
     """
     fenced = _FENCE.fullmatch(source.strip())
     source = (fenced[1] if fenced else source).strip()
-    rows = _html(source) if source.startswith("<") else _markdown(source)
-    table = Table(tuple(row for row in rows if row))
+    rows = _parse_html(source) if source.startswith("<") else _parse_markdown(source)
+    table = ParsedTable(tuple(row for row in rows if row))
     if not table.rows:
         raise ValueError("an empty table")
     return table
 
 
-def distance(a: Table, b: Table, structure_only: bool = False) -> float:
+def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = False) -> float:
     """The least cost of edits that turn one table's tree into the other's: Zhang and Shasha 1989 for trees of depth 2.
 
     Nodes are taken in postorder, cells before their row, so a subtree is a run of nodes.
     """
-    cells = _replacing(a.cells, b.cells, structure_only)
-    own_a, own_b = _own_cells(a), _own_cells(b)
+    cells = _cell_replacement_costs(a.cells, b.cells, structure_only)
+    own_a, own_b = _cells_per_node(a), _cells_per_node(b)
     # A cell stands for a row at the price of a replacement and of the row's cells.
     costs = 1.0 + np.abs(np.subtract.outer(own_a, own_b)).astype(np.float64)
     costs[np.ix_(own_a == 0, own_b == 0)] = cells
-    costs[np.ix_(own_a > 0, own_b > 0)] = _between_rows(a, b, cells.tolist())
-    return _forest(costs.tolist(), own_a.tolist(), own_b.tolist())
+    costs[np.ix_(own_a > 0, own_b > 0)] = _row_distances(a, b, cells.tolist())
+    return _forest_distance(costs.tolist(), own_a.tolist(), own_b.tolist())
 
 
-def _forest(costs: Costs, own_a: Sequence[int], own_b: Sequence[int]) -> float:
+def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[int]) -> float:
     """Edit distance of two forests in postorder, given the costs of turning each subtree of one into each of the other.
 
     `own` is how many nodes of its subtree come before a node.
@@ -124,27 +124,29 @@ def _forest(costs: Costs, own_a: Sequence[int], own_b: Sequence[int]) -> float:
     return table[-1][-1]
 
 
-def _between_rows(a: Table, b: Table, cells: Costs) -> list[list[float]]:
+def _row_distances(a: ParsedTable, b: ParsedTable, cell_distances: CostMatrix) -> list[list[float]]:
     """Distance of every row from every row, given that of every cell from every cell."""
     found: list[list[float]] = []
     start_a = 0
     for row_a in a.rows:
-        rows, start_a = cells[start_a : start_a + len(row_a)], start_a + len(row_a)
+        rows, start_a = cell_distances[start_a : start_a + len(row_a)], start_a + len(row_a)
         found.append([])
         start_b = 0
         for row_b in b.rows:
             part = [row[start_b : start_b + len(row_b)] for row in rows]
-            found[-1].append(_forest(part, [0] * len(row_a), [0] * len(row_b)))
+            found[-1].append(_forest_distance(part, [0] * len(row_a), [0] * len(row_b)))
             start_b += len(row_b)
     return found
 
 
-def _own_cells(table: Table) -> NDArray[np.intp]:
+def _cells_per_node(table: ParsedTable) -> NDArray[np.intp]:
     """For each node in postorder, how many cells it has: 0 for a cell itself."""
     return np.array([count for row in table.rows for count in (*[0] * len(row), len(row))], dtype=np.intp)
 
 
-def _replacing(a: Sequence[Cell], b: Sequence[Cell], structure_only: bool) -> NDArray[np.float64]:
+def _cell_replacement_costs(
+    a: Sequence[TableCell], b: Sequence[TableCell], structure_only: bool
+) -> NDArray[np.float64]:
     """Cost of replacing each cell by each, (N, M)."""
     costs = np.zeros((len(a), len(b)))
     if not structure_only:
@@ -155,20 +157,22 @@ def _replacing(a: Sequence[Cell], b: Sequence[Cell], structure_only: bool) -> ND
     return costs
 
 
-def _target(sample: Sample) -> Table:
+def _target_table(sample: Sample) -> ParsedTable:
     try:
-        table = read(gold(sample, Kind.TEXT))
+        table = parse_table(target_value(sample, AnswerType.TEXT))
     except ValueError as error:
         raise Unscorable(f"the target {sample.target.value!r:.80} is {error}") from error
-    if table.nodes > _MOST_NODES:
-        raise Unscorable(f"the target is a table of {table.nodes} rows and cells, at most {_MOST_NODES} are compared")
+    if table.num_nodes > _MAX_NODES:
+        raise Unscorable(
+            f"the target is a table of {table.num_nodes} rows and cells, at most {_MAX_NODES} are compared"
+        )
     return table
 
 
-def _html(source: str) -> list[tuple[Cell, ...]]:
+def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
     try:
         parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
-        root = html.document_fromstring(_NOT_HTML.sub("", source).encode(), parser=parser)
+        root = html.document_fromstring(_CONTROL_CHARS.sub("", source).encode(), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError):
         raise ValueError("not HTML") from None
     tables = list(root.iter("table"))
@@ -177,27 +181,27 @@ def _html(source: str) -> list[tuple[Cell, ...]]:
     everything, inside = (" ".join(element.itertext()).split() for element in (root, tables[0]))
     if everything != inside:
         raise ValueError("text beside the table")
-    return [tuple(_cell(cell) for cell in row.iter("td", "th")) for row in tables[0].iter("tr")]
+    return [tuple(_parse_html_cell(cell) for cell in row.iter("td", "th")) for row in tables[0].iter("tr")]
 
 
-def _cell(element: html.HtmlElement) -> Cell:
-    text = strings.normal("".join(element.itertext()))
-    return Cell(text, *(_span(element.get(name, "1")) for name in ("colspan", "rowspan")))
+def _parse_html_cell(element: html.HtmlElement) -> TableCell:
+    text = strings.normalize("".join(element.itertext()))
+    return TableCell(text, *(_parse_span(element.get(name, "1")) for name in ("colspan", "rowspan")))
 
 
-def _span(text: str) -> int:
+def _parse_span(text: str) -> int:
     """HTML's own rule: what is no positive number is 1."""
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 4 else 1
 
 
-def _markdown(source: str) -> list[tuple[Cell, ...]]:
+def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:
     lines = [line.strip() for line in source.splitlines()]
-    if len(lines) < 2 or not all("|" in line for line in lines) or not _RULE.fullmatch(lines[1]):
+    if len(lines) < 2 or not all("|" in line for line in lines) or not _MARKDOWN_RULE.fullmatch(lines[1]):
         raise ValueError("no table")
-    return [_markdown_row(line) for line in (lines[0], *lines[2:])]
+    return [_parse_markdown_row(line) for line in (lines[0], *lines[2:])]
 
 
-def _markdown_row(line: str) -> tuple[Cell, ...]:
+def _parse_markdown_row(line: str) -> tuple[TableCell, ...]:
     parts = _PIPE.split(line)
     start, end = not parts[0].strip(), len(parts) - (not parts[-1].strip())
-    return tuple(Cell(strings.normal(part.replace(r"\|", "|"))) for part in parts[start:end])
+    return tuple(TableCell(strings.normalize(part.replace(r"\|", "|"))) for part in parts[start:end])

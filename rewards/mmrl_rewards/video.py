@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mmrl.types import Kind, Response, Sample, Term, Unscorable
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward, target_value
 
-_LONGEST: Final = 1e6  # seconds
+_MAX_SECONDS: Final = 1e6  # seconds
 _NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
-Boxes = dict[int, tuple[float, ...]]
+BoxesByInstant = dict[int, tuple[float, ...]]
 
 
-@reward(name="tube", kinds=(Kind.JSON,))
-def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> Term:
+@reward(name="tube", answer_types=(AnswerType.JSON,))
+def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> RewardValue:
     """The vIoU of boxes over time, sum over S_i of IoU / |S_u|: S_i the instants in both tubes, S_u those in either.
 
     Answer and target are JSON, [{"time": seconds, "bbox_2d": [x1, y1, x2, y2]}, ...], a box every `step` seconds; a
@@ -32,32 +32,34 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
         Unscorable: the target is not such a list, has two boxes at one instant or none at all, no frame or no medium.
     """
     try:
-        expected = _tube(gold(sample, Kind.JSON), step)
+        expected = _parse_tube(target_value(sample, AnswerType.JSON), step)
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
     if not expected:
         raise Unscorable("the target has no boxes")
-    resize, frame = geometry.resize_map(response, sample), geometry.target_frame(sample)
+    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = _tube(response.answer.value, step)
+        given = _parse_tube(response.answer.value, step)
     except ValueError as error:
-        return Term(0.0, f"the answer {error}")
+        return RewardValue(0.0, f"the answer {error}")
     both = given.keys() & expected.keys()
     overlaps = [
         geometry.iou(
-            geometry.in_pixels(resize, given[instant], response.frame),
-            geometry.in_pixels(resize, expected[instant], frame),
+            geometry.to_pixels(resize, given[instant], response.coordinate_system),
+            geometry.to_pixels(resize, expected[instant], frame),
         )
         for instant in sorted(both)
     ]
     value = sum(overlaps) / len(given.keys() | expected.keys())
-    return Term(value, f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}")
+    return RewardValue(
+        value, f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}"
+    )
 
 
-@reward(name="frames", kinds=(Kind.LIST,))
-def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> Term:
+@reward(name="frames", answer_types=(AnswerType.LIST,))
+def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> RewardValue:
     """F1 of the chosen frames (or seconds): 2 matched / (answers + targets), matched one to one within `tolerance`.
 
     Answer and target are lists of whole numbers, or of text that holds decimals. Source: F1 over a set. Departures:
@@ -67,44 +69,44 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
         Unscorable: the target is not a list of at least one number.
     """
     try:
-        expected = _numbers(gold(sample, Kind.LIST))
+        expected = _parse_numbers(target_value(sample, AnswerType.LIST))
     except ValueError as error:
         raise Unscorable(f"the target {error}") from error
     if not len(expected):
         raise Unscorable("the target names no frames")
     if response.answer.value is None:
-        return Term(0.0, response.answer.problems[0])
+        return RewardValue(0.0, response.answer.problems[0])
     try:
-        given = _numbers(response.answer.value)
+        given = _parse_numbers(response.answer.value)
     except ValueError as error:
-        return Term(0.0, f"the answer {error}")
+        return RewardValue(0.0, f"the answer {error}")
     near = np.abs(given[:, None] - expected[None, :]) <= tolerance
-    found = matching.best(near.astype(np.float64))
-    return Term(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    found = matching.match_one_to_one(near.astype(np.float64))
+    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
 
 
-def _tube(value: object, step: float) -> Boxes:
+def _parse_tube(value: object, step: float) -> BoxesByInstant:
     """Boxes by instant, read from JSON."""
     if not isinstance(value, list | tuple):
         raise ValueError(f'{value!r:.80} is not [{{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}, ...]')
-    boxes: Boxes = {}
+    boxes: BoxesByInstant = {}
     for item in value:
         match item:
-            case {"time": int() | float() as time, "bbox_2d": box} if _is_time(time):
+            case {"time": int() | float() as time, "bbox_2d": box} if _is_valid_time(time):
                 instant = floor(time / step + 0.5)  # round() would bring 0.5 and 1.5 to even instants
             case _:
                 raise ValueError(f'{item!r:.80} is not {{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}')
         if instant in boxes:
             raise ValueError(f"has two boxes at {instant * step:g} s")
-        boxes[instant] = geometry.box_of(box)
+        boxes[instant] = geometry.parse_box(box)
     return boxes
 
 
-def _is_time(value: float) -> bool:
-    return not isinstance(value, bool) and 0 <= value <= _LONGEST
+def _is_valid_time(value: float) -> bool:
+    return not isinstance(value, bool) and 0 <= value <= _MAX_SECONDS
 
 
-def _numbers(items: Sequence[str]) -> NDArray[np.float64]:
+def _parse_numbers(items: Sequence[str]) -> NDArray[np.float64]:
     for item in items:
         if not _NUMERAL.fullmatch(item):
             raise ValueError(f"{item!r:.80} is not the number of a frame")

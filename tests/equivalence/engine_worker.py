@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from vllm_scenes import Questions
 
-from mmrl.rollout.engines.vllm_colocated import environment
+from mmrl.rollout.engines.vllm_colocated import vllm_env_vars
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def _scene(name: str):
         from vllm_served import served
 
         return served
-    os.environ.update(environment(cuda=torch.cuda.is_available()))  # the scenes import vLLM before an engine does
+    os.environ.update(vllm_env_vars(cuda=torch.cuda.is_available()))  # the scenes import vLLM before an engine does
     import vllm_in_process
 
     return {

@@ -17,33 +17,35 @@ from typing import Any
 import deepspeed
 import torch
 
-from mmrl.config.schema import Deepspeed, Kl, Lora, Loss, Optimizer, Processes
-from mmrl.distributed.ranks import Homes, Ranks
-from mmrl.distributed.torch_ranks import joined
+from mmrl.config.schema import DeepspeedConfig, DistributedConfig, KlConfig, LoraConfig, LossConfig, OptimizerConfig
+from mmrl.distributed.ranks import MediaPlacement, Ranks
+from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner import engine_deepspeed
-from mmrl.learner.engine_deepspeed import DeepspeedEngine, Sharded
+from mmrl.learner.engine_deepspeed import DeepspeedEngine, DeepspeedModel
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.learner.shared_prefix_check import difference
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.policy.components import recompute_activations
-from mmrl.policy.lora import adapter_of, is_adapted
+from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.learner.shared_prefix_check import compare_layouts
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.lora import create_adapter, has_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
-from mmrl.policy.shared_prefix_attention import install
-from mmrl.rollout.engines.shared_server import FedByFirst
-from mmrl.rollout.weight_sync import PolicyWeights, Weights
+from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
+from mmrl.rollout.engines.shared_server import SharedServer
+from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
 from mmrl.types import Experience, UserError
 
 CHUNK_ELEMENTS = 3000
-OPTIMIZER = Optimizer(lr=1e-3, lr_by_role={"vision": 5e-4}, weight_decay=0.1, decayed="matrices", max_grad_norm=0.5)
+OPTIMIZER = OptimizerConfig(
+    lr=1e-3, lr_by_component={"vision": 5e-4}, weight_decay=0.1, weight_decay_on="matrices", max_grad_norm=0.5
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """An engine, None for plain torch, and what it is given in each step."""
 
-    deepspeed: Deepspeed | None
+    deepspeed: DeepspeedConfig | None
     steps: tuple[list[Experience], ...]
     homes: dict[str, int] = field(default_factory=dict)
     kl: float = 0.0
@@ -53,7 +55,7 @@ class Trial:
     recomputes: bool = False
     mini_batches: int = 1
     feeds: bool = False
-    lora: Lora | None = None
+    lora: LoraConfig | None = None
 
 
 @dataclass
@@ -65,9 +67,9 @@ class Fed:
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     most_whole: int = 0
 
-    def load(self, weights: Weights) -> None:
-        names = {shape.name for shape in weights.shapes()}
-        assert names >= self.policy.learned.keys() or is_adapted(self.policy.model)
+    def load(self, weights: WeightStream) -> None:
+        names = {shape.name for shape in weights.specs()}
+        assert names >= self.policy.trained.keys() or has_adapter(self.policy.model)
         self.held.clear()
         for name, tensor in weights:
             self.held[name] = tensor.detach().clone()
@@ -91,42 +93,44 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     policy, engine, sharded = start(lessons, trial, ranks)
     reference = policy.frozen_copy() if trial.kl else None
     metrics = []
-    groups = by_prompt(trial.steps[0])[:1]
+    groups = group_by_prompt(trial.steps[0])[:1]
     packed, plain = (
         collate(groups, lessons.processor, pad_id=lessons.eos_id, shared_prefix=shared) for shared in (True, False)
     )
-    stretched = replace(plain, positions_3BL=2 * plain.positions_3BL)
-    apart = [tuple(difference(policy, packed, other, ranks)) for other in (plain, stretched)]
-    weights, engine_fed = PolicyWeights(policy), Fed(policy)
-    feeder = FedByFirst(engine_fed, ranks)
+    stretched = replace(plain, positions_3BL=2 * plain.position_ids_3BL)
+    apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
+    weights, engine_fed = PolicyWeightStream(policy), Fed(policy)
+    feeder = SharedServer(engine_fed, ranks)
     if trial.feeds:
-        feeder.load(weights)  # what it is given now is not what it must have in the end
+        feeder.load_weights(weights)  # what it is given now is not what it must have in the end
     for step, experiences in enumerate(trial.steps):
         if step == trial.resume_after:
             saved, state = copy.deepcopy(everything(policy, engine, ranks))
             policy, engine, sharded = start(lessons, trial, ranks, saved)
             engine.load_state(state)
-        plan = LearnPlan(
-            loss=Loss(kl=Kl(coef=trial.kl)),
+        plan = LearnerConfig(
+            loss=LossConfig(kl=KlConfig(coef=trial.kl)),
             optimizer=OPTIMIZER,
             total_steps=9,
-            micro_batch=2,
-            token_budget=200,
+            micro_batch_groups=2,
+            micro_batch_tokens=200,
             epochs=1,
             mini_batches=trial.mini_batches,
             shared_prefix=trial.shared_prefix,
             pad_id=lessons.eos_id,
         )
-        learner = GrpoLearner(policy, lessons.processor, engine, plan, reference, ranks=ranks, homes=Homes(trial.homes))
-        metrics.append(dict(learner.learn(experiences, step=step)))
-    parts = ranks.gather(sum(tensor.numel() for tensor in policy.collected(ranks).values()))
+        learner = GrpoLearner(
+            policy, lessons.processor, engine, plan, reference, ranks=ranks, placement=MediaPlacement(trial.homes)
+        )
+        metrics.append(dict(learner.step(experiences, step=step)))
+    parts = ranks.all_gather(sum(tensor.numel() for tensor in policy.local_shard(ranks).values()))
     kept, state = everything(policy, engine, ranks)
     result = {"apart": apart, "metrics": metrics, "weights": kept, "state": state, "parts": parts}
     if trial.feeds:
         result |= {"refused": fed_once_more(feeder, engine_fed, weights), "most_whole": engine_fed.most_whole}
         result["fed"] = engine_fed.held
     if sharded:
-        sharded.dissolve(policy)
+        sharded.unwrap(policy)
         result["dissolved"] = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     return result
 
@@ -134,7 +138,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
 def everything(policy: Policy, engine, ranks: Ranks):
     """Weights and the engine's tables, from the parts of all ranks."""
     weights, tables = {}, {}
-    for part, state in ranks.gather((policy.collected(ranks), engine.state())):
+    for part, state in ranks.all_gather((policy.local_shard(ranks), engine.state())):
         assert not part.keys() & weights.keys()
         weights |= part
         for table, kept in state.items():
@@ -142,33 +146,33 @@ def everything(policy: Policy, engine, ranks: Ranks):
     return weights, tables
 
 
-def fed_once_more(feeder: FedByFirst, engine: Fed, weights: Weights) -> str:
+def fed_once_more(feeder: SharedServer, engine: Fed, weights: WeightStream) -> str:
     """Feed an engine that breaks off, and then takes all; what it said."""
     engine.breaks_off, said = True, ""
     try:
-        feeder.load(weights)
+        feeder.load_weights(weights)
     except UserError as error:
         said = str(error)
     engine.breaks_off = False
-    feeder.load(weights)
+    feeder.load_weights(weights)
     return said
 
 
 def start(lessons: Lessons, trial: Trial, ranks: Ranks, weights: dict[str, torch.Tensor] | None = None):
     """A fresh copy of the policy with its engine."""
     policy = copy.deepcopy(lessons.policy)
-    if adapter_of(policy.model, trial.lora, seed=0):
+    if create_adapter(policy.model, trial.lora, seed=0):
         policy = Policy(policy.model)
     policy.model.to(trial.dtype)
-    recompute_activations(policy.model, ("vision", "language") if trial.recomputes else ())
-    install(policy.model)  # this process has not heard of it
+    enable_gradient_checkpointing(policy.model, ("vision", "language") if trial.recomputes else ())
+    install_shared_prefix_attention(policy.model)  # this process has not heard of it
     for name, tensor in (weights or {}).items():
-        policy.learned[name].data.copy_(tensor)
+        policy.trained[name].data.copy_(tensor)
     if trial.deepspeed is None:
-        return policy, TorchEngine(policy.trainable, OPTIMIZER, ranks), None
+        return policy, TorchEngine(policy.trained_by_component, OPTIMIZER, ranks), None
     with watched() as moved:
-        sharded = Sharded(policy, trial.deepspeed, ranks)
-    assert moved == [0] if trial.deepspeed.zero == 3 else moved > [0]
+        sharded = DeepspeedModel(policy, trial.deepspeed, ranks)
+    assert moved == [0] if trial.deepspeed.zero_stage == 3 else moved > [0]
     return policy, DeepspeedEngine(sharded, OPTIMIZER), sharded
 
 
@@ -192,7 +196,7 @@ def main() -> None:
     lessons: Lessons = pickle.loads(Path(sys.argv[1]).read_bytes())
     torch.set_num_threads(1)
     engine_deepspeed._CHUNK_ELEMENTS = CHUNK_ELEMENTS
-    with joined(Processes(heartbeat_s=20, timeout_s=60)) as ranks:
+    with join_ranks(DistributedConfig(heartbeat_s=20, timeout_s=60)) as ranks:
         answers = {}
         for name, trial in lessons.trials.items():
             print(ranks.rank, name, flush=True)

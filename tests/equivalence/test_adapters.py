@@ -10,24 +10,24 @@ from peft import PeftModel
 from test_gradients import FAMILIES, difference, experiences, gradient
 from torch import nn
 
-from mmrl.config.schema import Lora, Optimizer
+from mmrl.config.schema import LoraConfig, OptimizerConfig
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.policy.components import recompute_activations, role_of
-from mmrl.policy.lora import Adapter
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.components import component_of, enable_gradient_checkpointing
+from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 
 EVERYWHERE = ("language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp")
 VARIANTS = {
-    "lora": Lora(rank=3, alpha=6, targets=EVERYWHERE),
-    "rslora": Lora(rank=4, alpha=6, rslora=True, targets=EVERYWHERE),
-    "dora": Lora(rank=3, alpha=5, dora=True, targets=EVERYWHERE),
+    "lora": LoraConfig(rank=3, alpha=6, targets=EVERYWHERE),
+    "rslora": LoraConfig(rank=4, alpha=6, use_rslora=True, targets=EVERYWHERE),
+    "dora": LoraConfig(rank=3, alpha=5, use_dora=True, targets=EVERYWHERE),
 }
 
 
 def adapted(world, lora, *, learned=True):
     """The world with an adapter in its model; a learned one changes the weights by a few percent."""
-    adapter = Adapter(world.policy.model, lora, seed=7)
+    adapter = LoraAdapter(world.policy.model, lora, seed=7)
     if learned:
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
@@ -62,7 +62,7 @@ def densified(world, lora):
 
 
 def scores(policy, world, taught):
-    batch = collate(by_prompt(taught), world.processor, pad_id=world.eos_id)
+    batch = collate(group_by_prompt(taught), world.processor, pad_id=world.eos_id)
     with torch.no_grad():
         return policy.score(batch).logps_N
 
@@ -73,13 +73,13 @@ def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     of = {target: set() for target in EVERYWHERE}
     for name in linear:
-        role = role_of(f"{name}.weight")
+        role = component_of(f"{name}.weight")
         part = "attention" if any(step in ("attn", "self_attn") for step in name.split(".")) else "mlp"
         of[f"{role}.{part}"].add(name)
     assert all(of.values())
     for target, names in of.items():
         fresh = tiny(family).policy.model
-        Adapter(fresh, Lora(targets=(target,)), seed=0)
+        LoraAdapter(fresh, LoraConfig(targets=(target,)), seed=0)
         assert set(layers(fresh)) == names
 
 
@@ -96,10 +96,10 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
     theirs = {}
     for name, layer in own.items():
         factors = {n: p for n, p in layer.named_parameters() if p.requires_grad}
-        assert len(factors) == (3 if lora.dora else 2)
+        assert len(factors) == (3 if lora.use_dora else 2)
         slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
-    assert {role_of(name) for name in ours} == {"vision", "projector", "language"}
+    assert {component_of(name) for name in ours} == {"vision", "projector", "language"}
     assert difference(theirs, ours) < 1e-5
 
 
@@ -111,7 +111,7 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     assert metrics["learner/kl_nats"] > 0
     _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
     assert difference(whole, plain) < 1e-5
-    recompute_activations(world.policy.model, ("vision", "language"))
+    enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught, kl_coef=0.1)
     assert difference(whole, recomputed) < 1e-5
 
@@ -120,10 +120,10 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
 @pytest.mark.parametrize("target", ["language.attention", "vision.mlp"])
 def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, family, target):
     """Inputs of the recomputed blocks need no gradient, as all embeddings are frozen."""
-    world, _ = adapted(tiny(family), Lora(targets=(target,)))
+    world, _ = adapted(tiny(family), LoraConfig(targets=(target,)))
     taught = experiences(world, group_size=2)
     _, kept = gradient(world, taught)
-    recompute_activations(world.policy.model, ("vision", "language"))
+    enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught)
     assert len(kept) == len(world.policy.learned)
     assert all(slope.any() for slope in kept.values())
@@ -161,7 +161,7 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny,
     assert not {id(p) for p in reference.learned.values()} & {id(p) for p in world.policy.learned.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     gradient(world, taught)
-    engine = TorchEngine(world.policy.trainable, Optimizer(lr=0.01))
+    engine = TorchEngine(world.policy.trainable, OptimizerConfig(lr=0.01))
     engine.step(0.01)
     assert (scores(world.policy, world, taught) - before).abs().max() > 1e-2
     assert torch.equal(scores(reference, world, taught), before)
@@ -185,7 +185,7 @@ def test_merged_weights_and_the_adapter_alone_say_the_same(tiny, family, variant
 def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
     def made(seed, dtype=torch.float32):
         model = tiny().policy.model.to(dtype)
-        Adapter(model, Lora(), seed=seed)
+        LoraAdapter(model, LoraConfig(), seed=seed)
         return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     torch.manual_seed(5)
@@ -199,7 +199,7 @@ def test_an_adapter_depends_on_its_seed_alone_and_stays_float32(tiny):
 
 
 def test_dropout_is_for_learning_alone(tiny):
-    world, _ = adapted(tiny(), Lora(dropout=0.5))
+    world, _ = adapted(tiny(), LoraConfig(dropout=0.5))
     taught = experiences(world, group_size=2)
     assert torch.equal(scores(world.policy, world, taught), scores(world.policy, world, taught))
     (_, one), (_, two) = gradient(world, taught), gradient(world, taught)

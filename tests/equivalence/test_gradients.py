@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.config.schema import Kl, Loss, Optimizer
-from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig
+from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -41,12 +41,12 @@ def experiences(world, group_size=4, teacher=False):
 
 
 def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_prefix=True, kl_coef=0.0, epochs=1):
-    plan = LearnPlan(
-        loss=Loss(kl=Kl(coef=kl_coef)),
-        optimizer=Optimizer(),
+    plan = LearnerConfig(
+        loss=LossConfig(kl=KlConfig(coef=kl_coef)),
+        optimizer=OptimizerConfig(),
         total_steps=1,
-        micro_batch=micro_batch,
-        token_budget=token_budget,
+        micro_batch_groups=micro_batch,
+        micro_batch_tokens=token_budget,
         epochs=epochs,
         shared_prefix=shared_prefix,
         pad_id=world.eos_id,
@@ -58,7 +58,7 @@ def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_pref
             for parameter in reference.learned.values():
                 parameter.mul_(1.05)
     world.policy.model.zero_grad()
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).learn(taught, step=0)
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(taught, step=0)
     return metrics, {n: p.grad.clone() for n, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
@@ -151,7 +151,9 @@ def second_look(experience):
     (whole,) = rollout.segments
     first = replace(whole, ids=whole.ids[:2], logps=whole.logps[:2])
     second = replace(whole, ids=whole.ids[2:], logps=whole.logps[2:], law=replace(rollout.law, temperature=0.6))
-    trigger = Segment(ids=(*first.ids, *first.ids[:1]), logps=(0.0,) * (len(first.ids) + 1), author=Author.TRIGGER)
+    trigger = Segment(
+        token_ids=(*first.ids, *first.ids[:1]), logprobs=(0.0,) * (len(first.ids) + 1), author=Author.FORCED
+    )
     return replace(experience, rollout=replace(rollout, segments=(first, trigger, second)))
 
 
@@ -242,7 +244,7 @@ def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
-    forced = Segment(ids=rollout.segments[0].ids[:3], logps=(0.0,) * 3, author=Author.TRIGGER)
+    forced = Segment(token_ids=rollout.segments[0].ids[:3], logprobs=(0.0,) * 3, author=Author.FORCED)
     both = replace(rollout, segments=(rollout.segments[0], forced))
     _, without = gradient(world, [Experience(rollout=rollout, advantage=1.0)])
     _, with_trigger = gradient(world, [Experience(rollout=both, advantage=1.0)])

@@ -10,15 +10,15 @@ import torch
 from test_gradients import difference, gradient
 from videos import SMALL
 
-from mmrl.answer import Grammar, Section
-from mmrl.config.schema import Limits
-from mmrl.media.cache import MediaStore
+from mmrl.answer import ResponseFormat, ResponseSection
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
-from mmrl.policy.batch import Stem
-from mmrl.policy.encoder import Encoder
+from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import QwenProcessor
 from mmrl.training import sft
-from mmrl.types import Access, Author, Experience, Target, UserError
+from mmrl.types import Author, Experience, MediaPolicy, Target, UserError
 
 THOUGHT = "one red, then two more"
 
@@ -26,9 +26,9 @@ THOUGHT = "one red, then two more"
 def thinking(world, **grammar):
     """The world's processor with another grammar."""
     known = world.processor.encoder
-    store = MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=0)
+    store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "instruct": False, "max_prompt_tokens": 500}
-    return QwenProcessor(Encoder(known.hf, known.family, Grammar(**grammar), store, **options))
+    return QwenProcessor(PromptEncoder(known.hf, known.family, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):
@@ -53,9 +53,11 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
 def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
     world = tiny()
     taught = lessons(world, world.samples[:3])
-    honest = shared_prefix_attention.spans  # with everything one sequence, later demonstrations see earlier ones
+    honest = (
+        shared_prefix_attention.attention_blocks
+    )  # with everything one sequence, later demonstrations see earlier ones
     monkeypatch.setattr(
-        shared_prefix_attention, "spans", lambda tree: honest([Stem(sum(p + sum(own) for p, own in tree), ())])
+        shared_prefix_attention, "spans", lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())])
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
         gradient(world, taught)
@@ -74,14 +76,14 @@ def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, a
     world = tiny()
     processor = thinking(world, **grammar)
     sample = replace(world.samples[0], thought=THOUGHT)
-    target = Target(kind=sample.target.kind, value=3)
-    whole = processor.demonstrate(processor.ask(sample), target)
-    part = processor.demonstrate(processor.ask(sample), target, learn="answer")
+    target = Target(answer_type=sample.target.kind, value=3)
+    whole = processor.build_demonstration(processor.build(sample), target)
+    part = processor.build_demonstration(processor.build(sample), target, loss_on="answer")
     assert part.text == whole.text and part.answer.value == 3
-    assert [token for segment in part.segments for token in segment.ids] == list(whole.segments[0].ids)
+    assert [token for segment in part.segments for token in segment.token_ids] == list(whole.segments[0].token_ids)
     *given, learned = part.segments
-    assert {segment.author for segment in given} <= {Author.TRIGGER} and learned.author is Author.TEACHER
-    said = processor.decode(learned.ids)
+    assert {segment.author for segment in given} <= {Author.FORCED} and learned.author is Author.DEMONSTRATION
+    said = processor.decode(learned.token_ids)
     assert said.endswith(answer) and len(said) - len(answer) <= 8  # a token that the answer begins within is its own
     assert bool(given) == (grammar["think"] != "none")
 
@@ -99,10 +101,11 @@ def test_a_response_is_learned_as_it_stands(tiny):
 @pytest.mark.parametrize("style", ["tags", "boxed"])
 def test_without_its_thinking_a_demonstration_keeps_all_else(tiny, style):
     world = tiny()
-    processor = thinking(world, think="optional", style=style, sections=(Section("look"),))
+    processor = thinking(world, think="optional", style=style, sections=(ResponseSection("look"),))
     sample = replace(world.samples[0], thought=f"<look>dots</look>\n<think>{THOUGHT}</think>\n")
     with_it, without = (
-        processor.demonstrate(processor.ask(sample), sample.target, thinks=thinks) for thinks in (True, False)
+        processor.build_demonstration(processor.build(sample), sample.target, with_thinking=thinks)
+        for thinks in (True, False)
     )
     assert THOUGHT in with_it.text and THOUGHT not in without.text
     assert without.text.startswith("<look>dots</look>")
@@ -140,8 +143,8 @@ def watched(samples, share, salt):
     watcher = Watcher(samples)
     options = {"imitate": "target", "learn": "response", "thought_dropout": share, "salt": (salt, "s")}
     ports = ("source", "asker", "learner", "teller", "gate", "keeper")
-    plan = sft.Plan(steps=100, batch_size=len(samples), max_bad_steps=1, **options)
-    sft.train(plan, sft.Parts(**dict.fromkeys(ports, watcher)), sft.State())
+    plan = sft.SftSettings(num_steps=100, batch_size=len(samples), max_nonfinite_steps=1, **options)
+    sft.run_sft_stage(plan, sft.SftComponents(**dict.fromkeys(ports, watcher)), sft.TrainingState())
     return watcher.thought
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.benchmarks.report.mathvista_agreement import bars, parity
+from mmrl.benchmarks.report.mathvista_agreement import agreement_thresholds, measure_agreement
 
 DATA = Path(__file__).parents[2].resolve().parent / "shared" / "eval" / "mathvista"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"MathVista's published verdicts are not in {DATA}")
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"MathVista's publishe
 
 @pytest.fixture(scope="module")
 def runs():
-    return parity(DATA)
+    return measure_agreement(DATA)
 
 
 def test_the_metric_agrees_to_the_last_verdict(runs):
@@ -26,7 +26,7 @@ def test_every_cell_of_the_published_tables_is_reproduced(runs):
 
 
 def test_the_rules_reach_every_bar(runs):
-    missed = [bar for bar in bars(runs) if not bar.holds]
+    missed = [bar for bar in agreement_thresholds(runs) if not bar.is_met]
     assert not missed
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from objectives import LOSSES
 
-from mmrl.config.schema import Coefficient, Loss, Nll, Optimizer
-from mmrl.learner.learner import GrpoLearner, LearnPlan
+from mmrl.config.schema import LossCoefficientConfig, LossConfig, OptimizerConfig, SftLossConfig
+from mmrl.learner.learner import GrpoLearner, LearnerConfig
 from mmrl.learner.objective import Objective
-from mmrl.types import Author, Experience, Finish, Segment
+from mmrl.types import Author, Experience, FinishReason, Segment
 
 
 class Accumulate:
@@ -49,9 +49,9 @@ def taught(world):
             moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
             segments = (replace(segment, logps=moved),)
             if (g + i) % 3 == 0:
-                forced = Segment(ids=segment.ids[:2], logps=(0.0, 0.0), author=Author.TRIGGER)
+                forced = Segment(token_ids=segment.ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
                 segments = (*segments, forced, replace(segment, logps=moved))
-            finish = Finish.LENGTH if (g + i) % 4 == 0 else Finish.EOS
+            finish = FinishReason.LENGTH if (g + i) % 4 == 0 else FinishReason.EOS
             advantage = (i - 1.2) * (g + 1) / 3 if g != 2 else 0.0
             changed = replace(rollout, segments=segments, finish=finish, right=len(segments) > 1 and i % 2 == 0)
             made.append(Experience(rollout=changed, advantage=advantage))
@@ -60,19 +60,19 @@ def taught(world):
 
 
 def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=True):
-    plan = LearnPlan(
+    plan = LearnerConfig(
         loss=loss,
-        optimizer=Optimizer(),
+        optimizer=OptimizerConfig(),
         total_steps=4,
-        micro_batch=micro_batch,
-        token_budget=10_000,
+        micro_batch_groups=micro_batch,
+        micro_batch_tokens=10_000,
         epochs=1,
         shared_prefix=shared_prefix,
         pad_id=world.eos_id,
     )
     world.policy.model.zero_grad()
     reference = reference if loss.kl.coef else None
-    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).learn(taught, step=1)
+    metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(taught, step=1)
     found = [p.grad.flatten().clone() for p in world.policy.model.parameters() if p.grad is not None]
     return metrics, torch.cat(found)
 
@@ -115,7 +115,7 @@ def test_the_comparison_can_fail(world, taught, monkeypatch, name):
 def test_imitation_of_second_looks_does_not_depend_on_advantages(world, taught):
     """What it adds to the gradient is the same where all of a group are right, and no advantage is left."""
     with_it = LOSSES["nll after a trigger"]
-    without = with_it.model_copy(update={"nll": Nll()})
+    without = with_it.model_copy(update={"nll": SftLossConfig()})
     even = [replace(experience, advantage=0.0) for experience in taught]
     (_, more), (_, less), (_, alone), (_, nothing) = (
         gradient(world, experiences, loss, None) for experiences in (taught, even) for loss in (with_it, without)
@@ -127,7 +127,7 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, taught):
     """Against logits of the plain forward of one response, banned tokens left out of the sum."""
     rollout = replace(taught[9].rollout, segments=taught[9].rollout.segments[:1])  # text alone
     assert not rollout.prompt.sample.media
-    bonus = Loss(entropy=Coefficient(coef=0.7))
+    bonus = LossConfig(entropy=LossCoefficientConfig(coef=0.7))
     _, ours = gradient(world, [Experience(rollout=rollout, advantage=0.0)], bonus, None)
     world.policy.model.zero_grad()
     completion = rollout.segments[0].ids

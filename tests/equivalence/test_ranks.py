@@ -15,9 +15,9 @@ import torch
 from ranks_worker import CHUNK_ELEMENTS, Lessons, Trial, learn
 from test_gradients import experiences
 
-from mmrl.config.schema import Deepspeed, Lora
-from mmrl.distributed.ranks import Alone
-from mmrl.policy.batch import by_prompt
+from mmrl.config.schema import DeepspeedConfig, LoraConfig
+from mmrl.distributed.ranks import SingleProcess
+from mmrl.policy.batch import group_by_prompt
 
 pytest.importorskip("deepspeed")
 
@@ -25,7 +25,7 @@ PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "
 
 
 def zero(stage, **options):
-    return Deepspeed(zero=stage, persistent_elements=0, **options)
+    return DeepspeedConfig(zero_stage=stage, param_persistence_elements=0, **options)
 
 
 def launch(folder: Path, lessons: Lessons, size: int) -> dict:
@@ -59,11 +59,11 @@ def launch(folder: Path, lessons: Lessons, size: int) -> dict:
 def lessons(tiny) -> Lessons:
     """Five steps: all groups; text against a picture; a video against text; a picture against nothing; text alone."""
     world = tiny("qwen2_5_vl")
-    image, _, text, video, _ = groups = by_prompt(experiences(world, group_size=3))
+    image, _, text, video, _ = groups = group_by_prompt(experiences(world, group_size=3))
     every = [experience for group in groups for experience in group]
     steps = (every, [*text, *image], [*video, *text], list(image), list(text))
     plain = Trial(deepspeed=None, steps=steps, resume_after=2)
-    adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=Lora(rank=4))
+    adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=LoraConfig(rank=4))
     trials = {
         "torch": plain,
         "zero3": replace(plain, deepspeed=zero(3)),  # first: nothing else has set DeepSpeed up
@@ -97,7 +97,7 @@ def answers(lessons, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(lessons):
     """What a single process makes of them with plain torch."""
-    return learn(lessons, replace(lessons.trials["torch"], resume_after=None), Alone())
+    return learn(lessons, replace(lessons.trials["torch"], resume_after=None), SingleProcess())
 
 
 def furthest(ours, theirs):
@@ -149,7 +149,7 @@ def test_the_self_check_sees_what_a_single_process_sees(answers, alone, name):
 
 def test_a_reference_beside_sharded_weights(answers, lessons):
     trial = replace(lessons.trials["zero3-penalty"], deepspeed=None)
-    expected = learn(lessons, trial, Alone())
+    expected = learn(lessons, trial, SingleProcess())
     assert expected["metrics"][1]["learner/kl_nats"] > 1e-4
     same_metrics(answers["zero3-penalty"]["metrics"], expected["metrics"])
 
@@ -157,7 +157,7 @@ def test_a_reference_beside_sharded_weights(answers, lessons):
 @pytest.mark.parametrize("name", ["torch-mini", "zero2-mini", "zero3-mini"])
 def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, name):
     """Two updates a step, but where one group is all there is."""
-    expected = learn(lessons, lessons.trials["torch-mini"], Alone())
+    expected = learn(lessons, lessons.trials["torch-mini"], SingleProcess())
     same_metrics(answers[name]["metrics"], expected["metrics"])
     assert furthest(answers[name]["weights"], expected["weights"]) < 5e-5
     assert furthest(alone["weights"], expected["weights"]) > 5e-4
@@ -166,7 +166,9 @@ def test_mini_batches_of_two_ranks_are_those_of_one(answers, alone, lessons, nam
 def test_narrow_weights_have_masters(answers, lessons):
     """Sums of bfloat16 gradients depend on their order: the first norm within 5 %, weights within an update or two."""
     found = answers["zero2-narrow"]
-    expected = learn(lessons, replace(lessons.trials["zero2-narrow"], deepspeed=None, resume_after=None), Alone())
+    expected = learn(
+        lessons, replace(lessons.trials["zero2-narrow"], deepspeed=None, resume_after=None), SingleProcess()
+    )
     assert found["metrics"][0]["learner/loss"] == pytest.approx(expected["metrics"][0]["learner/loss"], rel=0.05)
     assert len(found["state"]["masters"]) == len(expected["state"]["masters"]) > 50
     for place, theirs in expected["state"]["masters"].items():

@@ -11,10 +11,10 @@ from PIL import Image
 from recorded import recorded
 from transformers import GenerationConfig
 
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.policy.logits import draw, law_logps
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.logits import compute_logprobs, sample_tokens
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Author, Experience, Finish, SamplingLaw
+from mmrl.types import Author, Experience, FinishReason, SamplingParams
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -52,7 +52,7 @@ def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
     whole = [rollout for (rollout,) in world.sampler().generate(prompts, 1, law, step=0)]
     cut = replace(law, max_new_tokens=2)
     begun = [rollout for (rollout,) in world.sampler().generate(prompts, 1, cut, step=0)]
-    open_ = [rollout for rollout in begun if rollout.finish is Finish.LENGTH]
+    open_ = [rollout for rollout in begun if rollout.finish is FinishReason.LENGTH]
     assert open_
     rest = replace(law, max_new_tokens=law.max_new_tokens - 2)
     for rollout in world.sampler().extend(open_, rest, step=0):
@@ -72,7 +72,7 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
     prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
     groups = world.sampler().generate(prompts, 3, law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
-    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+    batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
         scores = world.policy.score(batch)
     assert len(scores.logps_N) == sum(e.rollout.num_tokens for e in experiences)
@@ -88,7 +88,7 @@ def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tin
     rollouts = world.sampler().extend(begun, cooler, step=0)
     assert all((r.law, r.segments[0].law, r.segments[1].law) == (world.law, None, cooler) for r in rollouts)
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
-    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+    batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
         scores = world.policy.score(batch)
     assert len(set(batch.temperature_N.tolist())) == 2
@@ -132,7 +132,7 @@ def test_finish_and_authors_are_recorded(tiny):
         (segment,) = rollout.segments
         assert segment.author is Author.POLICY
         ended = segment.ids[-1] == world.eos_id
-        assert rollout.finish is (Finish.EOS if ended else Finish.LENGTH)
+        assert rollout.finish is (FinishReason.EOS if ended else FinishReason.LENGTH)
         assert ended or len(segment.ids) == world.law.max_new_tokens
         assert world.eos_id not in segment.ids[:-1]
 
@@ -152,8 +152,8 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny):
         if not ends or found[-1] == world.eos_id:
             assert part.finish is whole.finish
         else:
-            assert part.finish is Finish.STOP
-    assert {part.finish for part in stopped} >= {Finish.STOP, Finish.LENGTH}
+            assert part.finish is FinishReason.STOP
+    assert {part.finish for part in stopped} >= {FinishReason.STOP, FinishReason.LENGTH}
 
 
 def test_rollouts_do_not_depend_on_how_many_are_drawn_at_once(tiny):
@@ -161,18 +161,18 @@ def test_rollouts_do_not_depend_on_how_many_are_drawn_at_once(tiny):
     prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
     whole = world.sampler().generate(prompts, 3, world.law, step=0)
     for tokens_at_once in (1, 200):
-        parts = HfSampler(world.policy, world.processor, salt=("test",), tokens_at_once=tokens_at_once)
+        parts = HfSampler(world.policy, world.processor, salt=("test",), max_batch_tokens=tokens_at_once)
         assert ids_of(parts.generate(prompts, 3, world.law, step=0)) == ids_of(whole)
 
 
 def law(**options):
-    return SamplingLaw(max_new_tokens=1, **options)
+    return SamplingParams(max_new_tokens=1, **options)
 
 
 def test_draw_follows_the_distribution():
     logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(20_000, 4)
     uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
-    counts = torch.bincount(draw(logps, law(), uniforms), minlength=4) / 20_000
+    counts = torch.bincount(sample_tokens(logps, law(), uniforms), minlength=4) / 20_000
     assert torch.allclose(counts, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.015)
 
 
@@ -183,18 +183,18 @@ def test_draw_follows_the_distribution():
 def test_truncation_keeps_the_likeliest(options, possible):
     logps = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(1000, 4)
     uniforms = torch.linspace(0, 1 - 1e-9, 1000, dtype=torch.float64)
-    assert set(draw(logps, law(**options), uniforms).tolist()) == possible
+    assert set(sample_tokens(logps, law(**options), uniforms).tolist()) == possible
 
 
 def test_extreme_uniforms_stay_inside_the_support():
     logps = torch.tensor([[0.5, 0.5, 0.0]]).log()
     for uniform in (0.0, 1.0 - 2**-53):
-        assert int(draw(logps, law(), torch.tensor([uniform], dtype=torch.float64))) in (0, 1)
+        assert int(sample_tokens(logps, law(), torch.tensor([uniform], dtype=torch.float64))) in (0, 1)
 
 
 def test_law_bans_and_tempers():
     logits = torch.tensor([1.0, 2.0, 3.0])
-    logps = law_logps(logits, 2.0, banned=(2,))
+    logps = compute_logprobs(logits, 2.0, banned=(2,))
     expected = math.exp(0.5) / (math.exp(0.5) + math.exp(1.0))
     assert logps[0].exp() == pytest.approx(expected)
     assert logps[2] == -torch.inf

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.learner.shared_prefix_check import TOLERANCE, Difference, check_shared_prefix, difference
+from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, check_shared_prefix, compare_layouts
 from mmrl.policy import shared_prefix_attention
-from mmrl.policy.batch import Stem, by_prompt, collate
+from mmrl.policy.batch import PrefixGroup, collate, group_by_prompt
 from mmrl.types import Experience, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 KINDS = ("image", "two images", "text", "video", "image and video")  # the first samples of a tiny world
-EXACT = Difference(logps=1e-5, gradient=1e-5)
+EXACT = ForwardDifference(logprobs=1e-5, gradient=1e-5)
 
 
 def group(world, sample, sizes=(6, 1, 4)):
@@ -32,7 +32,7 @@ def group(world, sample, sizes=(6, 1, 4)):
 
 def layouts(world, experiences):
     return (
-        collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
     )
 
@@ -44,9 +44,9 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, ki
     world = tiny(family)
     if recompute:
         world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    found = difference(world.policy, *layouts(world, group(world, world.samples[KINDS.index(kind)])))
+    found = compare_layouts(world.policy, *layouts(world, group(world, world.samples[KINDS.index(kind)])))
     assert found.within(EXACT), found
-    assert found.logps + found.gradient > 0.0  # they are two computations
+    assert found.logprobs + found.gradient > 0.0  # they are two computations
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,8 +55,8 @@ def test_all_kinds_in_one_row_with_groups_of_any_size(tiny, family):
     sizes = [(6, 5), (3,), (0, 2, 6), (1,), (2, 2, 2, 2)]
     mixed = [e for sample, lengths in zip(world.samples, sizes, strict=False) for e in group(world, sample, lengths)]
     packed, plain = layouts(world, mixed)
-    assert len(packed.tree) == len(sizes)
-    found = difference(world.policy, packed, plain)
+    assert len(packed.prefix_tree) == len(sizes)
+    found = compare_layouts(world.policy, packed, plain)
     assert found.within(EXACT), found
 
 
@@ -69,9 +69,9 @@ def broken(batch, how):
         case "positions are columns":
             return replace(batch, positions_3BL=torch.arange(positions.shape[-1]).expand_as(positions))
         case "siblings see each other":
-            return replace(batch, tree=(Stem(prompt, (sum(lengths),)),))
+            return replace(batch, tree=(PrefixGroup(prompt, (sum(lengths),)),))
         case "the prompt is hidden":
-            return replace(batch, tree=(Stem(prompt, ()), *(Stem(length, ()) for length in lengths)))
+            return replace(batch, tree=(PrefixGroup(prompt, ()), *(PrefixGroup(length, ()) for length in lengths)))
 
 
 BREAKAGES = (
@@ -83,30 +83,32 @@ BREAKAGES = (
 
 
 @pytest.mark.parametrize("how", BREAKAGES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_the_comparison_can_fail(tiny, how, dtype):
     world = tiny()
     experiences = group(world, world.samples[1], sizes=(6, 6, 6))
     world.policy.model.to(dtype)
     packed, plain = layouts(world, experiences)
-    assert difference(world.policy, packed, plain).within(TOLERANCE[dtype])
-    assert not difference(world.policy, broken(packed, how), plain).within(TOLERANCE[dtype])
+    assert compare_layouts(world.policy, packed, plain).within(TOLERANCES[dtype])
+    assert not compare_layouts(world.policy, broken(packed, how), plain).within(TOLERANCES[dtype])
 
 
 def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
     world = tiny()
     siblings = group(world, world.samples[1], sizes=(6, 6))
     check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
-    honest = shared_prefix_attention.spans
+    honest = shared_prefix_attention.attention_blocks
     monkeypatch.setattr(
-        shared_prefix_attention, "spans", lambda tree: honest(tuple(Stem(prompt, (sum(own),)) for prompt, own in tree))
+        shared_prefix_attention,
+        "spans",
+        lambda tree: honest(tuple(PrefixGroup(prompt, (sum(own),)) for prompt, own in tree)),
     )
     with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
         check_shared_prefix(world.policy, [siblings], world.processor, pad_id=world.eos_id)
 
 
 def test_what_is_no_number_is_not_within():
-    assert not Difference(logps=float("nan"), gradient=0.0).within(EXACT)
+    assert not ForwardDifference(logprobs=float("nan"), gradient=0.0).within(EXACT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

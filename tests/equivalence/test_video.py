@@ -10,8 +10,8 @@ import torch
 from qwen_vl_utils.vision_process import VIDEO_READER_BACKENDS, fetch_video
 from videos import SMALL
 
-from mmrl.config.schema import Video
-from mmrl.media.cache import MediaStore
+from mmrl.config.schema import VideoConfig
+from mmrl.media.cache import MediaCache
 from mmrl.types import Size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -75,7 +75,7 @@ def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch
     world = tiny(family)
     prompt = world.processor.ask(world.samples[3])
     encoder = world.processor.encoder
-    monkeypatch.setattr(MediaStore, "clip", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(MediaCache, "clip", lambda *_: pytest.fail("decoded"))
     assert encoder.measure(world.samples[3]).ids == prompt.ids
 
 
@@ -84,7 +84,7 @@ def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
     world = tiny("qwen2_5_vl")
     encoder, finer = (
         world.processor.encoder,
-        world.fresh(video=Video(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
+        world.fresh(video=VideoConfig(fps=4.0, min_pixels=1024, max_pixels=2304)).encoder,
     )
     coarse, fine = encoder.encode(world.samples[3]), finer.encode(world.samples[3])
     assert (coarse.prompt.grids, fine.prompt.grids) == (((2, 4, 8),), ((4, 4, 8),))

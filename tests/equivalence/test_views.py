@@ -9,19 +9,19 @@ import torch
 from PIL import Image
 from recorded import recorded
 
-from mmrl.learner.shared_prefix_check import Difference, difference
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.policy.mrope import Run, mrope_positions
+from mmrl.learner.shared_prefix_check import ForwardDifference, compare_layouts
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.mrope import PlaceholderRun, mrope_positions
 from mmrl.policy.qwen_vl import Policy
-from mmrl.types import Author, Experience, Frame, ImageRef, ResizeMap, Segment, Size, UserError
+from mmrl.types import Author, CoordinateSystem, Experience, ImageRef, ResizeMap, Segment, Size, UserError
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-EXACT = Difference(logps=1e-5, gradient=1e-5)
+EXACT = ForwardDifference(logprobs=1e-5, gradient=1e-5)
 
 
 def env(world, text):
     ids = tuple(world.processor.tokenizer(text).input_ids)
-    return Segment(ids=ids, logps=(0.0,) * len(ids), author=Author.ENV)
+    return Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT)
 
 
 def zoomed(world, number, crop):
@@ -30,7 +30,7 @@ def zoomed(world, number, crop):
 
 def refs(world, clip):
     """A part of a picture, one frame of a video and a part of it, a part of a video with more frames."""
-    frame = ImageRef(path=clip.path, sha256=clip.sha256, at=1.0)
+    frame = ImageRef(path=clip.path, sha256=clip.sha256, timestamp=1.0)
     return {
         "zoom": [zoomed(world, 0, (4, 8, 40, 32))],
         "frames": [frame, replace(frame, at=1.5, crop=(0, 0, 32, 32))],
@@ -63,7 +63,7 @@ def experiences(world, clip):
 
 
 def layouts(world, made):
-    groups = by_prompt(made)
+    groups = group_by_prompt(made)
     return (
         collate(groups, world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
@@ -75,15 +75,15 @@ def test_sampling_and_both_layouts_see_the_same(tiny, clip, family):
     """Prefill, cached tails and decoding give the log-probs of one forward; packed gives what plain does."""
     world = tiny(family)
     made = experiences(world, clip)
-    assert [len(e.rollout.views) for e in made] == [1, 0, 3, 1, 2, 2, 3, 1]
+    assert [len(e.rollout.observations) for e in made] == [1, 0, 3, 1, 2, 2, 3, 1]
     packed, plain = layouts(world, made)
     for batch in (packed, plain):
         with torch.no_grad():
             scores = world.policy.score(batch)
         assert (scores.logps_N - recorded(made)).abs().max() < 5e-6
-    found = difference(world.policy, packed, plain)
+    found = compare_layouts(world.policy, packed, plain)
     assert found.within(EXACT), found
-    assert found.logps + found.gradient > 0.0
+    assert found.logprobs + found.gradient > 0.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -120,14 +120,14 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
     batch = collate(
         [[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id, shared_prefix=False
     )
-    pictures = [Run(grid) for grid in (*rollout.prompt.grids, rollout.views[0].grid, rollout.views[2].grid)]
+    pictures = [PlaceholderRun(grid) for grid in (*rollout.prompt.grids, rollout.views[0].grid, rollout.views[2].grid)]
     video = world.processor.seen(rollout.views[1])
     runs = {
         known.image: pictures,
         known.video: encoder.family.video_runs(rollout.views[1].grid, float(video.seconds_V)),
     }
-    expected = mrope_positions(batch.ids_BL[0].tolist(), runs, merge=known.merge)
-    assert torch.equal(batch.positions_3BL[:, 0], expected)
+    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge)
+    assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
 def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
@@ -139,8 +139,8 @@ def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
     with torch.no_grad():
         free = world.policy.score(packed).logps_N
         world.policy.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
-        kept = [frozen.score(batch).logps_N for batch in (packed, plain)]
-    views = {view.digest for e in made for view in e.rollout.views}
+        kept = [frozen.compute_logprobs(batch).logprobs_N for batch in (packed, plain)]
+    views = {view.digest for e in made for view in e.rollout.observations}
     assert len(calls) == len(views) + 2  # and the media of the prompts
     assert len(views) == 6
     assert all((each - free).abs().max() < 1e-5 for each in kept)
@@ -226,15 +226,19 @@ def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened)
     assert len(calls) == opened
 
 
-@pytest.mark.parametrize("source", [Frame.PX_RESIZED, Frame.NORM_1, Frame.NORM_1000])
+@pytest.mark.parametrize("source", [CoordinateSystem.PX_RESIZED, CoordinateSystem.NORM_1, CoordinateSystem.NORM_1000])
 def test_a_part_maps_to_the_whole_picture(source):
     """By hand: a part of 30 x 20 pixels that begins at (10, 40) and is shown at 60 x 60."""
-    part = ResizeMap(original=Size(30, 20), resized=Size(60, 60), corner=(10, 40))
-    width, height = {Frame.PX_RESIZED: (60, 60), Frame.NORM_1: (1, 1), Frame.NORM_1000: (1000, 1000)}[source]
+    part = ResizeMap(original=Size(30, 20), resized=Size(60, 60), offset=(10, 40))
+    width, height = {
+        CoordinateSystem.PX_RESIZED: (60, 60),
+        CoordinateSystem.NORM_1: (1, 1),
+        CoordinateSystem.NORM_1000: (1000, 1000),
+    }[source]
     box = (0.0, 0.0, width / 2, height / 4)
-    whole = part.convert(box, source, Frame.PX_ORIGINAL)
+    whole = part.convert(box, source, CoordinateSystem.PX_ORIGINAL)
     assert whole == pytest.approx((10, 40, 25, 45))
-    assert part.convert(whole, Frame.PX_ORIGINAL, source) == pytest.approx(box)
+    assert part.convert(whole, CoordinateSystem.PX_ORIGINAL, source) == pytest.approx(box)
 
 
 def test_the_map_of_a_view_finds_its_pixels(tiny):
@@ -243,4 +247,6 @@ def test_the_map_of_a_view_finds_its_pixels(tiny):
     view = world.processor.show(zoomed(world, 0, (4, 8, 40, 32))).view
     assert view.resize.original == (36, 24)
     corners = (0, 0, *view.resize.resized)
-    assert view.resize.convert(corners, Frame.PX_RESIZED, Frame.PX_ORIGINAL) == pytest.approx((4, 8, 40, 32))
+    assert view.resize.convert(corners, CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL) == pytest.approx(
+        (4, 8, 40, 32)
+    )

@@ -14,16 +14,16 @@ import torch
 from vllm_rendering import Upstream, differences
 from vllm_scenes import SIBLINGS, STEP, Questions, Scene, ids, refusal
 
-from mmrl.checkpoint import export_hf
-from mmrl.config.schema import Lora
-from mmrl.policy.families import Clock
-from mmrl.policy.lora import Adapter
+from mmrl.checkpoint import export_hf_folder
+from mmrl.config.schema import LoraConfig
+from mmrl.policy.families import VideoTimeEncoding
+from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import Engine, EngineSampler
+from mmrl.rollout.engines.base import EngineSampler, RolloutEngine
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
-from mmrl.rollout.weight_sync import PolicyWeights
-from mmrl.types import Finish, Rollout
+from mmrl.rollout.weight_sync import PolicyWeightStream
+from mmrl.types import FinishReason, Rollout
 
 
 def engine_of(scene: Scene) -> VllmEngine:
@@ -60,7 +60,7 @@ def in_process(questions: Questions) -> dict[str, Any]:
     facts |= _lost(scene, engine)
     language = questions.spec.language.model_copy(update={"width": 96, "heads": 3, "kv_heads": 3})
     other = make_model(questions.spec.model_copy(update={"language": language}), scene.processor.tokenizer, seed=1)
-    facts["another model"] = refusal(lambda: engine.load(PolicyWeights(Policy(other))))
+    facts["another model"] = refusal(lambda: engine.load_weights(PolicyWeightStream(Policy(other))))
     facts["gaps after refusal"] = scene.gaps(scene.draw(sampler))
     facts |= _failures(scene, engine, sampler, groups)
     engine.close()
@@ -69,12 +69,12 @@ def in_process(questions: Questions) -> dict[str, Any]:
 
 def adapted(questions: Questions) -> dict[str, Any]:
     """An adapter alone goes to the engine, twice."""
-    scene = Scene(questions, lora=Lora(rank=4, alpha=8, rslora=True))
+    scene = Scene(questions, lora=LoraConfig(rank=4, alpha=8, use_rslora=True))
     assert scene.adapter is not None
     engine, adapter, folder = engine_of(scene), scene.adapter, questions.folder / "adapter"
 
-    def push(engine: Engine) -> None:
-        export_hf(folder, adapter)
+    def push(engine: RolloutEngine) -> None:
+        export_hf_folder(folder, adapter)
         engine.load_adapter(folder)
 
     sampler = scene.sampler(engine, push)
@@ -99,7 +99,7 @@ def _agreement(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> dict
         "differences": {name: differences(engine._llm, scene, name) for name in scene.prompts},
         **scene.shown(sampler, groups),
     }
-    if scene.processor.encoder.family.clock is not Clock.STAMPS:
+    if scene.processor.encoder.family.video_time is not VideoTimeEncoding.TEXT_TIMESTAMPS:
         video = groups[list(scene.prompts).index("video")]
         facts["gap with positions of transformers"] = scene.gap(video, Upstream(scene))
     return facts
@@ -110,7 +110,7 @@ def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> di
     scene.learn()
     old = scene.gaps(scene.draw(sampler))
     awake = _memory()
-    engine.rest()
+    engine.sleep()
     given_back = awake - _memory()
     sampler.sync(2)
     after = scene.gaps(scene.draw(sampler))
@@ -119,7 +119,9 @@ def _new_weights(scene: Scene, engine: VllmEngine, sampler: EngineSampler) -> di
 
 def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
     """An adapter that vLLM knows nothing of is sent as what it makes of the matrices, vision's too."""
-    Adapter(scene.policy.model, Lora(rank=4, targets=("language.mlp", "language.attention", "vision.mlp")), seed=2)
+    LoraAdapter(
+        scene.policy.model, LoraConfig(rank=4, targets=("language.mlp", "language.attention", "vision.mlp")), seed=2
+    )
     scene.policy = Policy(scene.policy.model)
     scene.learn()
     sampler = scene.sampler(engine)
@@ -130,8 +132,8 @@ def _merged(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
 
 def _lost(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
     """Weights are taken and never put in place; then they are, as they were."""
-    weights, rpc = PolicyWeights(scene.policy), engine._llm.collective_rpc
-    kept = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+    weights, rpc = PolicyWeightStream(scene.policy), engine._llm.collective_rpc
+    kept = {name: parameter.detach().clone() for name, parameter in scene.policy.trained.items()}
     scene.learn()
 
     def forgetful(method: str, **given: Any) -> Any:
@@ -140,8 +142,8 @@ def _lost(scene: Scene, engine: VllmEngine) -> dict[str, Any]:
         return [sum(1 for _ in given["kwargs"]["weights_iterator"])]
 
     with patch.object(engine._llm, "collective_rpc", forgetful):
-        lost = refusal(lambda: engine.load(weights))
-    for name, parameter in scene.policy.learned.items():
+        lost = refusal(lambda: engine.load_weights(weights))
+    for name, parameter in scene.policy.trained.items():
         parameter.data.copy_(kept[name])
     return {"lost weights": lost}
 
@@ -173,7 +175,9 @@ def _seeds(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) ->
         "another step": ids(scene.draw(sampler, step=STEP + 1)) == ids(groups),
         "distinct siblings": min(len({tuple(row) for row in group}) for group in ids(groups)),
         "likeliest alone": ids(likeliest) == ids(greedy),
-        "banned": sorted(set(scene.law.banned) & {token for group in ids(groups) for row in group for token in row}),
+        "banned": sorted(
+            set(scene.law.banned_token_ids) & {token for group in ids(groups) for row in group for token in row}
+        ),
     }
 
 
@@ -196,7 +200,7 @@ def _continuation(scene: Scene, sampler: EngineSampler, groups: list[list[Rollou
 def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> dict[str, Any]:
     eos = scene.processor.tokenizer.eos_token_id
     long = [r for group in scene.draw(sampler, replace(scene.law, max_new_tokens=200)) for r in group]
-    ended = [r for r in long if r.finish is Finish.EOS]
+    ended = [r for r in long if r.finish_reason is FinishReason.EOS]
     draft = next(r for group in groups for r in group if r.text.strip())
     mark = draft.text.strip()[-1]
     (stopped,) = sampler.generate([draft.prompt], SIBLINGS, replace(scene.law, stop=(mark,)), step=STEP)
@@ -205,10 +209,10 @@ def _ends(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -> 
         "ended": len(ended),
         "eos is last": all(ids([[r]])[0][0].index(eos) == r.num_tokens - 1 for r in ended),
         "eos elsewhere": any(eos in ids([[r]])[0][0] for r in long if r not in ended),
-        "stopped by": again.finish,
-        "stop string at the end": mark in scene.processor.decode([again.segments[0].ids[-1]]),
-        "stop string before": mark in scene.processor.decode(again.segments[0].ids[:-1]),
-        "as without": again.segments[0].ids == draft.segments[0].ids[: again.num_tokens],
+        "stopped by": again.finish_reason,
+        "stop string at the end": mark in scene.processor.decode([again.segments[0].token_ids[-1]]),
+        "stop string before": mark in scene.processor.decode(again.segments[0].token_ids[:-1]),
+        "as without": again.segments[0].token_ids == draft.segments[0].token_ids[: again.num_tokens],
         "across tokens": _across(scene, sampler, groups),
     }
 
@@ -219,7 +223,7 @@ def _across(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -
     """
     decode, found = scene.processor.decode, []
     for rollout in (rollout for group in groups for rollout in group):
-        drawn = rollout.segments[0].ids
+        drawn = rollout.segments[0].token_ids
         for n in range(len(drawn) - 2):
             parts = [decode([token]) for token in drawn[n : n + 3]]
             if all(part and part.isascii() and part.isprintable() for part in parts):
@@ -227,7 +231,7 @@ def _across(scene: Scene, sampler: EngineSampler, groups: list[list[Rollout]]) -
                 ends = next(count for count in range(len(drawn) + 1) if law.stop[0] in decode(drawn[:count]))
                 (siblings,) = sampler.generate([rollout.prompt], SIBLINGS, law, step=STEP)
                 again = siblings[rollout.index]
-                found.append((again.segments[0].ids, again.finish) == (drawn[:ends], Finish.STOP))
+                found.append((again.segments[0].token_ids, again.finish_reason) == (drawn[:ends], FinishReason.STOP))
                 break
     return found
 

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from vllm_scenes import VIDEO, Scene, media_store
 
-from mmrl.media.resize import fit
-from mmrl.media.video import ClipRule
+from mmrl.media.resize import resize_image
+from mmrl.media.video import FrameSampling
 from mmrl.policy.batch import PromptTensors
-from mmrl.policy.families import Clock
+from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.processor import QwenProcessor
-from mmrl.rollout.engines.vllm_inputs import engine_input
-from mmrl.rollout.responses import begun
-from mmrl.types import Prompt, Sample, VideoRef, View
+from mmrl.rollout.engines.vllm_inputs import build_engine_input
+from mmrl.rollout.responses import empty_rollout
+from mmrl.types import MediaObservation, Prompt, Sample, VideoRef
 
 
 def differences(llm: Any, scene: Scene, name: str) -> list[str]:
     """Names of what differs between our input for a prompt and vLLM's own; `timestamps` are for pruning, which is
     off.
     """
-    ready = engine_input(begun(scene.prompts[name], 0, scene.law), scene.processor)
+    ready = build_engine_input(empty_rollout(scene.prompts[name], 0, scene.law), scene.processor)
     ours, theirs = _described(ready), _described(_rendered(llm, scene.processor, scene.samples[name]))
     names = (ours.keys() | theirs.keys()) - {"video 0 timestamps"}
     return sorted(name for name in names if not _equal(ours.get(name), theirs.get(name)))
@@ -32,11 +32,15 @@ def differences(llm: Any, scene: Scene, name: str) -> list[str]:
 
 def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
     """What vLLM's own processor makes of a sample with one placeholder per medium, pictures and frames resized."""
-    images, store = processor.hf.image_processor, media_store()
+    images, store = processor.hf_processor.image_processor, media_store()
     area = {"factor": 16, "min_pixels": images.size["shortest_edge"], "max_pixels": images.size["longest_edge"]}
-    clips = [store.clip(ref, ClipRule(video=VIDEO, patch=8)) for ref in sample.media if isinstance(ref, VideoRef)]
+    clips = [
+        store.read_video(ref, FrameSampling(video=VIDEO, patch_size=8))
+        for ref in sample.media
+        if isinstance(ref, VideoRef)
+    ]
     media = {
-        "image": [fit(store.open(ref), **area) for ref in sample.images],
+        "image": [resize_image(store.get_image(ref), **area) for ref in sample.images],
         "video": [(clip.frames_TCHW, _metadata(clip.plan)) for clip in clips],
     }
     prompt: dict[str, Any] = {"prompt_token_ids": processor.tokenizer(_collapsed(processor, sample)).input_ids}
@@ -54,8 +58,8 @@ def _collapsed(processor: QwenProcessor, sample: Sample) -> str:
     Each frame of a Qwen3-VL video has its own vision tokens; transformers 5, and vLLM with it, would leave those of the
     video around them.
     """
-    question = processor.encoder.question(sample)
-    if processor.encoder.family.clock is Clock.STAMPS:
+    question = processor.encoder.render_chat(sample)
+    if processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS:
         return question.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
     return question
 
@@ -100,16 +104,16 @@ class Upstream:
         self._processor, self._model = scene.processor, scene.policy.model
 
     def tensors(self, prompt: Prompt) -> PromptTensors:
-        ours = self._processor.tensors(prompt)
-        ids = torch.tensor([prompt.ids])
+        ours = self._processor.prompt_tensors(prompt)
+        ids = torch.tensor([prompt.token_ids])
         positions, _ = self._model.model.get_rope_index(
             input_ids=ids,
-            mm_token_type_ids=self.placeholders.types(ids),
+            mm_token_type_ids=self.placeholders.token_types(ids),
             video_grid_thw=torch.tensor(prompt.grids),
-            second_per_grid_ts=ours.seconds_V,
+            second_per_grid_ts=ours.second_per_grid_V,
             attention_mask=torch.ones_like(ids),
         )
         return replace(ours, positions_3P=positions[:, 0])
 
-    def seen(self, view: View) -> PromptTensors:
-        return self._processor.seen(view)
+    def seen(self, view: MediaObservation) -> PromptTensors:
+        return self._processor.tool_media_tensors(view)

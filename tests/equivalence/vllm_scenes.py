@@ -19,28 +19,36 @@ from typing import Any
 import torch
 from recorded import recorded
 
-from mmrl.answer import Grammar
-from mmrl.checkpoint import export_hf
-from mmrl.config.schema import LanguageScratch, Limits, Lora, Scratch, Video, VisionScratch, Vllm
-from mmrl.media.cache import MediaStore
-from mmrl.policy.batch import Feeder, by_prompt, collate
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.lora import Adapter
+from mmrl.answer import ResponseFormat
+from mmrl.checkpoint import export_hf_folder
+from mmrl.config.schema import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    LoraConfig,
+    MediaLimitsConfig,
+    VideoConfig,
+    VisionFromScratchConfig,
+    VllmConfig,
+)
+from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import TensorProvider, collate, group_by_prompt
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model
-from mmrl.rollout.engines.base import Engine, EngineSampler, Publisher
-from mmrl.rollout.engines.vllm_args import engine_arguments
-from mmrl.rollout.weight_sync import PolicyWeights
+from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher
+from mmrl.rollout.engines.vllm_args import build_engine_args
+from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import (
-    Access,
     Author,
     Experience,
     ImageRef,
+    MediaPolicy,
     MediaRef,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Segment,
     UserError,
     VideoRef,
@@ -48,7 +56,7 @@ from mmrl.types import (
 
 STEP, SIBLINGS, LONGEST = 3, 3, 1024
 SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
-VIDEO = Video(min_pixels=1024, max_pixels=2304)
+VIDEO = VideoConfig(min_pixels=1024, max_pixels=2304)
 WORKER = Path(__file__).with_name("engine_worker.py")
 
 
@@ -56,11 +64,11 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 class Questions:
     """A tiny world, its samples by name, a video, and a folder to work in."""
 
-    spec: Scratch
+    spec: FromScratchConfig
     processor: QwenProcessor
     samples: dict[str, Sample]
     clip: VideoRef
-    law: SamplingLaw
+    law: SamplingParams
     folder: Path
 
 
@@ -72,14 +80,22 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
         for sample in (video, both)
     )
     known = world.processor.encoder
-    encoder = Encoder(
-        known.hf, known.family, Grammar(), media_store(), video=VIDEO, instruct=False, max_prompt_tokens=500
+    encoder = PromptEncoder(
+        known.hf,
+        known.family,
+        ResponseFormat(),
+        media_store(),
+        video=VIDEO,
+        add_instruction=False,
+        max_prompt_tokens=500,
     )
     return Questions(
-        spec=Scratch(
+        spec=FromScratchConfig(
             family=family,
-            vision=VisionScratch(width=32, heads=2, mlp=32),
-            language=LanguageScratch(width=64, heads=2, kv_heads=1, mlp=64, vocab=330),
+            vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
+            language=LanguageFromScratchConfig(
+                hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=330
+            ),
         ),
         processor=QwenProcessor(encoder),
         samples=dict(zip(SAMPLES, (text, one, two, video, both), strict=True)),
@@ -89,8 +105,8 @@ def questions(world: Any, family: str, clip: VideoRef, folder: Path) -> Question
     )
 
 
-def media_store() -> MediaStore:
-    return MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8)
+def media_store() -> MediaCache:
+    return MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
 
 
 def start(scenes: Mapping[str, Questions], folder: Path) -> subprocess.Popen[str]:
@@ -122,20 +138,20 @@ def facts(process: subprocess.Popen[str], folder: Path) -> dict[str, dict[str, A
 class Scene:
     """A policy and what an engine draws beside it."""
 
-    def __init__(self, questions: Questions, *, lora: Lora | None = None) -> None:
+    def __init__(self, questions: Questions, *, lora: LoraConfig | None = None) -> None:
         self.spec, self.clip = questions.spec, questions.clip
         model = make_model(questions.spec, questions.processor.tokenizer, seed=1)
-        export_hf(questions.folder / "model", model, questions.processor.hf)
-        self.adapter = Adapter(model, lora, seed=2) if lora else None
+        export_hf_folder(questions.folder / "model", model, questions.processor.hf_processor)
+        self.adapter = LoraAdapter(model, lora, seed=2) if lora else None
         self.cuda = torch.cuda.is_available()
         self.policy = Policy(model.to("cuda") if self.cuda else model)
         self.processor, self.law, self.folder = questions.processor, questions.law, questions.folder
         self.samples = questions.samples
-        self.prompts = {name: self.processor.ask(sample) for name, sample in questions.samples.items()}
-        self.arguments = engine_arguments(
-            Vllm(gpu_memory=0.2, cache_mib=64, max_sequences=64),
+        self.prompts = {name: self.processor.build(sample) for name, sample in questions.samples.items()}
+        self.arguments = build_engine_args(
+            VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
             dtype="float32",
-            longest=LONGEST,
+            max_model_len=LONGEST,
             cuda=self.cuda,
             lora=lora,
         )
@@ -145,12 +161,12 @@ class Scene:
     def model(self) -> str:
         return str(self.folder / "model")
 
-    def sampler(self, engine: Engine, push: Callable[[Engine], None] | None = None) -> EngineSampler:
-        weights = PolicyWeights(self.policy)
-        publisher = Publisher(engine, push or (lambda e: e.load(weights)))
-        return EngineSampler(publisher, self.processor, longest=LONGEST, salt=("test",))
+    def sampler(self, engine: RolloutEngine, push: Callable[[RolloutEngine], None] | None = None) -> EngineSampler:
+        weights = PolicyWeightStream(self.policy)
+        publisher = WeightPublisher(engine, push or (lambda e: e.load_weights(weights)))
+        return EngineSampler(publisher, self.processor, max_model_len=LONGEST, salt=("test",))
 
-    def draw(self, sampler: EngineSampler, law: SamplingLaw | None = None, step: int = STEP) -> list[list[Rollout]]:
+    def draw(self, sampler: EngineSampler, law: SamplingParams | None = None, step: int = STEP) -> list[list[Rollout]]:
         return sampler.generate(list(self.prompts.values()), SIBLINGS, law or self.law, step=step)
 
     def gaps(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
@@ -158,16 +174,18 @@ class Scene:
         return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
 
     @torch.no_grad()
-    def gap(self, rollouts: Sequence[Rollout], feeder: Feeder | None = None) -> float:
+    def gap(self, rollouts: Sequence[Rollout], feeder: TensorProvider | None = None) -> float:
         made = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
-        batch = collate(by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
-        return float((self.policy.score(batch.to(self.policy.device)).logps_N.cpu() - recorded(made)).abs().max())
+        batch = collate(group_by_prompt(made), feeder or self.processor, pad_id=self.processor.tokenizer.eos_token_id)
+        return float(
+            (self.policy.compute_logprobs(batch.to(self.policy.device)).logprobs_N.cpu() - recorded(made)).abs().max()
+        )
 
     @torch.no_grad()
     def learn(self) -> None:
         """Another policy: every weight that is trained moves by about 0.05."""
         generator = torch.Generator().manual_seed(5)
-        for parameter in self.policy.learned.values():
+        for parameter in self.policy.trained.values():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
     def views(self) -> dict[str, list[MediaRef]]:
@@ -175,7 +193,7 @@ class Scene:
         (picture,) = self.samples["one image"].images
         zoom, frame = (
             replace(picture, crop=(4, 8, 40, 32)),
-            ImageRef(path=self.clip.path, sha256=self.clip.sha256, at=1),
+            ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1),
         )
         passage = replace(self.clip, start=1.0, end=4.0)
         return {
@@ -196,13 +214,13 @@ class Scene:
         return {
             "ids behind views": ids(seen.values()),
             "gaps behind views": {name: self.gap(group) for name, group in seen.items()},
-            "views": {name: len(group[0].views) for name, group in seen.items()},
+            "views": {name: len(group[0].observations) for name, group in seen.items()},
         }
 
     def _behind(self, rollout: Rollout, media: Sequence[MediaRef]) -> Rollout:
         words = tuple(self.processor.tokenizer("and").input_ids)
-        said = Segment(ids=words, logps=(0.0,) * len(words), author=Author.ENV)
-        views = [segment for ref in media for segment in (said, self.processor.show(ref), said)]
+        said = Segment(token_ids=words, logprobs=(0.0,) * len(words), author=Author.ENVIRONMENT)
+        views = [segment for ref in media for segment in (said, self.processor.build_tool_segment(ref), said)]
         return replace(rollout, segments=(*rollout.segments, *views))
 
 

@@ -14,55 +14,63 @@ from typing import Any
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
-from mmrl.config.schema import Server
-from mmrl.rollout.engines.base import Request
-from mmrl.rollout.engines.shared_server import Remembering
-from mmrl.rollout.engines.vllm_replica import Failed, Replica, _Client
-from mmrl.rollout.engines.vllm_server import ServerEngine, longest_of, replicas
-from mmrl.rollout.engines.vllm_weight_transfer import FileSend, Recorded
-from mmrl.rollout.weight_sync import PolicyWeights, Weights
+from mmrl.config.schema import VllmServerConfig
+from mmrl.rollout.engines.base import GenerationRequest
+from mmrl.rollout.engines.shared_server import RestartableEngine
+from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError, _WeightSyncClient
+from mmrl.rollout.engines.vllm_server import ServerEngine, common_max_model_len, make_replicas
+from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource
+from mmrl.rollout.weight_sync import PolicyWeightStream, WeightStream
 from mmrl.types import Author, Segment
 
 
 def served(questions: Questions) -> dict[str, Any]:
     """Start, draw, sync, die."""
     scene = Scene(questions)
-    servers = replicas(scene.model, scene.arguments, Server(restarts=1), questions.folder / "logs")
-    engine = ServerEngine(servers, scene.processor, spread=1, warn=scene.warnings.append)
+    servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(max_restarts=1), questions.folder / "logs")
+    engine = ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
     try:
-        sampler = scene.sampler(Remembering(engine))  # as where steps overlap
+        sampler = scene.sampler(RestartableEngine(engine))  # as where steps overlap
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
         (running,) = servers
-        slow = _engine(scene, Replica(running.url, Server(deadline_s=0.005)))
+        slow = _engine(scene, Replica(running.url, VllmServerConfig(timeout_s=0.005)))
         facts["too slow"] = refusal(lambda: scene.draw(scene.sampler(slow)))
-        nobody = Replica("http://127.0.0.1:9", Server(deadline_s=0.5))
+        nobody = Replica("http://127.0.0.1:9", VllmServerConfig(timeout_s=0.5))
         facts["nobody there"] = refusal(lambda: _engine(scene, nobody))
         with _another_kind_of_server() as url:
-            facts["no vLLM"] = refusal(lambda: longest_of([url], Server(deadline_s=5.0)))
-        fragile = ServerEngine([Fragile()], scene.processor, spread=1, warn=lambda text: None)
-        facts["broke as it was given weights"] = refusal(lambda: fragile.load(PolicyWeights(scene.policy)))
-        words = Segment(ids=(groups[0][0].prompt.ids[0],) * LONGEST, logps=(0.0,) * LONGEST, author=Author.ENV)
-        overlong = Request(begun=replace(groups[0][0], segments=(words,)), times=1, seed=0, law=scene.law)
-        facts["refused"] = refusal(lambda: engine.draw([overlong]))
+            facts["no vLLM"] = refusal(lambda: common_max_model_len([url], VllmServerConfig(timeout_s=5.0)))
+        fragile = ServerEngine([Fragile()], scene.processor, workers_per_replica=1, warn=lambda text: None)
+        facts["broke as it was given weights"] = refusal(lambda: fragile.load_weights(PolicyWeightStream(scene.policy)))
+        words = Segment(
+            token_ids=(groups[0][0].prompt.token_ids[0],) * LONGEST,
+            logprobs=(0.0,) * LONGEST,
+            author=Author.ENVIRONMENT,
+        )
+        overlong = GenerationRequest(
+            rollout=replace(groups[0][0], segments=(words,)), num_samples=1, seed=0, sampling_params=scene.law
+        )
+        facts["refused"] = refusal(lambda: engine.generate([overlong]))
         scene.learn()
         facts["gaps with old weights"] = scene.gaps(scene.draw(sampler))
         sender = WeightTransferTrainerFactory.trainer_init(
-            FileSend(rank=0, piece_bytes=1), client=_Client(running.ask), source=Recorded(PolicyWeights(scene.policy))
+            FileTrainerInitInfo(rank=0, piece_bytes=1),
+            client=_WeightSyncClient(running.request_json),
+            source=FingerprintedSource(PolicyWeightStream(scene.policy)),
         )
         sender.send_weights()  # every tensor in a piece of its own: query apart from key
-        running._forget()
+        running._reset_caches()
         facts["gaps after pieces"] = scene.gaps(scene.draw(sampler))
         scene.learn()
         sampler.sync(2)
         groups = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
         facts["gaps after sync"] = scene.gaps(groups)
-        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.learned.items()}
+        drawn_by = {name: parameter.detach().clone() for name, parameter in scene.policy.trained.items()}
         scene.learn()  # goes on while rollouts are drawn: the server is to get what it had
         with _killing(running):
             again = scene.draw(sampler, replace(scene.law, max_new_tokens=60))
-        for name, parameter in scene.policy.learned.items():
+        for name, parameter in scene.policy.trained.items():
             parameter.data.copy_(drawn_by[name])
         facts["same after death"] = ids(again) == ids(groups)
         facts["gaps after death"] = scene.gaps(again)
@@ -74,14 +82,14 @@ def served(questions: Questions) -> dict[str, Any]:
 
 
 def _engine(scene: Scene, replica: Replica) -> ServerEngine:
-    return ServerEngine([replica], scene.processor, spread=1, warn=scene.warnings.append)
+    return ServerEngine([replica], scene.processor, workers_per_replica=1, warn=scene.warnings.append)
 
 
 class Fragile(Replica):
     """Breaks whenever it is given weights, however often it is started."""
 
     def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:9", Server(), command=("true",))
+        super().__init__("http://127.0.0.1:9", VllmServerConfig(), command=("true",))
 
     def start(self) -> None:
         self._starts += 1
@@ -89,8 +97,8 @@ class Fragile(Replica):
     def wait(self) -> None:
         pass
 
-    def load(self, weights: Weights, spread: int) -> None:
-        raise Failed(f"it broke {'again' if self._starts > 1 else 'once'}")
+    def load(self, weights: WeightStream, spread: int) -> None:
+        raise ReplicaError(f"it broke {'again' if self._starts > 1 else 'once'}")
 
     def _words(self) -> str:
         return "none"

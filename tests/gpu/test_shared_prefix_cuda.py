@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.learner.shared_prefix_check import TOLERANCE, Difference, difference
-from mmrl.policy.batch import by_prompt, collate
+from mmrl.learner.shared_prefix_check import TOLERANCES, ForwardDifference, compare_layouts
+from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import Experience
 
 pytestmark = [
@@ -23,13 +23,13 @@ def layouts(world):
     groups = world.sampler().generate(prompts, 3, world.law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     return (
-        collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
+        collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
         for shared_prefix in (True, False)
     )
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dtype, recompute, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
@@ -38,11 +38,13 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dt
     world.policy.model.to("cuda", dtype)
     if recompute:
         world.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    found = difference(world.policy, packed, plain)
-    bound = Difference(logps=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCE[dtype]
+    found = compare_layouts(world.policy, packed, plain)
+    bound = ForwardDifference(logprobs=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCES[dtype]
     assert found.within(bound), found
-    hidden = replace(packed, tree=tuple(stem._replace(completions=(sum(stem.completions),)) for stem in packed.tree))
-    assert not difference(world.policy, hidden, plain).within(TOLERANCE[dtype])
+    hidden = replace(
+        packed, tree=tuple(stem._replace(completions=(sum(stem.completion_lengths),)) for stem in packed.prefix_tree)
+    )
+    assert not compare_layouts(world.policy, hidden, plain).within(TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

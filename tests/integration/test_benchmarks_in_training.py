@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import Command, experiment, imitation, metrics, mmrl, questions, reinforcement, write
 
-from mmrl.benchmarks.predictions import Prediction, append
+from mmrl.benchmarks.predictions import Prediction, append_predictions
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
 TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
@@ -120,7 +120,7 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
 
     def counted(path: Path, predictions: Sequence[Prediction]) -> None:
         batches.append(path.parent.name)
-        append(path, predictions)
+        append_predictions(path, predictions)
 
     monkeypatch.setattr("mmrl.evaluation.session.append", counted)
     done = here("train", again)

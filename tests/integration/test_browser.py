@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from mmrl_rewards import render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
-from mmrl_rewards.services.renderer import CannotDraw, External
+from mmrl_rewards.services.renderer import DrawingError, ExternalRenderer
 
 README = Path(__file__).parents[2] / "rewards" / "README.md"
 BLOCKS = [YAML(typ="safe").load(text) for text in re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)]
@@ -73,13 +73,13 @@ def test_a_page_reaches_no_network_and_no_service_of_this_machine():
             f'<link rel="stylesheet" href="{here}/style"><script>fetch("{here}/fetch", {{mode: "no-cors"}}); '
             f'new WebSocket("ws://127.0.0.1:{port}/socket")</script>'
         )
-        assert External.model_validate(browser()).draw(TARGET + page).shape == (600, 800, 3)
+        assert ExternalRenderer.model_validate(browser()).draw(TARGET + page).shape == (600, 800, 3)
         assert asked == []
         open_door = [word for word in browser()["command"] if not word.startswith("--proxy")]
-        External.model_validate(browser(command=open_door)).draw(TARGET + page)
+        ExternalRenderer.model_validate(browser(command=open_door)).draw(TARGET + page)
         assert "/image" in asked  # it is the command that keeps the page in
 
 
 def test_a_page_that_never_ends_costs_its_time():
-    with pytest.raises(CannotDraw, match="more than 3 s"):
-        External.model_validate(browser(timeout_s=3.0)).draw("<script>while (true);</script>")
+    with pytest.raises(DrawingError, match="more than 3 s"):
+        ExternalRenderer.model_validate(browser(timeout_s=3.0)).draw("<script>while (true);</script>")

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_model
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-from mmrl.checkpoint import latest
+from mmrl.checkpoint import find_latest
 from mmrl.cli import main
 from mmrl.policy.families import FAMILIES
 
@@ -49,7 +49,7 @@ def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights
     family = FAMILIES[model.config.model_type]
     assert type(model) is family.model_class
     twin = family.model_class(model.config)
-    checkpoint = latest(trained / "checkpoints", pytest.fail)
+    checkpoint = find_latest(trained / "checkpoints", pytest.fail)
     assert checkpoint is not None
     load_model(twin, checkpoint / "model.safetensors")
     inputs = asked(trained)

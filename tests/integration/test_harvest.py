@@ -11,7 +11,7 @@ import pytest
 from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 
 from mmrl.cli import main
-from mmrl.types import Access, Place
+from mmrl.types import DatasetContext, MediaPolicy
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thought", "response", "medium")
@@ -86,7 +86,9 @@ def test_the_stages_after_it_learn_from_that(harvested: Path) -> None:
 
 
 def test_another_run_reads_the_tables(harvested: Path) -> None:
-    place = Place(work=harvested, base=harvested, seed=0, access=Access(roots=(harvested.resolve(),)))
+    place = DatasetContext(
+        work_dir=harvested, base_dir=harvested, seed=0, media_policy=MediaPolicy(roots=(harvested.resolve(),))
+    )
     for name in ("draw", "right", "hard"):
         samples = list(table.rows(place, path=f"outputs/{name}.jsonl", **READ))
         written = rows(harvested, name)

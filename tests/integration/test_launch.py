@@ -13,7 +13,7 @@ import pytest
 from harness import Command, Done, alike, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 from waiting import PATIENCE_S, wait_for
 
-from mmrl.checkpoint import latest
+from mmrl.checkpoint import find_latest
 from mmrl.distributed import launch
 
 LINES = 8  # of metrics.jsonl when we strike
@@ -86,7 +86,7 @@ def test_other_launchers_start_the_same_run(launcher: list[str], module: list[st
     config = write(experiment(tmp_path / "run", data=data, stages=stages), tmp_path / "tiny.yaml")
     if "deepspeed" in launcher[1]:
         pytest.importorskip("deepspeed")
-    words = [sys.executable, *launcher, str(launch._free_port()), *module, "mmrl", "train", str(config)]
+    words = [sys.executable, *launcher, str(launch._find_free_port()), *module, "mmrl", "train", str(config)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [(record["stage"], record["step"]) for record in metrics(tmp_path / "run") if "learner/lr" in record]
@@ -102,7 +102,7 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     assert done.code == -signal.SIGKILL
     assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
     assert processes_of(config) == []
-    assert latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
+    assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
 
 def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: Path) -> None:

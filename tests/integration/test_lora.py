@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from test_launch import strike
 from transformers import AutoModelForImageTextToText
 
-from mmrl.checkpoint import latest
+from mmrl.checkpoint import find_latest
 from mmrl.cli import main
 
 LORA = {"rank": 4, "targets": ["language.attention", "language.mlp", "projector.mlp"], "dropout": 0.1}
@@ -86,7 +86,7 @@ def test_under_deepspeed_processes_come_and_go(zero: int, base: Path, tmp_path: 
 
 
 def test_only_what_is_trained_is_kept_and_told(adapted: Path) -> None:
-    checkpoint = latest(adapted / "checkpoints", pytest.fail)
+    checkpoint = find_latest(adapted / "checkpoints", pytest.fail)
     assert checkpoint is not None
     for file in (checkpoint / "model.safetensors", adapted / "references" / "rl" / "model.safetensors"):
         assert all("lora_" in name for name in load_file(file))

@@ -15,12 +15,12 @@ from PIL import Image
 from qwen_vl_utils import fetch_image
 from transformers import Qwen2VLImageProcessor
 
-from mmrl.config import load
-from mmrl.distributed.ranks import Alone, Homes
+from mmrl.config import load_config
+from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import World
-from mmrl.types import Author, Experience, Frame, Kind, SamplingLaw, Size
+from mmrl.training.build import RunContext
+from mmrl.types import AnswerType, Author, CoordinateSystem, Experience, SamplingParams, Size
 
 PATCH, MERGE = 8, 2
 YAML = f"""\
@@ -48,12 +48,12 @@ stages:
 """
 
 
-def build(folder: Path, *, frozen: str = "[]") -> World:
+def build(folder: Path, *, frozen: str = "[]") -> RunContext:
     """What `mmrl train` builds before its first step."""
     file = folder / "one-image.yaml"
     file.write_text(YAML.replace("FROZEN", frozen))
-    loaded = load(file)
-    return World(loaded.config, folder, RunDir(folder / "run"), Console(), Alone())
+    loaded = load_config(file)
+    return RunContext(loaded.config, folder, RunDir(folder / "run"), Console(), SingleProcess())
 
 
 def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> None:
@@ -64,39 +64,42 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
     picture, question = sample.parts
     assert sample.images == (picture,)
     assert question.startswith(("Find the ", "Locate the "))
-    assert (sample.target.kind, sample.target.frame) == (Kind.BOX, Frame.PX_ORIGINAL)
+    assert (sample.target.answer_type, sample.target.coordinate_system) == (
+        AnswerType.BOX,
+        CoordinateSystem.PX_ORIGINAL,
+    )
     with Image.open(picture.path) as image:
         original = Size(*image.size)
     assert original == (64, 64)
 
     # Ask. The picture is resized to model.max_pixels and cut into patches; four of them share a token.
-    prompt = world.processor.ask(sample)
+    prompt = world.processor.build(sample)
     ((_, rows, columns),) = prompt.grids
     assert (rows, columns) == (48 // PATCH, 48 // PATCH)
-    assert prompt.ids.count(world.processor.placeholders.image) == rows * columns // MERGE**2
-    assert prompt.resizes[0].original == original
-    assert prompt.resizes[0].resized == (48, 48)
+    assert prompt.token_ids.count(world.processor.placeholders.image_id) == rows * columns // MERGE**2
+    assert prompt.resize_maps[0].original == original
+    assert prompt.resize_maps[0].resized == (48, 48)
 
     # The pixels the model reads are the file's own: transformers, asked separately, makes the same of it.
-    pixels_ND = world.processor.tensors(prompt).images_ND
+    pixels_ND = world.processor.prompt_tensors(prompt).image_patches_MD
     assert torch.equal(pixels_ND, independently_processed(picture.path))
 
     # Answer. The model reads those pixels and writes two responses; no vision token is among them.
-    law = SamplingLaw(banned=world.banned, max_new_tokens=12)
-    rollouts = world.samplers.sampler("test").generate([prompt], 2, law, step=0)
+    law = SamplingParams(banned_token_ids=world.banned_token_ids, max_new_tokens=12)
+    rollouts = world.samplers.make_sampler("test").generate([prompt], 2, law, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
-        assert world.processor.placeholders.image not in rollout.segments[0].ids
-        assert all(logp < 0.0 for logp in rollout.segments[0].logps)
+        assert world.processor.placeholders.image_id not in rollout.segments[0].token_ids
+        assert all(logp < 0.0 for logp in rollout.segments[0].logprobs)
 
     # Judge. Each response is scored; one that is no box scores 0 and says why, and the exact box scores 1. A teacher
     # writes that box in the model's own frame, pixels of the resized picture, and the reward takes it back.
-    (group,) = world.judge.judge(rollouts, step=0)
+    (group,) = world.scorer.score_groups(rollouts, step=0)
     assert all(0.0 <= total <= 1.0 for total in group.totals)
     assert all(score.terms["iou"].reason for score in group.scores)
-    perfect = world.processor.demonstrate(prompt, sample.target)
+    perfect = world.processor.build_demonstration(prompt, sample.target)
     assert perfect.answer.value == pytest.approx([side * 48 / 64 for side in sample.target.value])
-    assert world.judge.evaluate([perfect])[0].total == pytest.approx(1.0)
+    assert world.scorer.score_eval([perfect])[0].total == pytest.approx(1.0)
 
     # Learn. One response did better than its sibling, let us say; the gradient runs back through the language model
     # and the projector to the first layer that sees pixels, and one step moves it.
@@ -112,8 +115,8 @@ def test_a_picture_from_yaml_to_the_vision_towers_gradient(tmp_path: Path) -> No
 
 def test_a_frozen_vision_tower_and_projector_get_no_gradient(tmp_path: Path) -> None:
     world = build(tmp_path, frozen="[vision, projector]")
-    prompt = world.processor.ask(world.samples.train[0])
-    lesson = world.processor.demonstrate(prompt, prompt.sample.target)
+    prompt = world.processor.build(world.samples.train[0])
+    lesson = world.processor.build_demonstration(prompt, prompt.sample.target)
     before = patch_embedding(world).detach().clone()
     _, gradients = learn(world, [Experience(rollout=lesson, advantage=0.0)])
     assert gradients
@@ -128,7 +131,7 @@ def independently_processed(path: str) -> torch.Tensor:
     return processor(images=[resized], do_resize=False, return_tensors="pt")["pixel_values"]
 
 
-def learn(world: World, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def learn(world: RunContext, experiences: list[Experience]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """One real update; returns its metrics, and the gradient of each parameter that got one, by name."""
     gradients: dict[str, torch.Tensor] = {}
     for name, parameter in world.policy.model.named_parameters():
@@ -137,16 +140,16 @@ def learn(world: World, experiences: list[Experience]) -> tuple[dict[str, float]
                 lambda leaf, name=name: gradients.update({name: leaf.grad.detach().clone()})
             )
     (stage,) = world.config.stages
-    learner = world.learner(stage, world.engine(stage), None, Homes())
-    return dict(learner.learn(experiences, step=0)), gradients
+    learner = world.build_learner(stage, world.build_engine(stage), None, MediaPlacement())
+    return dict(learner.step(experiences, step=0)), gradients
 
 
-def patch_embedding_name(world: World) -> str:
+def patch_embedding_name(world: RunContext) -> str:
     """The vision tower's first layer, a convolution over patches."""
     (name,) = [name for name, _ in world.policy.model.named_parameters() if name.endswith("patch_embed.proj.weight")]
     return name
 
 
-def patch_embedding(world: World) -> torch.nn.Parameter:
+def patch_embedding(world: RunContext) -> torch.nn.Parameter:
     """Its weight."""
     return world.policy.model.get_parameter(patch_embedding_name(world))

@@ -15,7 +15,7 @@ from test_launch import alike
 
 from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.async_rollouts import Overlap
+from mmrl.training.async_rollouts import ThreadedAsyncRollouts
 
 LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = imitation(validation={"every": 4, "until": 0.8})
@@ -105,7 +105,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     saved: str,
 ) -> None:
     config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
-    strike(monkeypatch, Overlap, name, nth, *signals)
+    strike(monkeypatch, ThreadedAsyncRollouts, name, nth, *signals)
     assert here("train", config).code == code
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
     done = here("train", config)
@@ -127,7 +127,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     assert min(record["replay/share"] for record in steps[1:]) > 0.2
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
-        strike(patched, Overlap, "begin", 3, signal.SIGINT)
+        strike(patched, ThreadedAsyncRollouts, "begin", 3, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors

@@ -15,9 +15,9 @@ from PIL import Image
 from published_rows import MADE, ROWS, SAME
 from videos import SMALL, write_video
 
-from mmrl.checkpoint import export_hf
-from mmrl.config import Config, explain, load
-from mmrl.config.schema import Rl, Sample, Scratch, Sft
+from mmrl.checkpoint import export_hf_folder
+from mmrl.config import Config, explain, load_config
+from mmrl.config.schema import FromScratchConfig, RlStage, SampleStage, SftStage
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +31,9 @@ SHORT = 8  # tokens
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2.5-VL in a folder, as a recipe's own model would be."""
-    folder, spec = tmp_path_factory.mktemp("model"), Scratch.model_validate(TINY)
-    tokenizer = train_tokenizer(["<think>One and one.</think><answer>2</answer>"], spec.language.vocab)
-    export_hf(folder, make_model(spec, tokenizer, seed=0), make_processor(spec, tokenizer, (1024, 1024)))
+    folder, spec = tmp_path_factory.mktemp("model"), FromScratchConfig.model_validate(TINY)
+    tokenizer = train_tokenizer(["<think>One and one.</think><answer>2</answer>"], spec.language.vocab_size)
+    export_hf_folder(folder, make_model(spec, tokenizer, seed=0), make_processor(spec, tokenizer, (1024, 1024)))
     return folder
 
 
@@ -57,14 +57,14 @@ def test_a_published_recipe_is_short_and_says_where_its_numbers_are_from(name: s
     text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ") and "Departures" in text and "Numbers" in text
     assert len(text.splitlines()) <= MOST_LINES
-    assert load(str(RECIPES / f"{name}.yaml")).config.run.name == name
+    assert load_config(str(RECIPES / f"{name}.yaml")).config.run.name == name
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_explains_itself(name: str) -> None:
-    loaded = load(str(RECIPES / f"{name}.yaml"))
+    loaded = load_config(str(RECIPES / f"{name}.yaml"))
     words = explain(loaded)
-    assert words.count("\n  advantage  ") == sum(isinstance(stage, Rl) for stage in loaded.config.stages)
+    assert words.count("\n  advantage  ") == sum(isinstance(stage, RlStage) for stage in loaded.config.stages)
 
 
 def test_the_table_of_recipes_is_whole():
@@ -78,13 +78,13 @@ def test_a_published_recipe_runs_with_a_tiny_model(
     name: str, tmp_path: Path, model: Path, folder: Path, here: Command
 ) -> None:
     recipe = RECIPES / f"{name}.yaml"
-    config = load(str(recipe)).config
+    config = load_config(str(recipe)).config
     overrides = {**sources(name, config, folder), **small(config, model, folder)}
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     done = here("train", recipe, *words, "--steps", 1, "--run-dir", tmp_path / "run")
     assert done.code == 0, done.errors
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    trained = [stage.name for stage in config.trainings]
+    trained = [stage.name for stage in config.training_stages]
     assert [record["stage"] for record in told if "learner/lr" in record] == trained
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
@@ -123,18 +123,21 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
     }
     for stage in config.stages:
         at = f"stages.{stage.name}"
-        if isinstance(stage, Rl | Sample):
+        if isinstance(stage, RlStage | SampleStage):
             values |= {f"{at}.prompts_per_step": 2, f"{at}.sampling.max_new_tokens": SHORT}
-        if isinstance(stage, Rl):
-            values |= {f"{at}.group_size": min(2, stage.group_size), f"{at}.mini_batches": min(2, stage.mini_batches)}
-            values |= {f"{at}.filter.rounds": 2} if stage.filter else {}
-            for index, step in enumerate(stage.program):
+        if isinstance(stage, RlStage):
+            values |= {
+                f"{at}.group_size": min(2, stage.group_size),
+                f"{at}.mini_batches": min(2, stage.num_mini_batches),
+            }
+            values |= {f"{at}.filter.rounds": 2} if stage.dynamic_sampling else {}
+            for index, step in enumerate(stage.rollout_steps):
                 values |= {f"{at}.program.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()}
-        if isinstance(stage, Sft):
+        if isinstance(stage, SftStage):
             values[f"{at}.batch_size"] = 2
         if stage.kind == "sample":
             values[f"{at}.group_size"] = 5
-        if stage.kind == "select" and stage.keep == "responses":
+        if stage.kind == "select" and stage.output == "responses":
             values[f"{at}.right_from"] = 0.0  # a tiny model is never right
     return values
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from harness import Command, Done, counting, experiment, imitation, metrics, mmrl, write
 
-from mmrl.config import Loaded, load
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
+from mmrl.config import LoadedConfig, load_config
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
 from mmrl_rewards.contract import bind
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -54,7 +54,7 @@ def test_the_run_directory_holds_everything(quickstart: tuple[Done, Path]) -> No
         "summary.json",
         "timings.jsonl",
     }
-    config = load(run_dir / "config.yaml").config
+    config = load_config(run_dir / "config.yaml").config
     assert config.run.name == "quickstart"
     steps = [(record["stage"], record["step"]) for record in metrics(run_dir) if "learner/lr" in record]
     assert steps == [("cold", 1), ("cold", 2), ("rl", 1), ("rl", 2)]
@@ -69,7 +69,7 @@ def test_the_summary_says_what_the_table_says(quickstart: tuple[Done, Path]) -> 
     done, run_dir = quickstart
     summary = json.loads((run_dir / "summary.json").read_text())
     assert [task["task"] for task in summary["tasks"]] == TASKS
-    held_out = {origin.args["size"] for origin in load(CONFIGS / "quickstart.yaml").config.data.test}
+    held_out = {origin.args["size"] for origin in load_config(CONFIGS / "quickstart.yaml").config.data.test}
     for task in summary["tasks"]:
         assert {task["n"]} == held_out
         assert 0.0 <= task["before"] <= 1.0
@@ -83,14 +83,14 @@ def test_the_summary_says_what_the_table_says(quickstart: tuple[Done, Path]) -> 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_config_loads_and_names_functions_that_exist(path: Path) -> None:
-    loaded: Loaded = load(path)
+    loaded: LoadedConfig = load_config(path)
     config, base = loaded.config, path.parent
     for term in config.rewards.terms:
-        bind(resolve(term.fn, base), term.args)
+        bind(load_object(term.fn, base), term.args)
     for origin in (*config.data.train, *config.data.validation, *config.data.test):
-        source = resolve(origin.fn, base)
+        source = load_object(origin.fn, base)
         assert callable(source)
-        settle(origin.fn, options_of(source, after=1), origin.args)
+        validate_args(origin.fn, read_plugin_options(source, skip=1), origin.args)
 
 
 def test_one_held_out_sample_has_a_reward_and_no_interval(tmp_path: Path, here: Command) -> None:

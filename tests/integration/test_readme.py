@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.cli.main import main
-from mmrl.config import load
+from mmrl.config import load_config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -50,7 +50,7 @@ def test_explain_runs(command, monkeypatch, capsys):
 def test_configs_and_overrides_of_train_commands_are_good(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, *overrides = shlex.split(command)[2:]
-    assert load(config, [text for text in overrides if "=" in text]).config.stages
+    assert load_config(config, [text for text in overrides if "=" in text]).config.stages
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import TINY, metrics, mmrl
 
-from mmrl.config import load
+from mmrl.config import load_config
 
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 PROCESSES = {
@@ -26,8 +26,8 @@ def test_each_recipe_for_hardware_is_tried():
 @pytest.mark.parametrize("name", PROCESSES)
 def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     config = RECIPES / f"{name}.yaml"
-    stage = load(config).config.stages[0].name
-    if load(config).config.deepspeed:
+    stage = load_config(config).config.stages[0].name
+    if load_config(config).config.deepspeed:
         pytest.importorskip("deepspeed")
     boxes = {"fn": "mmrl_datasets.generators.scenes:grounding", "args": {"split": "train", "size": 8, "image_px": 32}}
     overrides = {

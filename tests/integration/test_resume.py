@@ -164,7 +164,7 @@ def test_running_a_finished_run_again_changes_nothing_and_shows_the_table(
 
 def test_a_second_process_in_a_run_directory_is_refused(stopped: Path, stopped_copy: Path, here: Command) -> None:
     before = _everything(stopped_copy)
-    with RunDir(stopped_copy).locked():
+    with RunDir(stopped_copy).lock():
         done = here("train", stopped / "tiny.yaml", "--run-dir", stopped_copy)
     assert done.code == 2
     assert "another process is running here" in done.errors

@@ -62,7 +62,7 @@ def test_a_picture_is_decoded_and_processed_once_a_step(
     """However large the group, however many epochs, with a reference, and with no cache to help."""
     opened: Counter[str] = Counter()
     processed: list[str] = []
-    open_image, process = store_module.open_image, QwenProcessor.process
+    open_image, process = store_module.open_image, QwenProcessor.encode
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
     monkeypatch.setattr(QwenProcessor, "process", lambda self, s: processed.append(s.id) or process(self, s))

@@ -22,7 +22,7 @@ from test_zoom import zooming
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm_serving import serving
 
-from mmrl.types import Place
+from mmrl.types import DatasetContext
 from mmrl_datasets.generators import scenes
 
 pytestmark = pytest.mark.skipif(
@@ -177,7 +177,7 @@ def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
 def canonical(folder: Path) -> tuple[Path, Path]:
     """Eight questions as canonical JSONL, and the picture of the first."""
     folder.mkdir()
-    place = Place(work=folder, base=folder, seed=0)
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0)
     rows = []
     for sample in scenes.counting(place, split="test", size=8, image_px=32):
         (question,) = (part for part in sample.parts if isinstance(part, str))

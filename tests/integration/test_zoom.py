@@ -10,7 +10,7 @@ from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl,
 from test_overlap_run import strike
 
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.async_rollouts import Overlap
+from mmrl.training.async_rollouts import ThreadedAsyncRollouts
 
 ROOM = {"max_tokens": 512, "max_chars": 400}
 GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
@@ -97,7 +97,7 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
     with monkeypatch.context() as patched:
-        strike(patched, Overlap, "begin", 2, signal.SIGINT)
+        strike(patched, ThreadedAsyncRollouts, "begin", 2, signal.SIGINT)
         assert here("train", once).code == 128 + signal.SIGINT
     state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$State"]
     assert "$View" in json.dumps(state["ahead"])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmrl.cli import main
-from mmrl.rollout.engines.vllm_colocated import environment
+from mmrl.rollout.engines.vllm_colocated import vllm_env_vars
 
 
 def ask(model: str, questions: list[dict[str, Any]]) -> list[list[int]]:
@@ -56,7 +56,7 @@ def ask(model: str, questions: list[dict[str, Any]]) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    os.environ.update(environment(cuda=torch.cuda.is_available()))
+    os.environ.update(vllm_env_vars(cuda=torch.cuda.is_available()))
     folder = Path(sys.argv[1])
     answers: dict[str, list[list[int]]] = {}
     for step in json.loads((folder / "steps.json").read_text()):

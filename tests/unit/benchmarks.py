@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from mmrl.benchmarks.readers.questions import Question
-from mmrl.types import Access, Place, VideoRef
+from mmrl.types import DatasetContext, MediaPolicy, VideoRef
 from mmrl_datasets.formats import parquet
 
 
@@ -26,15 +26,20 @@ PICTURE = {"bytes": png(), "path": None}
 """A picture as Parquet holds it."""
 
 
-def place(folder: Path) -> Place:
+def place(folder: Path) -> DatasetContext:
     """A place in a folder, whose files may be read."""
-    return Place(work=folder / "work", base=folder, seed=0, access=Access(roots=(folder.resolve(),), schemes=("data",)))
+    return DatasetContext(
+        work_dir=folder / "work",
+        base_dir=folder,
+        seed=0,
+        media_policy=MediaPolicy(roots=(folder.resolve(),), schemes=("data",)),
+    )
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows in the format that the name's ending says."""
     if path.suffix == ".parquet":
-        parquet.write(path, rows)
+        parquet.write_rows(path, rows)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".json":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from mmrl.config import Config, load
+from mmrl.config import Config, load_config
 from mmrl.types import UserError
 
 SMALL = """\
@@ -89,7 +89,7 @@ def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
 
 def refused(path: Path, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        load(path, overrides)
+        load_config(path, overrides)
     return str(caught.value)
 
 

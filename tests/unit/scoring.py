@@ -3,60 +3,60 @@
 import json
 from functools import partial
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import Judging
-from mmrl.config.schema import Term as Options
-from mmrl.scoring import BoundTerm, Judge
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import RewardTermConfig as Options
+from mmrl.config.schema import ScoringConfig
+from mmrl.scoring import BoundTerm, RewardFunctionScorer
 from mmrl.types import (
+    AnswerType,
     Author,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    FinishReason,
     ImageRef,
-    Kind,
     Prompt,
     ResizeMap,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Segment,
     Size,
     Target,
 )
 from mmrl_rewards.contract import bind, reward
 
-GRAMMAR = Grammar(think="none")
-COUNT = Sample(id="c1", task="count", parts=("How many?",), target=Target(kind=Kind.NUMBER, value=3))
+GRAMMAR = ResponseFormat(thinking="none")
+COUNT = Sample(id="c1", task="count", parts=("How many?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
 FIND = Sample(
     id="f1",
     task="find",
     parts=(ImageRef(path="a.png", sha256=""), "Where?"),
-    target=Target(kind=Kind.BOX, value=(0, 0, 10, 10), frame=Frame.PX_ORIGINAL),
+    target=Target(answer_type=AnswerType.BOX, value=(0, 0, 10, 10), coordinate_system=CoordinateSystem.PX_ORIGINAL),
 )
 
 
 def rollout(text, sample=COUNT, index=0, grammar=GRAMMAR):
     prompt = Prompt(
         sample=sample,
-        ids=(1,),
+        token_ids=(1,),
         grids=(),
-        resizes=tuple(ResizeMap(Size(100, 100), Size(50, 50)) for _ in sample.images),
-        frame=Frame.PX_RESIZED,
+        resize_maps=tuple(ResizeMap(Size(100, 100), Size(50, 50)) for _ in sample.images),
+        coordinate_system=CoordinateSystem.PX_RESIZED,
         digest="",
     )
     return Rollout(
         prompt=prompt,
         index=index,
-        segments=(Segment(ids=(1, 2), logps=(-1.0, -1.0), author=Author.POLICY),),
+        segments=(Segment(token_ids=(1, 2), logprobs=(-1.0, -1.0), author=Author.POLICY),),
         text=text,
-        answer=grammar.parse(text, sample.target.kind),
-        finish=Finish.EOS,
-        law=SamplingLaw(max_new_tokens=4),
+        answer=grammar.parse(text, sample.target.answer_type),
+        finish_reason=FinishReason.EOS,
+        sampling_params=SamplingParams(max_new_tokens=4),
     )
 
 
 def term(fn, name=None, args=None, **options):
     load = partial(bind, fn, args or {})
-    return BoundTerm(name=name or fn.name, reward=load(), load=load, options=as_read(options))
+    return BoundTerm(name=name or fn.name, reward=load(), load_reward=load, options=as_read(options))
 
 
 def as_read(options):
@@ -65,7 +65,7 @@ def as_read(options):
 
 
 def judge_of(*terms, **options):
-    return Judge(terms, Judging(**options))
+    return RewardFunctionScorer(terms, ScoringConfig(**options))
 
 
 def constant(result, name="odd", **declared):

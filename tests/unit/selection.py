@@ -2,50 +2,65 @@
 
 import random
 
-from mmrl.algo.select_experiences import MediaCheck
+from mmrl.algo.select_experiences import ChangedMediaDetector
 from mmrl.types import (
     Answer,
+    AnswerType,
     Author,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    FinishReason,
     Group,
-    Kind,
     Prompt,
+    RewardValue,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
     Segment,
     Target,
-    Term,
 )
 
-LAW = SamplingLaw(max_new_tokens=4)
+LAW = SamplingParams(max_new_tokens=4)
 
 
 def asked(name):
-    sample = Sample(id=name, task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=1))
-    return Prompt(sample=sample, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest=f"digest of {name}")
+    sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
+    return Prompt(
+        sample=sample,
+        token_ids=(1,),
+        grids=(),
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.NORM_1,
+        digest=f"digest of {name}",
+    )
 
 
-LAWLESS = MediaCheck(lambda prompts: {}, warn=lambda text: None)
+LAWLESS = ChangedMediaDetector(lambda prompts: {}, warn=lambda text: None)
 """Nothing ever changes."""
 
 
-def rollout(prompt, index, *, version=0, finish=Finish.EOS):
-    segment = Segment(ids=(5, 6), logps=(-1.0, -1.0), author=Author.POLICY, version=version)
-    nothing = Answer(text=None, thought=None, value=None)
-    return Rollout(prompt=prompt, index=index, segments=(segment,), text="", answer=nothing, finish=finish, law=LAW)
+def rollout(prompt, index, *, version=0, finish=FinishReason.EOS):
+    segment = Segment(token_ids=(5, 6), logprobs=(-1.0, -1.0), author=Author.POLICY, version=version)
+    nothing = Answer(text=None, thinking=None, value=None)
+    return Rollout(
+        prompt=prompt,
+        index=index,
+        segments=(segment,),
+        text="",
+        answer=nothing,
+        finish_reason=finish,
+        sampling_params=LAW,
+    )
 
 
 def group(name, *rewards, version=0, cut=0, term="right"):
     """A group of one term; the first `cut` rollouts are truncated."""
     prompt = asked(name)
-    finishes = [Finish.LENGTH] * cut + [Finish.EOS] * (len(rewards) - cut)
+    finishes = [FinishReason.LENGTH] * cut + [FinishReason.EOS] * (len(rewards) - cut)
     return Group(
         prompt=prompt,
         rollouts=tuple(rollout(prompt, i, version=version, finish=finish) for i, finish in enumerate(finishes)),
-        scores=tuple(Score(terms={term: Term(reward, "")}, total=reward) for reward in rewards),
+        scores=tuple(Score(terms={term: RewardValue(reward, "")}, total=reward) for reward in rewards),
     )
 
 

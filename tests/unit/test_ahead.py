@@ -19,13 +19,13 @@ from PIL import Image
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.policy.processor as processor_module
-from mmrl.data.order import Remembered, Shuffled
-from mmrl.data.prefetch import Ahead
-from mmrl.data.streaming import Streamed
+from mmrl.data.order import CachedOrder, ShuffledOrder
+from mmrl.data.prefetch import Prefetcher
+from mmrl.data.streaming import StreamingOrder
 from mmrl.media.media_workers import Workers
-from mmrl.types import ImageRef, Kind, Reject, Sample, Target, TooLongError, UserError
+from mmrl.types import AnswerType, ImageRef, PromptTooLongError, RejectedRow, Sample, Target, UserError
 
-NUMBER = Target(kind=Kind.NUMBER, value=3)
+NUMBER = Target(answer_type=AnswerType.NUMBER, value=3)
 
 
 def sample(name, *parts):
@@ -47,17 +47,17 @@ class Rows:
 def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
     options = {"skip": False, "warn": warn, **left_out}
     if not count:
-        yield Ahead(order, processor, None, **options)
+        yield Prefetcher(order, processor, None, **options)
         return
     with closing(Workers(work, count, name=attrgetter("id"))) as workers:
-        yield Ahead(order, processor, workers, **options)
+        yield Prefetcher(order, processor, workers, **options)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # nothing stays between steps but what is held
     world = tiny()
-    order = Shuffled(world.samples, 7)
+    order = ShuffledOrder(world.samples, 7)
     plain, processor = world.fresh(), world.fresh()
     with (
         ahead(order, plain) as here,
@@ -93,7 +93,7 @@ def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkey
     rows = [replace(one, id=f"{one.id}-{i}") for i in range(4) for one in world.samples]
     submit = Workers.submit
     monkeypatch.setattr(Workers, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
-    order = Remembered(Streamed(lambda: passes.append(1) or rows, buffer=1, seed=0))
+    order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
     with ahead(order, world.fresh(), work=world.fresh().process, count=1) as source:
         cursor, taken = 0, []
         for count in (6, 2, 5, 6, 1, 4):
@@ -186,7 +186,7 @@ def unusable(tmp_path):
     ref = ImageRef(path=str(damaged), sha256=hashlib.sha256(damaged.read_bytes()).hexdigest())
     return [
         sample("damaged", ref, "?"),
-        Reject("broken", "no answer in the row"),
+        RejectedRow("broken", "no answer in the row"),
         sample("long", "many words " * 500),
         sample("same", "a"),
         sample("same", "b"),
@@ -220,7 +220,7 @@ def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_pa
             pytest.raises(UserError, match=message),
         ):
             source.take(0, 2)
-    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip=True) as source, pytest.raises(TooLongError):
+    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip=True) as source, pytest.raises(PromptTooLongError):
         source.take(0, 2)
     nothing = "not one of the 2 samples from position 0 on can be used"
     with (
@@ -232,7 +232,7 @@ def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_pa
 
 def test_many_bad_rows_do_not_flood_the_console(tiny):
     told = []
-    rows = [tiny().samples[0], *(Reject(str(i), "no") for i in range(50))]
+    rows = [tiny().samples[0], *(RejectedRow(str(i), "no") for i in range(50))]
     with ahead(Rows(rows), tiny().fresh(), skip=True, warn=told.append) as source:
         assert len(source.take(0, 51)) == 1
     assert len(told) == 5
@@ -269,7 +269,7 @@ def test_memory_stays_flat_over_ten_thousand_streamed_samples(tiny, monkeypatch)
             yield replace(models[i % 4], id=str(i), meta={"notes": "x" * 20_000 + str(i)})
 
     processor = world.fresh()
-    with ahead(Streamed(rows, buffer=100, seed=0), processor) as source:
+    with ahead(StreamingOrder(rows, buffer=100, seed=0), processor) as source:
         taken, start = 0, 0
         for cursor in range(0, 10_000, 50):
             taken += len(source.take(cursor, 50))

@@ -8,15 +8,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmrl.algo.advantages import advantages, informative, relative, uncertainty, whitened, without_outliers
-from mmrl.config.schema import Advantage, Uncertainty
-from mmrl.types import Group, Sample, Score, Target, Term, UserError
+from mmrl.algo.advantages import (
+    batch_normalize,
+    compute_advantages,
+    difficulty_weight,
+    normalize_rewards,
+    rewards_differ,
+    zero_outliers,
+)
+from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
+from mmrl.types import Group, RewardValue, Sample, Score, Target, UserError
 
-GRPO = Advantage()
+GRPO = AdvantageConfig()
 
 
 def one(totals, **options):
-    return relative([totals], Advantage(**options))[0]
+    return normalize_rewards([totals], AdvantageConfig(**options))[0]
 
 
 def group(totals=None, *, name="q", **terms):
@@ -24,9 +31,9 @@ def group(totals=None, *, name="q", **terms):
     columns = terms or {"r": totals}
     scores = []
     for i in range(len(next(iter(columns.values())))):
-        row = {key: Term(values[i], "") for key, values in columns.items()}
+        row = {key: RewardValue(values[i], "") for key, values in columns.items()}
         scores.append(Score(terms=row, total=totals[i] if totals else sum(term.value for term in row.values())))
-    sample = Sample(id=name, task="t", parts=(), target=Target(kind="number", value=0))
+    sample = Sample(id=name, task="t", parts=(), target=Target(answer_type="number", value=0))
     return Group(prompt=SimpleNamespace(sample=sample), rollouts=(None,) * len(scores), scores=tuple(scores))
 
 
@@ -61,13 +68,13 @@ def test_leave_one_out_is_the_group_mean_times_g_over_g_minus_1():
 def test_statistics_of_the_step_equal_torch():
     rows = [[0.1, 0.7, 0.2], [1.0, 0.5], [0.0, 0.3, 0.4, 0.4]]
     flat = torch.tensor([reward for row in rows for reward in row], dtype=torch.float64)
-    found = relative(rows, Advantage(baseline="batch_mean", scale="batch_std"))
+    found = normalize_rewards(rows, AdvantageConfig(baseline="batch_mean", scale="batch_std"))
     assert [a for row in found for a in row] == pytest.approx(((flat - flat.mean()) / (flat.std() + 1e-4)).tolist())
-    mixed = relative(rows, Advantage(scale="batch_std"))  # TRL's scale_rewards="batch"
+    mixed = normalize_rewards(rows, AdvantageConfig(scale="batch_std"))  # TRL's scale_rewards="batch"
     centred = [reward - statistics.mean(row) for row in rows for reward in row]
     assert [a for row in mixed for a in row] == pytest.approx([a / (float(flat.std()) + 1e-4) for a in centred])
     a = torch.tensor([0.5, -0.5, 2.0, -1.0], dtype=torch.float64)
-    assert [x for row in whitened([(0.5, -0.5), (2.0, -1.0)], 1e-4) for x in row] == pytest.approx(
+    assert [x for row in batch_normalize([(0.5, -0.5), (2.0, -1.0)], 1e-4) for x in row] == pytest.approx(
         ((a - a.mean()) / (a.std() + 1e-4)).tolist()
     )
 
@@ -75,9 +82,9 @@ def test_statistics_of_the_step_equal_torch():
 def test_advantages_do_not_depend_on_the_order_of_siblings_or_groups():
     rows = [[0.1, 0.7, 0.2], [1.0, 0.5, 0.3]]
     for changed in ({}, {"whiten": True}, {"scale": "batch_std"}, {"baseline": "leave_one_out"}):
-        options = Advantage(**changed)
-        forward = advantages([group(row) for row in rows], options, {})
-        backward = advantages([group(row[::-1]) for row in rows[::-1]], options, {})
+        options = AdvantageConfig(**changed)
+        forward = compute_advantages([group(row) for row in rows], options, {})
+        backward = compute_advantages([group(row[::-1]) for row in rows[::-1]], options, {})
         assert forward == [row[::-1] for row in backward][::-1]
 
 
@@ -85,11 +92,11 @@ def test_advantages_do_not_depend_on_the_order_of_siblings_or_groups():
 @pytest.mark.parametrize("scale", ["group_std", "batch_std", "none"])
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
 def test_a_group_without_differences_teaches_exactly_nothing(totals, scale, baseline):
-    assert not informative(totals)
+    assert not rewards_differ(totals)
     nothing = (0.0,) * len(totals)
-    options = Advantage(baseline=baseline, scale=scale)
-    assert relative([totals], options) == [nothing]
-    among = advantages([group(totals), group([0.0, 1.0])], options.model_copy(update={"whiten": True}), {})
+    options = AdvantageConfig(baseline=baseline, scale=scale)
+    assert normalize_rewards([totals], options) == [nothing]
+    among = compute_advantages([group(totals), group([0.0, 1.0])], options.model_copy(update={"whiten": True}), {})
     assert among[0] == nothing
     assert any(among[1])
 
@@ -97,13 +104,13 @@ def test_a_group_without_differences_teaches_exactly_nothing(totals, scale, base
 def test_a_step_without_differences_teaches_exactly_nothing():
     equal = [group([1.0, 1.0]), group([1.0, 1.0])]
     for options in (
-        Advantage(baseline="batch_mean", scale="none"),
-        Advantage(baseline="none", scale="batch_std"),
-        Advantage(baseline="none", scale="none", whiten=True, z_filter=3.0),
-        Advantage(combine="per_term", whiten=True),
+        AdvantageConfig(baseline="batch_mean", scale="none"),
+        AdvantageConfig(baseline="none", scale="batch_std"),
+        AdvantageConfig(baseline="none", scale="none", batch_normalize=True, outlier_std=3.0),
+        AdvantageConfig(combine="per_term", batch_normalize=True),
     ):
-        assert advantages(equal, options, {"r": 1.0}) == [(0.0, 0.0)] * 2
-    assert advantages([], Advantage(), {}) == []
+        assert compute_advantages(equal, options, {"r": 1.0}) == [(0.0, 0.0)] * 2
+    assert compute_advantages([], AdvantageConfig(), {}) == []
 
 
 def test_no_baseline_and_no_scale_keep_equal_rewards():
@@ -116,42 +123,48 @@ def test_outliers_are_dropped_by_z_score_and_the_rest_stay_as_they_are():
     flat = [a for row in rows for a in row]
     far = [abs(a - statistics.mean(flat)) > 3 * statistics.stdev(flat) for a in flat]
     assert far == [a == 9.0 for a in flat]
-    assert without_outliers(rows, 3.0) == [tuple(rows[0]), (*rows[1][:-1], 0.0)]
-    assert without_outliers(rows, 5.0) == [tuple(row) for row in rows]
+    assert zero_outliers(rows, 3.0) == [tuple(rows[0]), (*rows[1][:-1], 0.0)]
+    assert zero_outliers(rows, 5.0) == [tuple(row) for row in rows]
 
 
 def test_terms_by_themselves_as_gdpo():
     """arXiv:2601.05242: as totals (1, 0) and (0, 1) are the same; as terms they are not, once spreads differ."""
     right, form = [1.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.5, 0.5]
     weights = {"right": 2.0, "form": 0.5}
-    options = Advantage(combine="per_term")
+    options = AdvantageConfig(combine="per_term")
     separate = [2.0 * a + 0.5 * b for a, b in zip(one(right), one(form), strict=True)]
-    assert advantages([group(right=right, form=form)], options, weights)[0] == pytest.approx(separate)
+    assert compute_advantages([group(right=right, form=form)], options, weights)[0] == pytest.approx(separate)
     alone = group(right=right)
-    assert advantages([alone], options, {"right": 1.0}) == advantages([alone], GRPO, {})
-    mixed = advantages([group(right=right, form=form), group(form=form)], options, weights)  # tasks differ in terms
+    assert compute_advantages([alone], options, {"right": 1.0}) == compute_advantages([alone], GRPO, {})
+    mixed = compute_advantages(
+        [group(right=right, form=form), group(form=form)], options, weights
+    )  # tasks differ in terms
     assert mixed[1] == pytest.approx([0.5 * a for a in one(form)])
 
 
 def test_uncertain_groups_weigh_most():
-    assert [uncertainty(p, 1.8) for p in (0.0, 0.125, 0.5, 1.0)] == pytest.approx([0.0, 0.7875, 1.8, 0.0])
-    doubt = Advantage(uncertainty=Uncertainty(term="acc", factor=1.8))
+    assert [difficulty_weight(p, 1.8) for p in (0.0, 0.125, 0.5, 1.0)] == pytest.approx([0.0, 0.7875, 1.8, 0.0])
+    doubt = AdvantageConfig(difficulty_weight=DifficultyWeightConfig(term="acc", max_weight=1.8))
     acc, bonus = [1.0] + [0.0] * 7, [0.2] * 8
-    (weighed,) = advantages([group(acc=acc, bonus=bonus)], doubt, {})
+    (weighed,) = compute_advantages([group(acc=acc, bonus=bonus)], doubt, {})
     assert weighed == pytest.approx([0.7875 * a for a in one([a + 0.2 for a in acc])])
     with pytest.raises(UserError, match="sample q7 has no such reward term, only bonus"):
-        advantages([group(bonus=bonus, name="q7")], doubt, {})
+        compute_advantages([group(bonus=bonus, name="q7")], doubt, {})
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_reward_is_refused_by_name(bad):
     with pytest.raises(ValueError, match="sample q7: a group needs finite rewards"):
-        advantages([group([0.0, 1.0]), group([bad, 1.0], name="q7")], GRPO, {})
+        compute_advantages([group([0.0, 1.0]), group([bad, 1.0], name="q7")], GRPO, {})
     empty = Group(prompt=group([0.0]).prompt, rollouts=(), scores=())
-    assert advantages([empty, group([0.0, 1.0]), empty], Advantage(scale="none"), {}) == [(), (-0.5, 0.5), ()]
-    assert advantages([empty], GRPO, {}) == [()]
+    assert compute_advantages([empty, group([0.0, 1.0]), empty], AdvantageConfig(scale="none"), {}) == [
+        (),
+        (-0.5, 0.5),
+        (),
+    ]
+    assert compute_advantages([empty], GRPO, {}) == [()]
 
 
 def test_a_single_outlier_is_informative():
-    assert informative([0, 0, 0, 1e-6])
-    assert not informative([0.5])
+    assert rewards_differ([0, 0, 0, 1e-6])
+    assert not rewards_differ([0.5])

@@ -5,10 +5,10 @@ import random
 import pytest
 from waiting import bounded
 
-from mmrl.answer import FRAMED, Grammar
-from mmrl.types import Frame, Kind, Target, UserError
+from mmrl.answer import COORDINATE_TYPES, ResponseFormat
+from mmrl.types import AnswerType, CoordinateSystem, Target, UserError
 
-NONE, OPTIONAL, REQUIRED = (Grammar(think=think) for think in ("none", "optional", "required"))
+NONE, OPTIONAL, REQUIRED = (ResponseFormat(thinking=think) for think in ("none", "optional", "required"))
 
 
 def value(text, kind):
@@ -38,7 +38,7 @@ def value(text, kind):
     ],
 )
 def test_numbers(text, expected):
-    parsed = value(text, Kind.NUMBER)
+    parsed = value(text, AnswerType.NUMBER)
     assert parsed == expected
     assert type(parsed) is type(expected)
 
@@ -51,7 +51,7 @@ def test_numbers(text, expected):
     ],
 )
 def test_choices(text, expected):
-    assert value(text, Kind.CHOICE) == expected
+    assert value(text, AnswerType.CHOICE) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_choices(text, expected):
     ],
 )
 def test_boxes(text, expected):
-    assert value(text, Kind.BOX) == expected
+    assert value(text, AnswerType.BOX) == expected
 
 
 def test_text_is_stripped_and_otherwise_untouched():
-    assert value(" Stop  sign\n", Kind.TEXT) == "Stop  sign"
-    assert value("a < b > c </b>", Kind.TEXT) == "a < b > c </b>"
-    assert value(" \n", Kind.TEXT) is None
+    assert value(" Stop  sign\n", AnswerType.TEXT) == "Stop  sign"
+    assert value("a < b > c </b>", AnswerType.TEXT) == "a < b > c </b>"
+    assert value(" \n", AnswerType.TEXT) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_text_is_stripped_and_otherwise_untouched():
     ],
 )
 def test_structure(grammar, text, problems, expected):
-    answer = grammar.parse(text, Kind.NUMBER)
+    answer = grammar.parse(text, AnswerType.NUMBER)
     assert answer.value == expected
     if problems is None:
         assert answer.problems
@@ -127,25 +127,31 @@ def test_structure(grammar, text, problems, expected):
 
 
 def test_text_and_thought_are_kept():
-    answer = REQUIRED.parse("<think> a </think><answer> x </answer>", Kind.NUMBER)
-    assert (answer.thought, answer.text, answer.value) == (" a ", " x ", None)
-    assert OPTIONAL.parse("<answer>3</answer>", Kind.NUMBER).thought is None
+    answer = REQUIRED.parse("<think> a </think><answer> x </answer>", AnswerType.NUMBER)
+    assert (answer.thinking, answer.text, answer.value) == (" a ", " x ", None)
+    assert OPTIONAL.parse("<answer>3</answer>", AnswerType.NUMBER).thinking is None
 
 
 def test_tags_inside_a_text_answer_void_it():
-    assert OPTIONAL.parse("<answer>a<think>b</answer>", Kind.TEXT).value is None
+    assert OPTIONAL.parse("<answer>a<think>b</answer>", AnswerType.TEXT).value is None
 
 
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        (Target(kind=Kind.NUMBER, value=3), "<answer>3</answer>"),
-        (Target(kind=Kind.NUMBER, value=3.0), "<answer>3</answer>"),
-        (Target(kind=Kind.NUMBER, value=-2.5), "<answer>-2.5</answer>"),
-        (Target(kind=Kind.CHOICE, value="B"), "<answer>B</answer>"),
-        (Target(kind=Kind.TEXT, value="Stop sign"), "<answer>Stop sign</answer>"),
-        (Target(kind=Kind.BOX, value=(1.4, 2, 30.6, 40), frame=Frame.PX_RESIZED), "<answer>[1, 2, 31, 40]</answer>"),
-        (Target(kind=Kind.BOX, value=[0, 0.25, 0.5, 1], frame=Frame.NORM_1), "<answer>[0, 0.25, 0.5, 1]</answer>"),
+        (Target(answer_type=AnswerType.NUMBER, value=3), "<answer>3</answer>"),
+        (Target(answer_type=AnswerType.NUMBER, value=3.0), "<answer>3</answer>"),
+        (Target(answer_type=AnswerType.NUMBER, value=-2.5), "<answer>-2.5</answer>"),
+        (Target(answer_type=AnswerType.CHOICE, value="B"), "<answer>B</answer>"),
+        (Target(answer_type=AnswerType.TEXT, value="Stop sign"), "<answer>Stop sign</answer>"),
+        (
+            Target(answer_type=AnswerType.BOX, value=(1.4, 2, 30.6, 40), coordinate_system=CoordinateSystem.PX_RESIZED),
+            "<answer>[1, 2, 31, 40]</answer>",
+        ),
+        (
+            Target(answer_type=AnswerType.BOX, value=[0, 0.25, 0.5, 1], coordinate_system=CoordinateSystem.NORM_1),
+            "<answer>[0, 0.25, 0.5, 1]</answer>",
+        ),
     ],
 )
 def test_what_is_rendered_parses_back(target, text):
@@ -156,22 +162,26 @@ def test_what_is_rendered_parses_back(target, text):
         answer = grammar.parse(grammar.render(target, thought), target.kind)
         assert answer.problems == ()
         assert grammar.render(
-            Target(kind=target.kind, value=answer.value, frame=target.frame), thought
+            Target(answer_type=target.kind, value=answer.value, coordinate_system=target.frame), thought
         ) == grammar.render(target, thought)
 
 
 @pytest.mark.parametrize(
     ("target", "thought", "complaint"),
     [
-        (Target(kind=Kind.NUMBER, value=3), None, "number target 3 cannot be written as an answer: no thinking"),
-        (Target(kind=Kind.NUMBER, value=3), "a</think>b", "stray </think>"),
-        (Target(kind=Kind.NUMBER, value=float("nan")), "hm", "not a number: 'nan'"),
-        (Target(kind=Kind.NUMBER, value=True), "hm", "not a number: 'True'"),
-        (Target(kind=Kind.TEXT, value=""), "hm", "empty answer"),
-        (Target(kind=Kind.TEXT, value="a</answer>"), "hm", "text after the answer"),
-        (Target(kind=Kind.BOX, value=(3, 2, 1, 4)), "hm", "inverted or empty box"),
-        (Target(kind=Kind.BOX, value=(float("nan"), 2, 1, 4)), "hm", "not a box"),
-        (Target(kind=Kind.BOX, value=None), "hm", "not a box: 'None'"),
+        (
+            Target(answer_type=AnswerType.NUMBER, value=3),
+            None,
+            "number target 3 cannot be written as an answer: no thinking",
+        ),
+        (Target(answer_type=AnswerType.NUMBER, value=3), "a</think>b", "stray </think>"),
+        (Target(answer_type=AnswerType.NUMBER, value=float("nan")), "hm", "not a number: 'nan'"),
+        (Target(answer_type=AnswerType.NUMBER, value=True), "hm", "not a number: 'True'"),
+        (Target(answer_type=AnswerType.TEXT, value=""), "hm", "empty answer"),
+        (Target(answer_type=AnswerType.TEXT, value="a</answer>"), "hm", "text after the answer"),
+        (Target(answer_type=AnswerType.BOX, value=(3, 2, 1, 4)), "hm", "inverted or empty box"),
+        (Target(answer_type=AnswerType.BOX, value=(float("nan"), 2, 1, 4)), "hm", "not a box"),
+        (Target(answer_type=AnswerType.BOX, value=None), "hm", "not a box: 'None'"),
     ],
 )
 def test_render_refuses_what_would_not_parse(target, thought, complaint):
@@ -180,22 +190,22 @@ def test_render_refuses_what_would_not_parse(target, thought, complaint):
 
 
 def test_what_one_grammar_took_another_refuses_each_time():
-    three = Target(kind=Kind.NUMBER, value=3)
+    three = Target(answer_type=AnswerType.NUMBER, value=3)
     assert NONE.render(three) == OPTIONAL.render(three) == "<answer>3</answer>"
     for _ in range(2):
         with pytest.raises(UserError, match="no thinking"):
             REQUIRED.render(three)
-    long = Target(kind=Kind.TEXT, value="word " * 100)
-    assert NONE.parse(NONE.render(long), Kind.TEXT).value == long.value.strip()
+    long = Target(answer_type=AnswerType.TEXT, value="word " * 100)
+    assert NONE.parse(NONE.render(long), AnswerType.TEXT).value == long.value.strip()
 
 
 @pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.think)
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", AnswerType)
 def test_the_instruction_states_what_the_parser_reads(grammar, kind):
-    sentence = grammar.instruction(kind, Frame.NORM_1000)
+    sentence = grammar.instruction(kind, CoordinateSystem.NORM_1000)
     assert "<answer>" in sentence
     assert ("<think>" in sentence) == (grammar.think != "none")
-    assert ("from 0 to 1000" in sentence) == (kind in FRAMED)
+    assert ("from 0 to 1000" in sentence) == (kind in COORDINATE_TYPES)
     assert "</answer>" in sentence
 
 
@@ -219,11 +229,11 @@ def test_parsing_is_total_and_linear():
     rng = random.Random(0)
     for _ in range(2000):
         text = "".join(rng.choices(pieces, k=rng.randint(0, 12)))
-        for kind in Kind:
+        for kind in AnswerType:
             answer = OPTIONAL.parse(text, kind)
             assert (answer.value is None) <= bool(answer.problems)
     for piece in pieces:
-        for kind in Kind:
+        for kind in AnswerType:
             with bounded():
                 OPTIONAL.parse(piece * (200_000 // len(piece)), kind)
                 OPTIONAL.parse(f"<answer>{piece * (200_000 // len(piece))}</answer>", kind)

@@ -6,125 +6,148 @@ from dataclasses import replace
 import pytest
 from waiting import bounded
 
-from mmrl.answer import Grammar, Section, checked, places, reframed
-from mmrl.types import Action, Frame, Kind, Region, ResizeMap, Size, Target, UserError
+from mmrl.answer import ResponseFormat, ResponseSection, convert_coordinates, list_coordinates, validate_value
+from mmrl.types import Action, AnswerType, CoordinateSystem, Region, ResizeMap, Size, Target, UserError
 
-TAGS = Grammar(think="optional")
-BOXED = Grammar(think="optional", style="boxed")
-JSON = Grammar(think="optional", style="json")
+TAGS = ResponseFormat(thinking="optional")
+BOXED = ResponseFormat(thinking="optional", style="boxed")
+JSON = ResponseFormat(thinking="optional", style="json")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><circle cx="3" cy="4" r="1"/></svg>'
 CUP, DOG = Region((1.0, 2.0, 3.0, 4.0), "cup"), Region((5.0, 6.0, 7.0, 8.0))
 CLICK = Action("click", {"coordinate": [10, 20]})
 
 TARGETS = [
-    Target(kind=Kind.TEXT, value="Stop sign"),
-    Target(kind=Kind.CHOICE, value="B"),
-    Target(kind=Kind.NUMBER, value=-2.5),
-    Target(kind=Kind.BOX, value=[1, 2, 3, 4], frame=Frame.PX_RESIZED),
-    Target(kind=Kind.BOXES, value=[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]], frame=Frame.NORM_1000),
-    Target(kind=Kind.BOXES, value=[], frame=Frame.NORM_1000),
-    Target(kind=Kind.POINT, value=[0.25, 0.5], frame=Frame.NORM_1),
-    Target(kind=Kind.POINTS, value=[Region((3, 4), "cup", 0.5)], frame=Frame.PX_RESIZED),
-    Target(kind=Kind.SPAN, value=[12.5, 20]),
-    Target(kind=Kind.SPANS, value=[[0, 1], [2.25, 4]]),
-    Target(kind=Kind.PERMUTATION, value=[3, 1, 2]),
-    Target(kind=Kind.ACTION, value={"action": "type", "text": "hi {there}"}, frame=Frame.PX_RESIZED),
-    Target(kind=Kind.ACTION, value=CLICK, frame=Frame.PX_RESIZED),
-    Target(kind=Kind.LIST, value=["a", "b, c"]),
-    Target(kind=Kind.JSON, value={"a": [1, None, "é"]}),
-    Target(kind=Kind.JSON, value={"image": 2, "bbox_2d": [1, 2, 3, 4]}, frame=Frame.PX_RESIZED),
-    Target(kind=Kind.LATEX, value=r"\frac{1}{2}"),
-    Target(kind=Kind.SVG, value=SVG),
-    Target(kind=Kind.TOOL_CALL, value={"name": "zoom", "arguments": {"bbox_2d": [1, 2, 3, 4]}}),
+    Target(answer_type=AnswerType.TEXT, value="Stop sign"),
+    Target(answer_type=AnswerType.CHOICE, value="B"),
+    Target(answer_type=AnswerType.NUMBER, value=-2.5),
+    Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4], coordinate_system=CoordinateSystem.PX_RESIZED),
+    Target(
+        answer_type=AnswerType.BOXES,
+        value=[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]],
+        coordinate_system=CoordinateSystem.NORM_1000,
+    ),
+    Target(answer_type=AnswerType.BOXES, value=[], coordinate_system=CoordinateSystem.NORM_1000),
+    Target(answer_type=AnswerType.POINT, value=[0.25, 0.5], coordinate_system=CoordinateSystem.NORM_1),
+    Target(
+        answer_type=AnswerType.POINTS, value=[Region((3, 4), "cup", 0.5)], coordinate_system=CoordinateSystem.PX_RESIZED
+    ),
+    Target(answer_type=AnswerType.SPAN, value=[12.5, 20]),
+    Target(answer_type=AnswerType.SPANS, value=[[0, 1], [2.25, 4]]),
+    Target(answer_type=AnswerType.PERMUTATION, value=[3, 1, 2]),
+    Target(
+        answer_type=AnswerType.ACTION,
+        value={"action": "type", "text": "hi {there}"},
+        coordinate_system=CoordinateSystem.PX_RESIZED,
+    ),
+    Target(answer_type=AnswerType.ACTION, value=CLICK, coordinate_system=CoordinateSystem.PX_RESIZED),
+    Target(answer_type=AnswerType.LIST, value=["a", "b, c"]),
+    Target(answer_type=AnswerType.JSON, value={"a": [1, None, "é"]}),
+    Target(
+        answer_type=AnswerType.JSON,
+        value={"image": 2, "bbox_2d": [1, 2, 3, 4]},
+        coordinate_system=CoordinateSystem.PX_RESIZED,
+    ),
+    Target(answer_type=AnswerType.LATEX, value=r"\frac{1}{2}"),
+    Target(answer_type=AnswerType.SVG, value=SVG),
+    Target(answer_type=AnswerType.TOOL_CALL, value={"name": "zoom", "arguments": {"bbox_2d": [1, 2, 3, 4]}}),
 ]
 
 
 def test_every_kind_is_among_the_targets():
-    assert {target.kind for target in TARGETS} == set(Kind)
+    assert {target.answer_type for target in TARGETS} == set(AnswerType)
 
 
 @pytest.mark.parametrize("grammar", [TAGS, BOXED, JSON], ids=["tags", "boxed", "json"])
 @pytest.mark.parametrize("thought", [None, "hm, {well}"])
-@pytest.mark.parametrize("target", TARGETS, ids=[f"{target.kind}-{i}" for i, target in enumerate(TARGETS)])
+@pytest.mark.parametrize("target", TARGETS, ids=[f"{target.answer_type}-{i}" for i, target in enumerate(TARGETS)])
 def test_what_is_written_parses_to_the_target(grammar, thought, target):
     answer = grammar.parse(grammar.render(target, thought), target.kind)
-    assert (answer.value, answer.problems, answer.thought) == (checked(target.kind, target.value), (), thought)
+    assert (answer.value, answer.problems, answer.thought) == (validate_value(target.kind, target.value), (), thought)
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (Kind.BOX, '{"bbox_2d": [1, 2, 3, 4], "label": "cup"}', CUP.coordinates),
-        (Kind.BOX, '```json\n{"bbox_2d": [1, 2, 3, 4]}\n```', CUP.coordinates),
-        (Kind.BOX, '{"bbox_2d": [3, 2, 1, 4]}', None),
-        (Kind.BOX, '{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [1, 2, 3, 5]}', None),
-        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]]', (CUP, DOG)),
-        (Kind.BOXES, '```json\n[\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cup"}\n]\n```', (CUP,)),
-        (Kind.BOXES, "[]", ()),
-        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "confidence": 0.5}]', (Region((1.0, 2.0, 3.0, 4.0), "", 0.5),)),
-        *((Kind.BOXES, f'[{{"bbox_2d": [1, 2, 3, 4], "confidence": {c}}}]', None) for c in ("-5", "1.5", '"1"', "NaN")),
+        (AnswerType.BOX, '{"bbox_2d": [1, 2, 3, 4], "label": "cup"}', CUP.coordinates),
+        (AnswerType.BOX, '```json\n{"bbox_2d": [1, 2, 3, 4]}\n```', CUP.coordinates),
+        (AnswerType.BOX, '{"bbox_2d": [3, 2, 1, 4]}', None),
+        (AnswerType.BOX, '{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [1, 2, 3, 5]}', None),
+        (AnswerType.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "label": "cup"}, [5, 6, 7, 8]]', (CUP, DOG)),
+        (AnswerType.BOXES, '```json\n[\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cup"}\n]\n```', (CUP,)),
+        (AnswerType.BOXES, "[]", ()),
+        (AnswerType.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "confidence": 0.5}]', (Region((1.0, 2.0, 3.0, 4.0), "", 0.5),)),
         *(
-            (Kind.BOXES, text, None)
+            (AnswerType.BOXES, f'[{{"bbox_2d": [1, 2, 3, 4], "confidence": {c}}}]', None)
+            for c in ("-5", "1.5", '"1"', "NaN")
+        ),
+        *(
+            (AnswerType.BOXES, text, None)
             for text in ["", "none", "[1, 2, 3, 4]", "[[1, 2, 3]]", "[[3, 2, 1, 4]]", "{}", "[{}]"]
         ),
         *(
-            (Kind.BOXES, f"[[1, 2, 3, {big}]]", None)
+            (AnswerType.BOXES, f"[[1, 2, 3, {big}]]", None)
             for big in ("1e999", "1e300", "Infinity", "9" * 400, "true", '"4"')
         ),
-        (Kind.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "lable": "cup"}]', None),
-        (Kind.BOXES, f"[{', '.join(['[1, 2, 3, 4]'] * 1001)}]", None),
-        (Kind.BOXES, "[[١, ٢, ٣, ٤]]", None),
-        (Kind.BOXES, "[[1, 2, 3, 4]] [[1, 2, 3, 4]]", None),
-        (Kind.POINT, "[1, 2]", (1.0, 2.0)),
-        (Kind.POINT, "(1.5 2)", (1.5, 2.0)),
-        (Kind.POINT, '{"point_2d": [1, 2], "label": "cup"}', (1.0, 2.0)),
-        *((Kind.POINT, text, None) for text in ["1, 2", "[1]", "[1, 2, 3]", "[1, x]", '{"bbox_2d": [1, 2]}']),
+        (AnswerType.BOXES, '[{"bbox_2d": [1, 2, 3, 4], "lable": "cup"}]', None),
+        (AnswerType.BOXES, f"[{', '.join(['[1, 2, 3, 4]'] * 1001)}]", None),
+        (AnswerType.BOXES, "[[١, ٢, ٣, ٤]]", None),
+        (AnswerType.BOXES, "[[1, 2, 3, 4]] [[1, 2, 3, 4]]", None),
+        (AnswerType.POINT, "[1, 2]", (1.0, 2.0)),
+        (AnswerType.POINT, "(1.5 2)", (1.5, 2.0)),
+        (AnswerType.POINT, '{"point_2d": [1, 2], "label": "cup"}', (1.0, 2.0)),
+        *((AnswerType.POINT, text, None) for text in ["1, 2", "[1]", "[1, 2, 3]", "[1, x]", '{"bbox_2d": [1, 2]}']),
         (
-            Kind.POINTS,
+            AnswerType.POINTS,
             '[{"point_2d": [1, 2], "label": "cup"}, [3, 4]]',
             (Region((1.0, 2.0), "cup"), Region((3.0, 4.0))),
         ),
-        (Kind.POINTS, "[[1, 2, 3, 4]]", None),
-        (Kind.SPAN, "[12.5, 20.0]", (12.5, 20.0)),
-        (Kind.SPAN, "(0 3)", (0.0, 3.0)),
+        (AnswerType.POINTS, "[[1, 2, 3, 4]]", None),
+        (AnswerType.SPAN, "[12.5, 20.0]", (12.5, 20.0)),
+        (AnswerType.SPAN, "(0 3)", (0.0, 3.0)),
         *(
-            (Kind.SPAN, text, None)
+            (AnswerType.SPAN, text, None)
             for text in ["12.5 to 20.0", "[20, 12.5]", "[3, 3]", "[-1, 3]", "[00:12, 00:20]", "12.5"]
         ),
-        (Kind.SPANS, "[[1, 2], [3, 4.5]]", ((1.0, 2.0), (3.0, 4.5))),
-        *((Kind.SPANS, text, None) for text in ["[1, 2]", "[[2, 1]]", "[[1, 2], 3]"]),
-        (Kind.PERMUTATION, "[3, 1, 4, 2]", (3, 1, 4, 2)),
+        (AnswerType.SPANS, "[[1, 2], [3, 4.5]]", ((1.0, 2.0), (3.0, 4.5))),
+        *((AnswerType.SPANS, text, None) for text in ["[1, 2]", "[[2, 1]]", "[[1, 2], 3]"]),
+        (AnswerType.PERMUTATION, "[3, 1, 4, 2]", (3, 1, 4, 2)),
         *(
-            (Kind.PERMUTATION, text, None)
+            (AnswerType.PERMUTATION, text, None)
             for text in ["[]", "3 1 2", "[1, 1, 1, 1]", "[0, 1]", "[1, 3]", "[1.0, 2]", "[true]"]
         ),
-        (Kind.ACTION, '{"action": "click", "coordinate": [10, 20]}', CLICK),
-        (Kind.ACTION, '{"action": "wait"}', Action("wait", {})),
+        (AnswerType.ACTION, '{"action": "click", "coordinate": [10, 20]}', CLICK),
+        (AnswerType.ACTION, '{"action": "wait"}', Action("wait", {})),
         *(
-            (Kind.ACTION, f'{{"action": "click", "coordinate": {at}}}', None)
+            (AnswerType.ACTION, f'{{"action": "click", "coordinate": {at}}}', None)
             for at in ("[1]", '"1, 2"', "[1, null]", "5")
         ),
-        *((Kind.ACTION, text, None) for text in ["click", "{}", '{"action": ""}', '{"action": 3}', "[]"]),
-        (Kind.LIST, '["a", "b"]', ("a", "b")),
-        (Kind.LIST, "[3, 7]", ("3", "7")),
-        *((Kind.LIST, text, None) for text in ["a, b", '["a", ""]', '["a", null]', '["a", 1.5]', '{"a": 1}']),
-        (Kind.JSON, '{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
+        *((AnswerType.ACTION, text, None) for text in ["click", "{}", '{"action": ""}', '{"action": 3}', "[]"]),
+        (AnswerType.LIST, '["a", "b"]', ("a", "b")),
+        (AnswerType.LIST, "[3, 7]", ("3", "7")),
+        *((AnswerType.LIST, text, None) for text in ["a, b", '["a", ""]', '["a", null]', '["a", 1.5]', '{"a": 1}']),
+        (AnswerType.JSON, '{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
         *(
-            (Kind.JSON, text, None)
+            (AnswerType.JSON, text, None)
             for text in ["null", "{", '{"a": 1, "a": 2}', "NaN", "[1e999]", "{'a': 1}", "[" * 100_000]
         ),
-        *((Kind.LATEX, text, "x^{2}") for text in ["x^{2}", "$x^{2}$", "$$ x^{2} $$", r"\(x^{2}\)", r"\[x^{2}\]"]),
-        *((Kind.LATEX, text, "x^{2}") for text in [r"\boxed{x^{2}}", r"$\boxed{x^{2}}$"]),
         *(
-            (Kind.LATEX, text, None)
+            (AnswerType.LATEX, text, "x^{2}")
+            for text in ["x^{2}", "$x^{2}$", "$$ x^{2} $$", r"\(x^{2}\)", r"\[x^{2}\]"]
+        ),
+        *((AnswerType.LATEX, text, "x^{2}") for text in [r"\boxed{x^{2}}", r"$\boxed{x^{2}}$"]),
+        *(
+            (AnswerType.LATEX, text, None)
             for text in ["x^{2", "x}{", "$1$ or $2$", r"\boxed{1} or \boxed{2}", "$$", r"\boxed{}"]
         ),
-        (Kind.SVG, SVG, SVG),
-        (Kind.SVG, f"\n{SVG}\n", SVG),
-        (Kind.TOOL_CALL, '{"name": "zoom", "arguments": {"factor": 2}}', Action("zoom", {"factor": 2})),
-        (Kind.TOOL_CALL, '<tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>', Action("zoom", {})),
-        *((Kind.TOOL_CALL, text, None) for text in ['{"name": "zoom"}', '{"name": 1, "arguments": {}}', "zoom()"]),
-        (Kind.TOOL_CALL, '{"name": "zoom", "arguments": {}, "more": 1}', None),
+        (AnswerType.SVG, SVG, SVG),
+        (AnswerType.SVG, f"\n{SVG}\n", SVG),
+        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {"factor": 2}}', Action("zoom", {"factor": 2})),
+        (AnswerType.TOOL_CALL, '<tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>', Action("zoom", {})),
+        *(
+            (AnswerType.TOOL_CALL, text, None)
+            for text in ['{"name": "zoom"}', '{"name": 1, "arguments": {}}', "zoom()"]
+        ),
+        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {}, "more": 1}', None),
     ],
 )
 def test_reading(kind, text, value):
@@ -150,7 +173,7 @@ def test_reading(kind, text, value):
     ],
 )
 def test_svg_that_runs_loads_or_breaks_is_refused(inner, complaint):
-    answer = TAGS.parse(f"<answer>{SVG.replace('<circle', inner + '<circle')}</answer>", Kind.SVG)
+    answer = TAGS.parse(f"<answer>{SVG.replace('<circle', inner + '<circle')}</answer>", AnswerType.SVG)
     assert answer.value is None
     assert complaint in answer.problems[0]
 
@@ -159,12 +182,12 @@ def test_svg_entities_never_expand():
     bomb = '<!DOCTYPE svg [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><svg>&b;</svg>'
     steal = '<!DOCTYPE svg [<!ENTITY a SYSTEM "file:///etc/passwd">]><svg>&a;</svg>'
     for text in (bomb, steal):
-        assert "a doctype" in TAGS.parse(f"<answer>{text}</answer>", Kind.SVG).problems[0]
+        assert "a doctype" in TAGS.parse(f"<answer>{text}</answer>", AnswerType.SVG).problems[0]
 
 
 def test_svg_may_refer_to_its_own_parts():
     inner = '<defs><g id="a"/></defs><use href="#a"/><rect fill="url(#a)"/>'
-    assert TAGS.parse(f"<answer><svg>{inner}</svg></answer>", Kind.SVG).value
+    assert TAGS.parse(f"<answer><svg>{inner}</svg></answer>", AnswerType.SVG).value
 
 
 @pytest.mark.parametrize(
@@ -187,16 +210,16 @@ def test_svg_may_refer_to_its_own_parts():
     ],
 )
 def test_boxed(think, text, value, problem):
-    answer = Grammar(think=think, style="boxed").parse(text, Kind.NUMBER)
+    answer = ResponseFormat(thinking=think, style="boxed").parse(text, AnswerType.NUMBER)
     assert answer.value == value
     assert (answer.problems[0] if answer.problems else None) == problem
 
 
 def test_a_box_holds_balanced_braces():
-    assert BOXED.parse(r"\boxed{\frac{1}{2}}", Kind.LATEX).value == r"\frac{1}{2}"
-    assert BOXED.parse(r"\boxed{\{1\}}", Kind.LATEX).value == r"\{1\}"
-    assert BOXED.parse(r"\boxed{\text{(B)}}", Kind.CHOICE).value == "B"
-    assert BOXED.parse(r"\boxed{Apple}", Kind.CHOICE).value is None
+    assert BOXED.parse(r"\boxed{\frac{1}{2}}", AnswerType.LATEX).value == r"\frac{1}{2}"
+    assert BOXED.parse(r"\boxed{\{1\}}", AnswerType.LATEX).value == r"\{1\}"
+    assert BOXED.parse(r"\boxed{\text{(B)}}", AnswerType.CHOICE).value == "B"
+    assert BOXED.parse(r"\boxed{Apple}", AnswerType.CHOICE).value is None
 
 
 @pytest.mark.parametrize(
@@ -217,12 +240,14 @@ def test_a_box_holds_balanced_braces():
     ],
 )
 def test_json_style(text, value, problem):
-    answer = JSON.parse(text, Kind.NUMBER)
+    answer = JSON.parse(text, AnswerType.NUMBER)
     assert answer.value == value
     assert (answer.problems[0] if answer.problems else None) == problem
 
 
-OBSERVE = Grammar(think="required", sections=(Section("observe"), Section("rethink", False, True)))
+OBSERVE = ResponseFormat(
+    thinking="required", sections=(ResponseSection("observe"), ResponseSection("rethink", False, True))
+)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +263,7 @@ OBSERVE = Grammar(think="required", sections=(Section("observe"), Section("rethi
     ],
 )
 def test_sections(text, problems):
-    answer = OBSERVE.parse(text, Kind.NUMBER)
+    answer = OBSERVE.parse(text, AnswerType.NUMBER)
     assert answer.problems == problems
     assert answer.value == (None if "!" in text else 4)
 
@@ -255,7 +280,7 @@ def test_sections(text, problems):
         ),
         (BOXED, r"<think>t</think>So \boxed{4}", "t", {}),
         (
-            Grammar(style="json", think="required", sections=(Section("plan"),)),
+            ResponseFormat(style="json", thinking="required", sections=(ResponseSection("plan"),)),
             '{"plan": "p", "think": "t", "answer": 4}',
             "t",
             {"plan": "p"},
@@ -264,22 +289,24 @@ def test_sections(text, problems):
     ],
 )
 def test_the_text_of_sections_is_kept(grammar, text, thought, sections):
-    answer = grammar.parse(text, Kind.NUMBER)
+    answer = grammar.parse(text, AnswerType.NUMBER)
     assert (answer.thought, answer.sections) == (thought, sections)
 
 
 def test_an_answer_in_a_section_is_none():
-    assert OBSERVE.parse("<observe><answer>4</answer></observe><think>t</think>", Kind.NUMBER).value is None
+    assert OBSERVE.parse("<observe><answer>4</answer></observe><think>t</think>", AnswerType.NUMBER).value is None
 
 
 def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
     opening = "<observe>o</observe><think>t</think>"
-    assert OBSERVE.render(Target(kind=Kind.NUMBER, value=4), opening) == f"{opening}<answer>4</answer>"
+    assert OBSERVE.render(Target(answer_type=AnswerType.NUMBER, value=4), opening) == f"{opening}<answer>4</answer>"
     with pytest.raises(UserError, match="no <observe>"):
-        OBSERVE.render(Target(kind=Kind.NUMBER, value=4), "t")
+        OBSERVE.render(Target(answer_type=AnswerType.NUMBER, value=4), "t")
 
 
-@pytest.mark.parametrize("grammar", [TAGS, BOXED, JSON, OBSERVE, Grammar(style="json", sections=(Section("plan"),))])
+@pytest.mark.parametrize(
+    "grammar", [TAGS, BOXED, JSON, OBSERVE, ResponseFormat(style="json", sections=(ResponseSection("plan"),))]
+)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
 def test_a_specimen_has_no_problems(grammar, target):
     assert grammar.parse(grammar.specimen(target), target.kind).problems == ()
@@ -288,44 +315,44 @@ def test_a_specimen_has_no_problems(grammar, target):
 @pytest.mark.parametrize(
     ("grammar", "sentence"),
     [
-        (Grammar(), "Answer as <answer>number</answer>."),
+        (ResponseFormat(), "Answer as <answer>number</answer>."),
         (TAGS, "Answer as <answer>number</answer>; you may think first in <think>...</think>."),
-        (Grammar(think="required"), "Think first, then answer: <think>...</think><answer>number</answer>."),
-        (Grammar(style="boxed"), r"Answer as \boxed{number}."),
-        (Grammar(style="json", think="required"), 'Answer as {"think": "...", "answer": number}.'),
+        (ResponseFormat(thinking="required"), "Think first, then answer: <think>...</think><answer>number</answer>."),
+        (ResponseFormat(style="boxed"), r"Answer as \boxed{number}."),
+        (ResponseFormat(style="json", thinking="required"), 'Answer as {"think": "...", "answer": number}.'),
         (
             OBSERVE,
             "Answer as <observe>...</observe><think>...</think><rethink>...</rethink><answer>number</answer>; "
             "rethink may be left out.",
         ),
         (
-            Grammar(think="required", think_tag="thought", answer_tag="action"),
+            ResponseFormat(thinking="required", think_tag="thought", answer_tag="action"),
             "Think first, then answer: <thought>...</thought><action>number</action>.",
         ),
     ],
 )
 def test_instruction(grammar, sentence):
-    assert grammar.instruction(Kind.NUMBER, Frame.NORM_1000) == sentence
+    assert grammar.instruction(AnswerType.NUMBER, CoordinateSystem.NORM_1000) == sentence
 
 
 def test_instruction_states_units():
-    assert TAGS.instruction(Kind.SPAN, Frame.NORM_1000).startswith(
+    assert TAGS.instruction(AnswerType.SPAN, CoordinateSystem.NORM_1000).startswith(
         "Answer as <answer>[start, end]</answer>, in seconds;"
     )
-    assert "coordinates in pixels" in TAGS.instruction(Kind.ACTION, Frame.PX_RESIZED)
+    assert "coordinates in pixels" in TAGS.instruction(AnswerType.ACTION, CoordinateSystem.PX_RESIZED)
 
 
 def test_stop_strings():
-    assert Grammar().stop == BOXED.stop == JSON.stop == ()
-    stopping = Grammar(answer_tag="tool_call", stop_at_answer=True, more_stops=("\nUser:",))
-    assert stopping.stop == ("</tool_call>", "\nUser:")
+    assert ResponseFormat().all_stop_strings == BOXED.all_stop_strings == JSON.all_stop_strings == ()
+    stopping = ResponseFormat(answer_tag="tool_call", stop_at_answer=True, stop_strings=("\nUser:",))
+    assert stopping.all_stop_strings == ("</tool_call>", "\nUser:")
 
 
 def test_tool_calls_in_tags_of_their_own():
-    grammar = Grammar(answer_tag="tool_call", think="optional")
+    grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
-    assert grammar.parse(text, Kind.TOOL_CALL).value == Action("zoom", {"factor": 2})
-    assert grammar.render(Target(kind=Kind.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
+    assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"factor": 2})
+    assert grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
 
 
 @pytest.mark.parametrize(
@@ -333,21 +360,21 @@ def test_tool_calls_in_tags_of_their_own():
 )
 def test_impossible_names_are_refused(names):
     with pytest.raises(UserError, match="answer: "):
-        Grammar(**names)
+        ResponseFormat(**names)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
 def test_reframing_there_and_back(target):
     resize = ResizeMap(Size(640, 480), Size(320, 160))
-    value = checked(target.kind, target.value)
+    value = validate_value(target.kind, target.value)
 
     def convert(source, goal):
         return lambda numbers: resize.convert(numbers, source, goal)
 
-    there = reframed(target.kind, value, convert(Frame.PX_ORIGINAL, Frame.PX_RESIZED))
-    back = reframed(target.kind, there, convert(Frame.PX_RESIZED, Frame.PX_ORIGINAL))
+    there = convert_coordinates(target.kind, value, convert(CoordinateSystem.PX_ORIGINAL, CoordinateSystem.PX_RESIZED))
+    back = convert_coordinates(target.kind, there, convert(CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL))
     assert back == value or back.arguments["coordinate"] == (10.0, 20.0)
-    if target.kind is Kind.BOX:
+    if target.kind is AnswerType.BOX:
         assert there == (0.5, 2 / 3, 1.5, 4 / 3)
 
 
@@ -358,7 +385,7 @@ def test_coordinates_in_json_are_those_under_their_keys():
         "steps": [{"point_2d": [100, 50], "bbox_2d": [1, 2]}],
         "box": [1, 2],
     }
-    there = reframed(Kind.JSON, value, lambda place: tuple(number / 3 for number in place))
+    there = convert_coordinates(AnswerType.JSON, value, lambda place: tuple(number / 3 for number in place))
     thirds = [pytest.approx(number / 3) for number in (10, 20, 30, 40, 100, 50)]
     assert there == {
         "image": 2,
@@ -366,10 +393,10 @@ def test_coordinates_in_json_are_those_under_their_keys():
         "steps": [{"point_2d": thirds[4:], "bbox_2d": [1, 2]}],
         "box": [1, 2],
     }
-    framed = Target(kind=Kind.JSON, value=there, frame=Frame.PX_RESIZED)
+    framed = Target(answer_type=AnswerType.JSON, value=there, coordinate_system=CoordinateSystem.PX_RESIZED)
     assert '"bbox_2d": [3, 7, 10, 13], "steps": [{"point_2d": [33, 17], "bbox_2d": [1, 2]}]' in TAGS.render(framed)
     assert "3.3333" in TAGS.render(replace(framed, frame=None))
-    assert places(Kind.JSON, value) == [[10, 20, 30, 40], [100, 50]]
+    assert list_coordinates(AnswerType.JSON, value) == [[10, 20, 30, 40], [100, 50]]
 
 
 def test_every_style_is_total_and_linear():
@@ -394,12 +421,12 @@ def test_every_style_is_total_and_linear():
     for _ in range(500):
         text = "".join(rng.choices(pieces, k=rng.randint(0, 12)))
         for grammar in (TAGS, BOXED, JSON, OBSERVE):
-            for kind in Kind:
+            for kind in AnswerType:
                 answer = grammar.parse(text, kind)
                 assert (answer.value is None) <= bool(answer.problems)
     for piece in pieces:
         for grammar in (BOXED, JSON):
-            for kind in (Kind.BOXES, Kind.LATEX, Kind.SVG):
+            for kind in (AnswerType.BOXES, AnswerType.LATEX, AnswerType.SVG):
                 with bounded():
                     grammar.parse(piece * (200_000 // len(piece)), kind)
                     grammar.parse(f"\\boxed{{{piece * (200_000 // len(piece))}}}", kind)

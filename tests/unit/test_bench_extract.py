@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmrl.benchmarks.extraction.extract import Asked, extract
-from mmrl.benchmarks.extraction.numbers import numbers, words
-from mmrl.benchmarks.extraction.options import comparable, options_of
+from mmrl.benchmarks.extraction.extract import ExtractionQuery, extract
+from mmrl.benchmarks.extraction.numbers import find_number_words, find_numbers
+from mmrl.benchmarks.extraction.options import normalize_option, prepare_options
 
 NUMBERS = ("3", "5", "7", "9")
 ANGLES = ("30°", "45°", "60°", "90°")
@@ -114,11 +114,11 @@ NOTHING = [
 
 
 def choice(options, text, question=COLOURED):
-    return extract(text, Asked(wants="choice", options=options, question=question))
+    return extract(text, ExtractionQuery(expected_type="choice", options=options, question=question))
 
 
 def number(text, question=""):
-    return extract(text, Asked(wants="number", question=question))
+    return extract(text, ExtractionQuery(expected_type="number", question=question))
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_numbers(text, value, rule):
 @pytest.mark.parametrize(("text", "rule", "why"), NOTHING)
 @pytest.mark.parametrize("wants", ["choice", "number"])
 def test_nothing_is_answered(text, rule, why, wants):
-    found = extract(text, Asked(wants=wants, options=NUMBERS if wants == "choice" else ()))
-    assert (found.value, found.rule, found.why) == (None, rule, why)
+    found = extract(text, ExtractionQuery(expected_type=wants, options=NUMBERS if wants == "choice" else ()))
+    assert (found.value, found.rule, found.no_answer_reason) == (None, rule, why)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_refusal_gives_way_to_an_answer():
 
 def test_an_answer_that_depends_is_none_where_the_rest_declines():
     text = "If there are more, the answer is (A) Yes. If not, the answer is (B) No. It is impossible to determine."
-    assert choice(YES_NO, text, "Are there more?").why == "refusal"
+    assert choice(YES_NO, text, "Are there more?").no_answer_reason == "refusal"
 
 
 def test_an_option_may_be_that_there_is_no_telling():
@@ -241,13 +241,13 @@ def test_of_options_that_are_the_same_the_first_is_named():
     ],
 )
 def test_numbers_in_digits(text, values):
-    assert [one.value for one in numbers(text)] == pytest.approx(values)
+    assert [one.value for one in find_numbers(text)] == pytest.approx(values)
 
 
 def test_numbers_in_words():
     text = "twenty-five of the one hundred, no one, one of them and only one"
-    assert [one.value for one in words(text)] == [25, 1]
-    assert [one.value for one in words("three hundred thousand")] == [300]
+    assert [one.value for one in find_number_words(text)] == [25, 1]
+    assert [one.value for one in find_number_words("three hundred thousand")] == [300]
 
 
 @pytest.mark.parametrize(
@@ -262,11 +262,11 @@ def test_numbers_in_words():
     ],
 )
 def test_options_in_other_dialects(a, b):
-    assert comparable(a) == comparable(b)
+    assert normalize_option(a) == normalize_option(b)
 
 
 def test_options_are_prepared_once():
-    assert options_of(NUMBERS) is options_of(("3", "5", "7", "9"))
+    assert prepare_options(NUMBERS) is prepare_options(("3", "5", "7", "9"))
 
 
 @pytest.mark.parametrize(
@@ -284,26 +284,30 @@ def test_options_are_prepared_once():
     ],
 )
 def test_coordinates(wants, text, coordinates):
-    found = extract(text, Asked(wants=wants))
+    found = extract(text, ExtractionQuery(expected_type=wants))
     assert found.regions[0].coordinates == coordinates
     assert text[found.start : found.end] == found.value
 
 
 def test_no_coordinates():
-    assert extract("[1, 2, 3]", Asked(wants="box")).value is None
-    assert extract("nowhere", Asked(wants="point")).value is None
+    assert extract("[1, 2, 3]", ExtractionQuery(expected_type="box")).value is None
+    assert extract("nowhere", ExtractionQuery(expected_type="point")).value is None
 
 
 def test_boxes_with_labels():
     text = '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```'
-    assert extract(text, Asked(wants="boxes")).regions[0].label == "cat"
-    assert extract("no boxes", Asked(wants="boxes")).value is None
-    assert extract("[]", Asked(wants="boxes")).regions == ()
+    assert extract(text, ExtractionQuery(expected_type="boxes")).regions[0].label == "cat"
+    assert extract("no boxes", ExtractionQuery(expected_type="boxes")).value is None
+    assert extract("[]", ExtractionQuery(expected_type="boxes")).regions == ()
 
 
 def test_free_text_and_lists():
-    assert extract("The answer is: Paris.", Asked(wants="text")).value == "Paris"
-    assert extract("Paris", Asked(wants="text")).value == "Paris"
-    assert extract("<answer>The answer is Paris.</answer> Bye.", Asked(wants="text")).value == "Paris"
-    assert extract("The answer is Rome. <answer> Paris </answer>", Asked(wants="text")).value == "Paris"
-    assert extract("Between [1, 2] or rather [2014, 2016].", Asked(wants="list")).value == "[2014, 2016]"
+    assert extract("The answer is: Paris.", ExtractionQuery(expected_type="text")).value == "Paris"
+    assert extract("Paris", ExtractionQuery(expected_type="text")).value == "Paris"
+    assert extract("<answer>The answer is Paris.</answer> Bye.", ExtractionQuery(expected_type="text")).value == "Paris"
+    assert (
+        extract("The answer is Rome. <answer> Paris </answer>", ExtractionQuery(expected_type="text")).value == "Paris"
+    )
+    assert (
+        extract("Between [1, 2] or rather [2014, 2016].", ExtractionQuery(expected_type="list")).value == "[2014, 2016]"
+    )

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from mmrl.benchmarks.items import Response, canonical
-from mmrl.benchmarks.official.mathvista import item as mathvista_item
-from mmrl.benchmarks.registry import BENCHES, judge
-from mmrl.benchmarks.report.stats import wilson
-from mmrl.benchmarks.verdict import read_rows, read_verdicts, verdict_of
+from mmrl.benchmarks.items import ItemResponse, parse_canonical_item
+from mmrl.benchmarks.official.mathvista import parse_mathvista_item as mathvista_item
+from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.report.stats import wilson_interval
+from mmrl.benchmarks.verdict import parse_verdict, read_rows, read_verdicts
 from mmrl.cli import main
 
 FRUIT = ["apple", "pear", "plum"]
@@ -191,7 +191,7 @@ def test_files_that_are_no_jsonl(tmp_path, capsys, text, complaint):
 )
 def test_bad_canonical_rows_are_refused(row, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)):
-        canonical(row)
+        parse_canonical_item(row)
 
 
 def test_samples_give_pass_and_majority(score):
@@ -206,7 +206,7 @@ def test_samples_give_pass_and_majority(score):
     }
     assert report["mean_tokens"] == 1.5
     (row,) = report["subsets"]["task"].values()
-    one = wilson(0.5, 1)
+    one = wilson_interval(0.5, 1)
     assert (row["n"], row["strict"]) == (1, 0.5)  # four responses to one question are one question
     assert (row["low"], row["high"]) == pytest.approx((one.low, one.high), abs=1e-4)
 
@@ -233,7 +233,7 @@ def test_help_names_every_benchmark(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "take", "--help"])
     said = {*re.findall(r"\w+", capsys.readouterr().out)}
-    assert {*BENCHES} <= said
+    assert {*BENCHMARKS} <= said
 
 
 def test_truncation_is_counted(score):
@@ -261,12 +261,12 @@ def test_verdicts_come_back(score):
     _, out, _ = score()
     items = {row["pid"]: mathvista_item(row) for row in ITEMS}
     judged = [
-        judge(BENCHES["mathvista"], items[row["pid"]], Response(id=row["pid"], text=row["response"]))
+        grade_response(BENCHMARKS["mathvista"], items[row["pid"]], ItemResponse(id=row["pid"], text=row["response"]))
         for row in RESPONSES
     ]
     assert read_verdicts(out) == judged
     with pytest.raises(ValueError, match="no column 'sample'"):
-        verdict_of({"pid": "1"})
+        parse_verdict({"pid": "1"})
 
 
 def test_diff(score, tmp_path, capsys):

@@ -5,26 +5,26 @@ import random
 import pytest
 from waiting import bounded
 
-from mmrl.benchmarks.items import Item, Response
-from mmrl.benchmarks.registry import BENCHES, judge
-from mmrl.benchmarks.reward_scores import same_formula
+from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.reward_scores import formulas_equal
 from mmrl.types import Region
 
 ITEMS = {
     "choice": Item(
-        id="1", kind="choice", answer="3π", options=("3π", r"\frac{1}{2}", "Yes", "No"), question="Is 3 it?"
+        id="1", answer_type="choice", answer="3π", options=("3π", r"\frac{1}{2}", "Yes", "No"), question="Is 3 it?"
     ),
     "yes_no": Item(
-        id="1", kind="choice", answer="Yes", options=("Yes", "No"), question="Is the red cube larger than 3?"
+        id="1", answer_type="choice", answer="Yes", options=("Yes", "No"), question="Is the red cube larger than 3?"
     ),
-    "integer": Item(id="1", kind="integer", answer="3", question="How many of the 12 cubes?"),
-    "float": Item(id="1", kind="float", answer="1.25", precision=2, unit="m"),
-    "list": Item(id="1", kind="list", answer="[1, 2]"),
-    "text": Item(id="1", kind="text", answer=["x", r"\frac{1}{2}"]),
-    "count": Item(id="1", kind="count", answer=3),
-    "box": Item(id="1", kind="box", answer=(1.0, 2.0, 3.0, 4.0)),
-    "point": Item(id="1", kind="point", answer=(1.0, 2.0, 3.0, 4.0)),
-    "boxes": Item(id="1", kind="boxes", answer=(Region((1.0, 2.0, 3.0, 4.0), "cat"),)),
+    "integer": Item(id="1", answer_type="integer", answer="3", question="How many of the 12 cubes?"),
+    "float": Item(id="1", answer_type="float", answer="1.25", precision=2, unit="m"),
+    "list": Item(id="1", answer_type="list", answer="[1, 2]"),
+    "text": Item(id="1", answer_type="text", answer=["x", r"\frac{1}{2}"]),
+    "count": Item(id="1", answer_type="count", answer=3),
+    "box": Item(id="1", answer_type="box", answer=(1.0, 2.0, 3.0, 4.0)),
+    "point": Item(id="1", answer_type="point", answer=(1.0, 2.0, 3.0, 4.0)),
+    "boxes": Item(id="1", answer_type="boxes", answer=(Region((1.0, 2.0, 3.0, 4.0), "cat"),)),
 }
 SUITED = {
     "choice": (
@@ -83,12 +83,12 @@ PIECES = [
 def test_fuzz():
     rng = random.Random(0)
     cases = [(kind, bench) for kind, benches in SUITED.items() for bench in benches]
-    same_formula("x + 1", "2")  # loads math-verify, which takes a second
+    formulas_equal("x + 1", "2")  # loads math-verify, which takes a second
     for number in range(10_000):
         kind, bench = cases[number % len(cases)]
         text = "".join(rng.choice(PIECES) for _ in range(rng.choice((1, 3, 10, 40))))
         with bounded():
-            verdict = judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))
+            verdict = grade_response(BENCHMARKS[bench], ITEMS[kind], ItemResponse(id="1", text=text))
         assert 0 <= verdict.start <= verdict.end <= len(text)
         assert 0.0 <= verdict.score <= 1.0
         assert (verdict.value is None) <= (not verdict.strict)
@@ -118,9 +118,9 @@ WORST = ("(", "1", "{}", "\\", "<answer>", "the answer is ", "\n", "[1,2,3,4],")
     ],
 )
 def test_a_megabyte_takes_time_in_proportion(bench, unit):
-    same_formula("x + 1", "2")
+    formulas_equal("x + 1", "2")
     text = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     kinds = [kind for kind, benches in SUITED.items() if bench in benches]
     for kind in kinds:
         with bounded():
-            judge(BENCHES[bench], ITEMS[kind], Response(id="1", text=text))
+            grade_response(BENCHMARKS[bench], ITEMS[kind], ItemResponse(id="1", text=text))

@@ -5,7 +5,7 @@ import json
 import pytest
 from serving import judging, reply, served
 
-from mmrl.benchmarks.report.compare import compare
+from mmrl.benchmarks.report.compare import compare_runs
 from mmrl.benchmarks.verdict import read_verdicts
 from mmrl.cli import main
 
@@ -63,9 +63,13 @@ def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
         RESPONSES[3],
     }
     verdicts, before = read_verdicts(out), read_verdicts(alone)
-    assert {one.id: one.judged for one in verdicts if one.judged is not None} == {"2": True, "3": False, "7": True}
-    assert [(one.strict, one.compat, one.outcome) for one in verdicts] == [
-        (one.strict, one.compat, one.outcome) for one in before
+    assert {one.id: one.judge_correct for one in verdicts if one.judge_correct is not None} == {
+        "2": True,
+        "3": False,
+        "7": True,
+    }
+    assert [(one.strict, one.official, one.outcome) for one in verdicts] == [
+        (one.strict, one.official, one.outcome) for one in before
     ]
     report = json.loads((out / "report.json").read_text())
     assert report["strict"]["value"] == round(1 / 9, 4)
@@ -74,7 +78,7 @@ def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
     assert judge["accuracy"]["value"] == round(3 / 9, 4)
     assert "| strict, with judge | 33.3 |" in said.out
     assert "judge" not in json.loads((alone / "report.json").read_text())
-    assert compare(verdicts, before, "judged").a_only == ("2", "7")
+    assert compare_runs(verdicts, before, "judged").a_only_ids == ("2", "7")
 
 
 def test_marking_again_asks_nobody_and_gives_the_same_bytes(score):
@@ -99,7 +103,7 @@ def test_what_it_does_not_answer_is_counted_and_asked_again(score):
         assert code == 0
         assert "the judge said nothing of 1 responses: status 422" in said.err
         assert json.loads((out / "report.json").read_text())["judge"]["failed"] == 1
-        assert {one.id for one in read_verdicts(out) if one.judged} == {"2", "7"}
+        assert {one.id for one in read_verdicts(out) if one.judge_correct} == {"2", "7"}
 
 
 def test_a_judge_that_answers_nothing_ends_the_command(score):

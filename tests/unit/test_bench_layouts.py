@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from benchmarks import PICTURE, place, png, shown, write
 
-from mmrl.benchmarks.predictions import Prediction, append, take_up
-from mmrl.benchmarks.readers.questions import KINDS, Questions, read_questions
-from mmrl.types import Finish, Frame, Kind, ResizeMap, Size, UserError
+from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
+from mmrl.benchmarks.readers.questions import PROMPT_ANSWER_TYPES, BenchmarkQuestions, read_questions
+from mmrl.types import AnswerType, CoordinateSystem, FinishReason, ResizeMap, Size, UserError
 
 EMPTY = {f"image_{number}": None for number in range(1, 8)}
 WHERE = {"image": PICTURE, "iscrowd": 0, "segmentation": []}
@@ -190,35 +190,35 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], str, object]] = {
 }
 
 
-def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.parquet") -> Questions:
+def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.parquet") -> BenchmarkQuestions:
     """Rows as a file of the benchmark, read; `p.png` and `images/a/p.png` are pictures beside it."""
     (folder / "images" / "a").mkdir(parents=True, exist_ok=True)
     for picture in (folder / "p.png", folder / "images" / "a" / "p.png"):
         picture.write_bytes(png())
     write(folder / name, rows)
-    return read_questions(bench, [name], place(folder), split="test", media=None)
+    return read_questions(bench, [name], place(folder), split="test", media_root=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_row_becomes_a_question_and_an_item(name: str, tmp_path: Path) -> None:
     bench, row, asked, due = PUBLISHED[name]
-    (question,) = read(tmp_path, bench, row).asked
+    (question,) = read(tmp_path, bench, row).entries
     assert shown(question).removeprefix("*") == asked.removeprefix("*")
     assert shown(question).count("*") == 1
     assert question.item.answer == due
     assert question.sample is not None
-    assert question.sample.target.kind is KINDS[question.item.kind]
+    assert question.sample.target.answer_type is PROMPT_ANSWER_TYPES[question.item.answer_type]
 
 
 def test_frames_and_corners_are_those_of_the_layout(tmp_path: Path) -> None:
-    first = read(tmp_path, *PUBLISHED["ScreenSpot"][:2]).asked[0].item
+    first = read(tmp_path, *PUBLISHED["ScreenSpot"][:2]).entries[0].item
     row = {"img_filename": "p.png", "instruction": "close", "bbox": [4, 6, 8, 16], "data_type": "a", "data_source": "b"}
-    second = read(tmp_path, "screenspot", row, name="v2.jsonl").asked[0]
-    pro = read(tmp_path, "screenspot", {**row, "id": "x"}, name="pro.jsonl").asked[0]
-    assert (first.frame, first.kind) == (Frame.NORM_1, "point")
-    assert (second.item.frame, second.item.answer) == (Frame.PX_ORIGINAL, (4, 6, 12, 22))
+    second = read(tmp_path, "screenspot", row, name="v2.jsonl").entries[0]
+    pro = read(tmp_path, "screenspot", {**row, "id": "x"}, name="pro.jsonl").entries[0]
+    assert (first.coordinate_system, first.answer_type) == (CoordinateSystem.NORM_1, "point")
+    assert (second.item.coordinate_system, second.item.answer) == (CoordinateSystem.PX_ORIGINAL, (4, 6, 12, 22))
     assert second.sample is not None
-    assert (second.sample.target.kind, second.sample.target.value) == (Kind.POINT, (8.0, 14.0))
+    assert (second.sample.target.answer_type, second.sample.target.value) == (AnswerType.POINT, (8.0, 14.0))
     assert pro.item.answer == (4, 6, 8, 16)
 
 
@@ -228,20 +228,20 @@ def test_vlmevalkit_gives_pictures_inside_or_by_an_earlier_index(tmp_path: Path)
         {"index": 1, "image": picture, "question": "Which?", "A": "red", "B": "blue", "answer": "B", "category": "hue"},
         {"index": 2, "image": 1, "question": "And now?", "A": "left", "B": "right", "answer": "A", "category": "place"},
     ]
-    first, second = read(tmp_path, "mmmu_pro", *rows, name="kit.tsv").asked
+    first, second = read(tmp_path, "mmmu_pro", *rows, name="kit.tsv").entries
     assert shown(first) == "*Which?\nA. red\nB. blue"
     assert (first.item.answer, second.item.answer) == ("blue", "left")
     assert first.item.cluster == second.item.cluster
-    assert second.item.groups == {"category": ("place",)}
+    assert second.item.subsets == {"category": ("place",)}
 
 
 def test_canonical_rows_say_everything_themselves(tmp_path: Path) -> None:
     row = {"id": 1, "images": ["p.png"], "prompt": "Say A or B.", "options": ["x", "y"], "answer": "y"}
     (question,) = read(
         tmp_path, "canonical", {**row, "answer_type": "choice", "meta": {"level": 2}}, name="c.jsonl"
-    ).asked
+    ).entries
     assert shown(question) == "*Say A or B."
-    assert question.item.groups == {"level": ("2",)}
+    assert question.item.subsets == {"level": ("2",)}
 
 
 def test_coco_asks_for_each_category_of_each_picture(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_coco_asks_for_each_category_of_each_picture(tmp_path: Path) -> None:
         "annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
     }
     (tmp_path / "instances.json").write_text(json.dumps(tables))
-    (question,) = read_questions("coco", ["instances.json"], place(tmp_path), split="val", media=None).asked
-    assert question.item.kind == "boxes"
+    (question,) = read_questions("coco", ["instances.json"], place(tmp_path), split="val", media_root=None).entries
+    assert question.item.answer_type == "boxes"
     assert [(region.coordinates, region.label) for region in question.item.answer] == [((1, 2, 4, 6), "cat")]
 
 
@@ -298,24 +298,32 @@ def test_the_digest_is_of_content_and_not_of_place(tmp_path: Path) -> None:
 def answered(number: int) -> Prediction:
     """A response."""
     resize = ResizeMap(Size(40, 30), Size(56, 28))
-    facts = {"finish": Finish.EOS, "tokens": 3, "prompt": "ab", "frame": Frame.PX_RESIZED, "resizes": (resize,)}
-    return Prediction(id=str(number), sample=0, text=f"<answer>{number}\u2028</answer>", draft=None, **facts)
+    facts = {
+        "finish": FinishReason.EOS,
+        "tokens": 3,
+        "prompt": "ab",
+        "frame": CoordinateSystem.PX_RESIZED,
+        "resizes": (resize,),
+    }
+    return Prediction(
+        id=str(number), response_index=0, text=f"<answer>{number}\u2028</answer>", first_response_chars=None, **facts
+    )
 
 
 def test_half_a_batch_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
     path, all_of_them = tmp_path / "predictions.jsonl", [answered(number) for number in range(5)]
-    append(path, all_of_them)
-    assert take_up(path, [2, 2, 1]) == all_of_them
+    append_predictions(path, all_of_them)
+    assert read_complete_batches(path, [2, 2, 1]) == all_of_them
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
-    assert take_up(path, [2, 2, 1]) == all_of_them[:4]
+    assert read_complete_batches(path, [2, 2, 1]) == all_of_them[:4]
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:4])
     path.write_bytes(whole.splitlines(keepends=True)[0])
-    assert take_up(path, [2, 2, 1]) == []
-    assert take_up(tmp_path / "none.jsonl", [2]) == []
+    assert read_complete_batches(path, [2, 2, 1]) == []
+    assert read_complete_batches(tmp_path / "none.jsonl", [2]) == []
 
 
 def test_a_stranger_s_line_is_refused(tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="predictions.jsonl:1: no prediction"):
-        take_up(tmp_path / "predictions.jsonl", [1])
+        read_complete_batches(tmp_path / "predictions.jsonl", [1])

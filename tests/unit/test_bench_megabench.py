@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from mmrl.benchmarks.items import Item, Response
-from mmrl.benchmarks.official.megabench import macro
-from mmrl.benchmarks.official.megabench_metrics import METRICS
-from mmrl.benchmarks.official.planning import problem_of
-from mmrl.benchmarks.registry import BENCHES, judge, read
+from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.official.megabench import macro_mean
+from mmrl.benchmarks.official.megabench_metrics import FIELD_METRICS
+from mmrl.benchmarks.official.planning import parse_problem
+from mmrl.benchmarks.registry import BENCHMARKS, extract_answer, grade_response
 from mmrl.types import UserError
 
 CASES = [
@@ -118,30 +118,30 @@ PLANS = [
 
 
 def credit(text, answer, **extra):
-    asked = Item(id="1", kind="text", answer=answer, extra=extra)
-    response = Response(id="1", text=text)
-    return BENCHES["megabench"].credit(asked, response, read(asked, response))
+    asked = Item(id="1", answer_type="text", answer=answer, meta=extra)
+    response = ItemResponse(id="1", text=text)
+    return BENCHMARKS["megabench"].official_score(asked, response, extract_answer(asked, response))
 
 
 @pytest.mark.parametrize(("metric", "said", "due", "expected"), CASES)
 def test_a_metric(metric, said, due, expected):
-    assert METRICS[metric](said, due) == pytest.approx(expected)
+    assert FIELD_METRICS[metric](said, due) == pytest.approx(expected)
     assert credit(f"<answer>{said}</answer>", due, metric=metric) == pytest.approx(expected)
 
 
 def test_every_metric_has_a_row():
-    assert {metric for metric, *_ in CASES} | {"symbolic_planning_test"} == {*METRICS}
+    assert {metric for metric, *_ in CASES} | {"symbolic_planning_test"} == {*FIELD_METRICS}
 
 
 @pytest.mark.parametrize(("plan", "expected"), PLANS)
 def test_a_plan_is_carried_out(plan, expected):
     context = {"domain_pddl": DOMAIN, "task_pddl": TASK}
-    assert METRICS["symbolic_planning_test"](plan, context) == expected
-    assert METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
+    assert FIELD_METRICS["symbolic_planning_test"](plan, context) == expected
+    assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
     extra = {"metric": {"plan": "symbolic_planning_test"}, "context": context}
-    asked = Item(id="1", kind="text", answer={"plan": "(as the authors did)"}, extra=extra)
-    verdict = judge(BENCHES["megabench"], asked, Response(id="1", text=f"<answer>{plan}</answer>"))
-    assert (verdict.strict, verdict.compat) == (bool(expected), bool(expected))
+    asked = Item(id="1", answer_type="text", answer={"plan": "(as the authors did)"}, meta=extra)
+    verdict = grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=f"<answer>{plan}</answer>"))
+    assert (verdict.strict, verdict.official) == (bool(expected), bool(expected))
 
 
 def test_an_announced_answer_may_have_several_lines():
@@ -156,15 +156,17 @@ def test_an_announced_answer_may_have_several_lines():
 def test_a_goal_may_be_one_fact_and_a_broken_problem_is_refused():
     task = TASK.replace("(and (at r loft) (rested r))", "(at r hall)")
     context = {"domain_pddl": DOMAIN, "task_pddl": task}
-    assert METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
-    assert METRICS["symbolic_planning_test"]("", context) == 0.0
+    assert FIELD_METRICS["symbolic_planning_test"]("(move r den hall)", context) == 1.0
+    assert FIELD_METRICS["symbolic_planning_test"]("", context) == 0.0
     with pytest.raises(UserError, match="no domain_pddl with actions"):
-        METRICS["symbolic_planning_test"]("(move r den hall)", {"domain_pddl": "(define)", "task_pddl": "(define)"})
+        FIELD_METRICS["symbolic_planning_test"](
+            "(move r den hall)", {"domain_pddl": "(define)", "task_pddl": "(define)"}
+        )
     for broken in (DOMAIN[:-1], DOMAIN + ")", "", "(define (domain rooms))"):
         with pytest.raises(ValueError, match="PDDL|domain_pddl"):
-            problem_of({"domain_pddl": broken, "task_pddl": task})
+            parse_problem({"domain_pddl": broken, "task_pddl": task})
     with pytest.raises(ValueError, match="no task_pddl with :init and :goal"):
-        problem_of({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
+        parse_problem({"domain_pddl": DOMAIN, "task_pddl": "(define (problem p))"})
 
 
 def test_lists_of_texts_have_one_bleu():
@@ -172,20 +174,28 @@ def test_lists_of_texts_have_one_bleu():
     said = ["the cat sat on the rug", "it is a dog"]
     due = ["the cat sat on the mat", "it is a dog"]
     expected = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
-    assert METRICS["bleu"](said, due) == pytest.approx(expected)
-    assert METRICS["bleu"](said[:1], due) == METRICS["bleu"]("x", due) == METRICS["bleu"]([1], ["x"]) == 0.0
+    assert FIELD_METRICS["bleu"](said, due) == pytest.approx(expected)
+    assert (
+        FIELD_METRICS["bleu"](said[:1], due)
+        == FIELD_METRICS["bleu"]("x", due)
+        == FIELD_METRICS["bleu"]([1], ["x"])
+        == 0.0
+    )
 
 
 def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
     for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
-        asked = Item(id="1", kind="text", answer="a, b", extra={"metric": metric})
-        assert judge(BENCHES["megabench"], asked, Response(id="1", text=f"<answer>{said}</answer>")).strict is strict
-    asked = Item(id="1", kind="text", answer="B", extra={"metric": "exact_str_match"})
-    verdict = judge(BENCHES["megabench"], asked, Response(id="1", text="<answer>Best of all</answer>"))
-    assert (verdict.strict, verdict.compat) == (False, True)
+        asked = Item(id="1", answer_type="text", answer="a, b", meta={"metric": metric})
+        assert (
+            grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=f"<answer>{said}</answer>")).strict
+            is strict
+        )
+    asked = Item(id="1", answer_type="text", answer="B", meta={"metric": "exact_str_match"})
+    verdict = grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text="<answer>Best of all</answer>"))
+    assert (verdict.strict, verdict.official) == (False, True)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", FIELD_METRICS)
 @pytest.mark.parametrize(
     "said",
     [
@@ -202,12 +212,12 @@ def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
     ],
 )
 def test_no_metric_breaks(metric, said):
-    assert 0.0 <= METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
+    assert 0.0 <= FIELD_METRICS[metric](said, "[(0, 0, 1, 1)]") <= 1.0
 
 
 def test_an_empty_set_is_precise_as_megabench_has_it():
-    assert METRICS["set_precision"]("", "a") == 1.0
-    assert METRICS["jaccard_index"]("", "a") == 0.0
+    assert FIELD_METRICS["set_precision"]("", "a") == 1.0
+    assert FIELD_METRICS["jaccard_index"]("", "a") == 0.0
 
 
 FIELDS = {"metric": {"x": "exact_str_match", "y": "positive_int_match"}}
@@ -229,11 +239,12 @@ def test_fields_are_put_together(text, how, expected):
 
 
 def test_strict_wants_every_field():
-    asked = Item(id="1", kind="text", answer={"x": "cat", "y": 3}, extra=FIELDS)
+    asked = Item(id="1", answer_type="text", answer={"x": "cat", "y": 3}, meta=FIELDS)
     verdicts = [
-        judge(BENCHES["megabench"], asked, Response(id="1", text=text)) for text in ('{"x": "Cat", "y": 3}', "cat")
+        grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=text))
+        for text in ('{"x": "Cat", "y": 3}', "cat")
     ]
-    assert [(one.strict, one.compat, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
+    assert [(one.strict, one.official, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
 
 
 def test_points_are_due_in_the_boxes_of_the_context():
@@ -245,13 +256,15 @@ def test_points_are_due_in_the_boxes_of_the_context():
 
 def test_tasks_count_alike_however_many_questions_they_have():
     asked = [
-        Item(id=str(n), kind="text", answer="a", extra={"metric": "exact_str_match", "task": "one" if n else "two"})
+        Item(
+            id=str(n), answer_type="text", answer="a", meta={"metric": "exact_str_match", "task": "one" if n else "two"}
+        )
         for n in range(4)
     ]
-    responses = [Response(id=item.id, text="a" if item.id == "0" else "b") for item in asked]
-    judged = [(item, response, read(item, response)) for item, response in zip(asked, responses, strict=True)]
-    assert macro(judged) == 0.5
-    assert BENCHES["megabench"].overall == ("macro mean over tasks", macro)
+    responses = [ItemResponse(id=item.id, text="a" if item.id == "0" else "b") for item in asked]
+    judged = [(item, response, extract_answer(item, response)) for item, response in zip(asked, responses, strict=True)]
+    assert macro_mean(judged) == 0.5
+    assert BENCHMARKS["megabench"].overall_metric == ("macro mean over tasks", macro_mean)
 
 
 def test_metrics_that_need_a_judge_are_refused():

@@ -6,13 +6,13 @@ import pytest
 from benchmarks import place, write
 from PIL import Image
 
-from mmrl.benchmarks.items import Item, Response
+from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
-from mmrl.benchmarks.registry import BENCHES
-from mmrl.benchmarks.report.markdown import as_markdown
-from mmrl.benchmarks.report.report import summarise
-from mmrl.benchmarks.score_files import scored
-from mmrl.evaluation.session import paper_of, refuse_missing
+from mmrl.benchmarks.registry import BENCHMARKS
+from mmrl.benchmarks.report.markdown import report_markdown
+from mmrl.benchmarks.report.report import build_report
+from mmrl.benchmarks.score_files import score_responses
+from mmrl.evaluation.session import check_missing, make_batches
 from mmrl.types import Region, UserError
 
 GONE = (7, 70, 700)
@@ -35,24 +35,24 @@ def thousand(tmp_path_factory):
         for number in range(1000)
     ]
     write(folder / "rows.jsonl", rows)
-    return read_questions("counting", ["rows.jsonl"], place(folder), split="test", media=None)
+    return read_questions("counting", ["rows.jsonl"], place(folder), split="test", media_root=None)
 
 
 def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
     assert [*thousand.problems] == [f"q{number}" for number in GONE]
     with pytest.raises(UserError, match="3 of 1000 questions cannot be asked") as refused:
-        refuse_missing(thousand.problems, thousand, allowed=False, remedy="--allow-missing", warn=pytest.fail)
+        check_missing(thousand.problems, thousand, allowed=False, remedy="--allow-missing", warn=pytest.fail)
     for line in (*(f"q{number}: picture 'gone.png'" for number in GONE), "--allow-missing"):
         assert line in str(refused.value)
 
 
 def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     told = []
-    refuse_missing(thousand.problems, thousand, allowed=True, remedy="--allow-missing", warn=told.append)
+    check_missing(thousand.problems, thousand, allowed=True, remedy="--allow-missing", warn=told.append)
     assert "3 of 1000 questions cannot be asked and count as wrong" in told[0]
-    asked = paper_of(thousand, thousand.problems, batch=8, repeats=1).samples
-    responses = [Response(id=id, text="<answer>3</answer>") for id, _ in asked]
-    report = summarise(scored(BENCHES["counting"], thousand.items, responses, {}))
+    asked = make_batches(thousand, thousand.problems, batch_size=8, responses_per_question=1).questions
+    responses = [ItemResponse(id=id, text="<answer>3</answer>") for id, _ in asked]
+    report = build_report(score_responses(BENCHMARKS["counting"], thousand.items, responses, {}))
     assert (report["items"], report["responses"], report["missing"]) == (1000, 997, 3)
     assert report["strict"]["value"] == report["compat"]["value"] == 0.997
     assert report["rules"]["missing"] == {"n": 3, "strict": 0.0}
@@ -61,13 +61,13 @@ def test_allowed_to_be_missing_they_count_as_wrong(thousand):
 def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
     two = replace(thousand, asked=thousand.asked[:2])
     with pytest.raises(UserError, match="2 of 2"):
-        refuse_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
+        check_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
 
 
 def test_an_item_without_a_response_lowers_pass_and_majority():
-    items = {id: Item(id=id, kind="integer", answer="3") for id in ("a", "b")}
-    responses = [Response(id="a", text=text, sample=n) for n, text in enumerate(("3", "3", "4"))]
-    report = summarise(scored(BENCHES["canonical"], items, responses, {}))
+    items = {id: Item(id=id, answer_type="integer", answer="3") for id in ("a", "b")}
+    responses = [ItemResponse(id="a", text=text, response_index=n) for n, text in enumerate(("3", "3", "4"))]
+    report = build_report(score_responses(BENCHMARKS["canonical"], items, responses, {}))
     assert report["samples"] == {
         "1": {"pass": 0.3333, "maj": 0.3333},
         "2": {"pass": 0.5, "maj": 0.5},
@@ -76,27 +76,36 @@ def test_an_item_without_a_response_lowers_pass_and_majority():
     assert (
         report["strict"]["value"] == report["score"] == 0.3333
     )  # as pass@1: three responses weigh no more than one item
-    assert "| 3 | 50.0 | 50.0 |" in as_markdown(report)
+    assert "| 3 | 50.0 | 50.0 |" in report_markdown(report)
 
 
 def test_equal_answers_written_in_other_ways_vote_together():
-    items = {"a": Item(id="a", kind="integer", answer="3"), "b": Item(id="b", kind="text", answer="Ada L.")}
+    items = {
+        "a": Item(id="a", answer_type="integer", answer="3"),
+        "b": Item(id="b", answer_type="text", answer="Ada L."),
+    }
     told = {"a": ("4", r"\boxed{3.0}", "The answer is 3 cm."), "b": ("Bob", "ADA  L", "Ada L.")}
-    responses = [Response(id=id, text=text, sample=n) for id, texts in told.items() for n, text in enumerate(texts)]
-    assert summarise(scored(BENCHES["canonical"], items, responses, {}))["samples"]["3"] == {"pass": 1.0, "maj": 1.0}
+    responses = [
+        ItemResponse(id=id, text=text, response_index=n) for id, texts in told.items() for n, text in enumerate(texts)
+    ]
+    assert build_report(score_responses(BENCHMARKS["canonical"], items, responses, {}))["samples"]["3"] == {
+        "pass": 1.0,
+        "maj": 1.0,
+    }
 
 
 def test_a_picture_without_a_response_lowers_average_precision():
     target = [Region((0.0, 0.0, 9.0, 9.0), "cat")]
-    items = {id: Item(id=id, kind="boxes", answer=target) for id in ("a", "b")}
-    answer = Response(id="a", text='[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]')
-    run = scored(BENCHES["coco"], items, [answer], {})
-    assert run.overall["AP"] == pytest.approx(51 / 101)  # recall reaches one half
+    items = {id: Item(id=id, answer_type="boxes", answer=target) for id in ("a", "b")}
+    answer = ItemResponse(id="a", text='[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]')
+    run = score_responses(BENCHMARKS["coco"], items, [answer], {})
+    assert run.overall_scores["AP"] == pytest.approx(51 / 101)  # recall reaches one half
 
 
 def test_a_task_without_a_response_lowers_the_mean_over_tasks():
     items = {
-        id: Item(id=id, kind="text", answer="x", extra={"metric": "exact_str_match", "task": id}) for id in ("a", "b")
+        id: Item(id=id, answer_type="text", answer="x", meta={"metric": "exact_str_match", "task": id})
+        for id in ("a", "b")
     }
-    run = scored(BENCHES["megabench"], items, [Response(id="a", text="x")], {})
-    assert run.overall == {"macro mean over tasks": 0.5}
+    run = score_responses(BENCHMARKS["megabench"], items, [ItemResponse(id="a", text="x")], {})
+    assert run.overall_scores == {"macro mean over tasks": 0.5}

@@ -2,26 +2,26 @@
 
 import pytest
 
-from mmrl.benchmarks.items import Item, Response, canonical
+from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official import formulas, grounding, mathvista, reading
-from mmrl.benchmarks.registry import BENCHES, bench_of, judge, read
-from mmrl.benchmarks.verdict import Outcome
-from mmrl.types import Frame, Region, Size, UserError
+from mmrl.benchmarks.registry import BENCHMARKS, extract_answer, get_benchmark, grade_response
+from mmrl.benchmarks.verdict import ResponseOutcome
+from mmrl.types import CoordinateSystem, Region, Size, UserError
 
 FRUIT = ("apple", "pear", "plum", "fig")
 
 
 def item(kind, answer, **more):
-    return Item(id="1", kind=kind, answer=answer, **more)
+    return Item(id="1", answer_type=kind, answer=answer, **more)
 
 
 def verdict(bench, asked, text, **more):
-    return judge(BENCHES[bench], asked, Response(id="1", text=text, **more))
+    return grade_response(BENCHMARKS[bench], asked, ItemResponse(id="1", text=text, **more))
 
 
 def both(bench, asked, text, **more):
     found = verdict(bench, asked, text, **more)
-    return found.strict, found.compat
+    return found.strict, found.official
 
 
 # MathVista
@@ -40,7 +40,7 @@ def both(bench, asked, text, **more):
     ],
 )
 def test_mathvista_makes_an_option_of_every_text(extraction, said):
-    assert mathvista.prediction(extraction, choices=FRUIT, answer_type="text", precision=None) == said
+    assert mathvista.normalize_extraction(extraction, choices=FRUIT, answer_type="text", precision=None) == said
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_mathvista_makes_an_option_of_every_text(extraction, said):
 )
 def test_mathvista_normalises_numbers(extraction, kind, precision, head, stored):
     kwargs = {"choices": None, "answer_type": kind, "precision": precision}
-    assert mathvista.prediction(extraction, **kwargs) == head
-    assert mathvista.prediction(extraction, **kwargs, whole_digits=True) == stored
+    assert mathvista.normalize_extraction(extraction, **kwargs) == head
+    assert mathvista.normalize_extraction(extraction, **kwargs, digits_only=True) == stored
 
 
 def test_mathvista_strict_and_compat_part_ways():
@@ -75,7 +75,10 @@ def test_mathvista_strict_and_compat_part_ways():
 def test_float_questions_with_float_precision():
     """lmms-eval lost all of them: round(x, 2.0) is an error."""
     row = {"pid": "1", "answer": "1.20", "answer_type": "float", "choices": None, "precision": 2.0, "question": ""}
-    assert both("mathvista", mathvista.item(row | {"answer": "1.2"}), "It is 1.2001 in all.") == (True, True)
+    assert both("mathvista", mathvista.parse_mathvista_item(row | {"answer": "1.2"}), "It is 1.2001 in all.") == (
+        True,
+        True,
+    )
 
 
 def test_list_answers_are_compared():
@@ -124,9 +127,9 @@ def test_units():
 def test_mmmu(text, letter):
     for option, right in zip(FRUIT, "ABCD", strict=True):
         asked = item("choice", option, options=FRUIT)
-        assert BENCHES["mmmu"].credit(asked, Response(id="1", text=text), read(asked, Response(id="1", text=text))) == (
-            right == letter
-        )
+        assert BENCHMARKS["mmmu"].official_score(
+            asked, ItemResponse(id="1", text=text), extract_answer(asked, ItemResponse(id="1", text=text))
+        ) == (right == letter)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_mathverse_wants_the_letter_itself():
     ],
 )
 def test_mathvision_reads(response, said):
-    assert formulas.mathvision_answer(response) == said
+    assert formulas.parse_mathvision_answer(response) == said
 
 
 def test_mathvision_loses_what_strict_finds():
@@ -260,7 +263,7 @@ def test_mathvision_loses_what_strict_finds():
     ],
 )
 def test_emma_reads(response, said):
-    assert formulas.emma_answer(response) == said
+    assert formulas.parse_emma_answer(response) == said
 
 
 def test_emma_compares():
@@ -311,8 +314,10 @@ def test_counting_is_exact():
 @pytest.mark.parametrize(("same", "accuracy"), [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)])
 def test_vqa_accuracy_leaves_one_out(same, accuracy):
     asked = item("text", ["blue"] * same + [f"other {n}" for n in range(10 - same)])
-    response = Response(id="1", text="Blue.")
-    assert BENCHES["textvqa"].credit(asked, response, read(asked, response)) == pytest.approx(accuracy)
+    response = ItemResponse(id="1", text="Blue.")
+    assert BENCHMARKS["textvqa"].official_score(asked, response, extract_answer(asked, response)) == pytest.approx(
+        accuracy
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,15 +325,17 @@ def test_vqa_accuracy_leaves_one_out(same, accuracy):
     [("The Red one!", "red 1"), ("1,000 dollars", "1000 dollars"), ("3.5", "3.5"), ("a b.c", "b c"), ("none", "0")],
 )
 def test_vqa_processing(text, processed):
-    assert reading.processed(text).replace("bc", "b c") == processed
+    assert reading.normalize_vqa_answer(text).replace("bc", "b c") == processed
 
 
 def test_anls():
     asked = item("text", ["centre", "center"])
-    response = Response(id="1", text="centr")
-    assert BENCHES["docvqa"].credit(asked, response, read(asked, response)) == pytest.approx(1 - 1 / 6)
-    far = Response(id="1", text="somewhere else")
-    assert BENCHES["docvqa"].credit(asked, far, read(asked, far)) == 0.0
+    response = ItemResponse(id="1", text="centr")
+    assert BENCHMARKS["docvqa"].official_score(asked, response, extract_answer(asked, response)) == pytest.approx(
+        1 - 1 / 6
+    )
+    far = ItemResponse(id="1", text="somewhere else")
+    assert BENCHMARKS["docvqa"].official_score(asked, far, extract_answer(asked, far)) == 0.0
 
 
 # grounding
@@ -369,14 +376,17 @@ def test_boxes_are_read_in_the_declared_frame_alone():
     """VLMEvalKit takes any box below 1000 for thousandths; lmms-eval tries both and keeps the better."""
     thousandths = "<answer>{'box': [156, 208, 312, 416]}</answer>"  # the right box, in thousandths of 640 x 480
     assert both("refcoco", BOX, thousandths) == (False, False)
-    assert both("refcoco", BOX, thousandths, frame=Frame.NORM_1000) == (True, True)
-    assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", frame=Frame.NORM_1000) == (False, False)
+    assert both("refcoco", BOX, thousandths, frame=CoordinateSystem.NORM_1000) == (True, True)
+    assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", frame=CoordinateSystem.NORM_1000) == (
+        False,
+        False,
+    )
 
 
 def test_boxes_of_a_resized_picture():
     text = "<answer>{'box': [50, 50, 100, 100]}</answer>"
-    assert both("refcoco", BOX, text, frame=Frame.PX_RESIZED, resized=Size(320, 240)) == (True, True)
-    assert both("refcoco", BOX, text, frame=Frame.PX_ORIGINAL, resized=Size(320, 240)) == (False, False)
+    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_RESIZED, resized=Size(320, 240)) == (True, True)
+    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_ORIGINAL, resized=Size(320, 240)) == (False, False)
 
 
 @pytest.mark.parametrize("box", ["[200, 200, 100, 100]", "[100, 100, 100, 200]"])
@@ -385,10 +395,10 @@ def test_inverted_boxes_are_wrong(box):
 
 
 def test_screenspot():
-    button = item("point", [0.1, 0.2, 0.3, 0.4], frame=Frame.NORM_1, size=Size(1000, 500))
+    button = item("point", [0.1, 0.2, 0.3, 0.4], frame=CoordinateSystem.NORM_1, size=Size(1000, 500))
     assert both("screenspot", button, "pyautogui.click(x=200, y=150)") == (True, True)
-    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", frame=Frame.NORM_1) == (True, True)
-    assert both("screenspot", button, "[200, 150]", frame=Frame.NORM_1000) == (False, False)
+    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", frame=CoordinateSystem.NORM_1) == (True, True)
+    assert both("screenspot", button, "[200, 150]", frame=CoordinateSystem.NORM_1000) == (False, False)
     assert both("screenspot", button, "[100, 100, 300, 200]") == (True, True)
     assert both("screenspot", button, "(100, 100)") == (True, True)  # an edge
     assert both("screenspot", button, "(99, 100)") == (False, False)
@@ -398,7 +408,7 @@ def test_no_point_is_no_hit():
     """ScreenSpot's code reads a corner from it, which a box in that corner holds."""
     corner = item("point", [0, 0, 50, 50])
     assert both("screenspot", corner, "It is at the top left.") == (False, True)
-    assert verdict("screenspot", corner, "It is at the top left.").outcome is Outcome.NO_ANSWER
+    assert verdict("screenspot", corner, "It is at the top left.").outcome is ResponseOutcome.NO_ANSWER
 
 
 def test_scoring_twice_counts_once():
@@ -409,9 +419,9 @@ def test_scoring_twice_counts_once():
 
 def pictures(*rows):
     for number, (boxes, due) in enumerate(rows):
-        asked = Item(id=str(number), kind="boxes", answer=[Region(box, label) for box, label in due])
-        response = Response(id=str(number), text="x")
-        found = read(asked, response)
+        asked = Item(id=str(number), answer_type="boxes", answer=[Region(box, label) for box, label in due])
+        response = ItemResponse(id=str(number), text="x")
+        found = extract_answer(asked, response)
         regions = tuple(Region(box, label, sure) for box, label, sure in boxes)
         yield asked, response, type(found)(value="x", rule="json_boxes", start=0, end=1, regions=regions)
 
@@ -448,12 +458,12 @@ def test_average_precision(rows, precision):
 
 def test_outcomes():
     asked = item("integer", "5")
-    assert verdict("mathvista", asked, "5").outcome is Outcome.RIGHT
-    assert verdict("mathvista", asked, "6").outcome is Outcome.WRONG
-    assert verdict("mathvista", asked, "").outcome is Outcome.NO_ANSWER
-    assert verdict("mathvista", asked, "I cannot see it.").outcome is Outcome.REFUSAL
-    assert verdict("mathvista", asked, "Let me think", finished=False).outcome is Outcome.TRUNCATED
-    assert verdict("mathvista", asked, "<think>5").outcome is Outcome.TRUNCATED
+    assert verdict("mathvista", asked, "5").outcome is ResponseOutcome.RIGHT
+    assert verdict("mathvista", asked, "6").outcome is ResponseOutcome.WRONG
+    assert verdict("mathvista", asked, "").outcome is ResponseOutcome.NO_ANSWER
+    assert verdict("mathvista", asked, "I cannot see it.").outcome is ResponseOutcome.REFUSAL
+    assert verdict("mathvista", asked, "Let me think", finished=False).outcome is ResponseOutcome.TRUNCATED
+    assert verdict("mathvista", asked, "<think>5").outcome is ResponseOutcome.TRUNCATED
 
 
 def test_every_benchmark_reads_canonical_rows():
@@ -465,7 +475,7 @@ def test_every_benchmark_reads_canonical_rows():
         "answer_type": "choice",
         "meta": {"task": "x"},
     }
-    asked = canonical(row)
-    assert (asked.id, asked.answer, asked.groups) == ("7", "pear", {"task": ("x",)})
+    asked = parse_canonical_item(row)
+    assert (asked.id, asked.answer, asked.subsets) == ("7", "pear", {"task": ("x",)})
     with pytest.raises(UserError, match="there is no benchmark 'mathvist'"):
-        bench_of("mathvist")
+        get_benchmark("mathvist")

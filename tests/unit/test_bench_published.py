@@ -12,12 +12,12 @@ import pytest
 from benchmarks import PICTURE, place, png, shown, write
 from PIL import Image
 
-from mmrl.benchmarks.items import Response
-from mmrl.benchmarks.readers.published import LAYOUTS, layouts_of
-from mmrl.benchmarks.readers.questions import Questions, read_questions
-from mmrl.benchmarks.registry import BENCHES, judge
-from mmrl.types import Frame, Size, UserError
-from mmrl_datasets.generators.mp4_writer import Film, save_mp4
+from mmrl.benchmarks.items import ItemResponse
+from mmrl.benchmarks.readers.published import LAYOUTS, get_layouts
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
+from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.types import CoordinateSystem, Size, UserError
+from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
 
 BOX = [4.0, 6.0, 8.0, 16.0]
 
@@ -269,7 +269,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A video of a second."""
     folder = tmp_path_factory.mktemp("film")
     frames = [Image.new("RGB", (32, 32), (9 * number, 0, 0)) for number in range(4)]
-    return Path(save_mp4(Film(frames=frames, fps=4), folder, "f").path).read_bytes()
+    return Path(save_mp4(RenderedVideo(frames=frames, fps=4), folder, "f").path).read_bytes()
 
 
 @pytest.fixture
@@ -281,10 +281,12 @@ def read(tmp_path: Path, film: bytes) -> Any:
         for name in ("f.mp4", "c.mp4"):
             (tmp_path / folder / name).write_bytes(film)
 
-    def run(bench: str, files: Mapping[str, list[Mapping[str, Any]]], frame: Frame | None = None) -> Questions:
+    def run(
+        bench: str, files: Mapping[str, list[Mapping[str, Any]]], frame: CoordinateSystem | None = None
+    ) -> BenchmarkQuestions:
         for name, rows in files.items():
             write(tmp_path / name, rows)
-        return read_questions(bench, [*files], place(tmp_path), split="test", media=None, frame=frame)
+        return read_questions(bench, [*files], place(tmp_path), split="test", media_root=None, coordinate_system=frame)
 
     return run
 
@@ -296,7 +298,7 @@ def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
     assert shown(question) == asked
     assert question.item.answer == due
     item = replace(question.item, size=Size(40, 30))  # as the picture tells
-    verdict = judge(BENCHES[bench], item, Response(id=item.id, text=answer))
+    verdict = grade_response(BENCHMARKS[bench], item, ItemResponse(id=item.id, text=answer))
     assert verdict.score == 1.0, verdict
 
 
@@ -315,7 +317,7 @@ def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
     assert [first.item.id, second.item.id] == ["9-1", "9-2"]
     assert [shown(first), shown(second)] == ["*Where is left cup?", "*Where is blue cup?"]
     assert first.item.cluster == second.item.cluster
-    assert first.item.frame is Frame.PX_ORIGINAL
+    assert first.item.frame is CoordinateSystem.PX_ORIGINAL
     with pytest.raises(UserError, match="captions must be a list of texts that is not empty"):
         read("refcoco", {"r.jsonl": [REF | {"captions": []}]})
 
@@ -376,23 +378,23 @@ def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) 
 
 REFCOCO = {"index": 1, "image": PLAIN, "question": "Where is <ref>it</ref>?", "category": "RefCOCO val"}
 FRAMES = [
-    (Frame.NORM_1, "[0.1, 0.2, 0.2, 0.5]", [4, 6, 8, 15]),
-    (Frame.NORM_1000, "[100, 200, 200, 500]", [4, 6, 8, 15]),
-    (Frame.PX_ORIGINAL, "[4, 6, 8, 15]", [4, 6, 8, 15]),
+    (CoordinateSystem.NORM_1, "[0.1, 0.2, 0.2, 0.5]", [4, 6, 8, 15]),
+    (CoordinateSystem.NORM_1000, "[100, 200, 200, 500]", [4, 6, 8, 15]),
+    (CoordinateSystem.PX_ORIGINAL, "[4, 6, 8, 15]", [4, 6, 8, 15]),
 ]
 
 
 @pytest.mark.parametrize(("frame", "written", "pixels"), FRAMES)
 def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
-    frame: Frame, written: str, pixels: list[int], read: Any
+    frame: CoordinateSystem, written: str, pixels: list[int], read: Any
 ) -> None:
     table = {"refcoco.tsv": [REFCOCO | {"answer": written}]}
     (question,) = read("refcoco", table, frame=frame).asked
     assert (shown(question), question.item.frame) == ("*Where is <ref>it</ref>?", frame)
     item = replace(question.item, size=Size(40, 30))
     text = f"<answer>{{'bbox': {pixels}}}</answer>"
-    verdict = judge(BENCHES["refcoco"], item, Response(id=item.id, text=text))
-    assert (verdict.strict, verdict.compat) == (True, True)
+    verdict = grade_response(BENCHMARKS["refcoco"], item, ItemResponse(id=item.id, text=text))
+    assert (verdict.strict, verdict.official) == (True, True)
     with pytest.raises(
         UserError, match=r"does not say what boxes such as .+ name it with --frame.+: px_original, norm"
     ):
@@ -401,9 +403,13 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
 
 def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     for frame, written, said in (
-        (Frame.NORM_1, "[4, 6, 8, 15]", "lies outside of norm_1, which ends at 1"),
-        (Frame.NORM_1000, "[4, 6, 1100, 15]", "lies outside of norm_1000, which ends at 1000"),
-        (Frame.PX_ORIGINAL, "[0.1, 0.2, 0.2, 0.5]", "smaller than one unit of px_original; is it in norm_1?"),
+        (CoordinateSystem.NORM_1, "[4, 6, 8, 15]", "lies outside of norm_1, which ends at 1"),
+        (CoordinateSystem.NORM_1000, "[4, 6, 1100, 15]", "lies outside of norm_1000, which ends at 1000"),
+        (
+            CoordinateSystem.PX_ORIGINAL,
+            "[0.1, 0.2, 0.2, 0.5]",
+            "smaller than one unit of px_original; is it in norm_1?",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": written}]}, frame=frame)
@@ -411,25 +417,25 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     with pytest.raises(UserError, match="lies outside of norm_1, which ends at 1"):
         read("screenspot", {"s.parquet": [pixels | {"data_type": "icon", "data_source": "ios"}]})
     with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --frame norm_1"):
-        read("refcoco", {"r.jsonl": [REF]}, frame=Frame.NORM_1)
+        read("refcoco", {"r.jsonl": [REF]}, frame=CoordinateSystem.NORM_1)
 
 
 def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
     corners = {"bbox_x1": 4, "bbox_y1": 6.5, "bbox_x2": 8, "bbox_y2": 15, "width": 40, "height": 30}
     (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).asked
-    assert (question.item.answer, question.item.frame) == ((4, 6.5, 8, 15), Frame.PX_ORIGINAL)
+    assert (question.item.answer, question.item.frame) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
 
 
-@pytest.mark.parametrize("bench", sorted({*BENCHES} - {"coco"}))
+@pytest.mark.parametrize("bench", sorted({*BENCHMARKS} - {"coco"}))
 def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, read: Any) -> None:
     with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
         read(bench, {"odd.jsonl": [{"picture": "p.png", "what": "?", "right": 1}]})
 
 
 def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
-    assert {*LAYOUTS} | {"canonical", "coco"} == {*BENCHES}
+    assert {*LAYOUTS} | {"canonical", "coco"} == {*BENCHMARKS}
     for bench in LAYOUTS:
-        assert layouts_of(bench)[-1].name == "canonical JSONL"
+        assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
         (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).asked
         assert question.item.answer == "y"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.benchmarks.extraction.extract import Asked, extract
+from mmrl.benchmarks.extraction.extract import ExtractionQuery, extract
 
 SIDES = ("12 cm", "7 cm", "9 cm", "5 cm")
 
@@ -94,39 +94,51 @@ UNDECIDED = [
 def test_a_choice_is_read_in_any_dress(dress, place):
     letter, other = "ABCD"[place], "ABCD"[place - 1]
     response = dress.format(letter=letter, other=other, text=SIDES[place])
-    assert extract(response, Asked(wants="choice", options=SIDES, question="How long is the side?")).value == letter
+    assert (
+        extract(
+            response, ExtractionQuery(expected_type="choice", options=SIDES, question="How long is the side?")
+        ).value
+        == letter
+    )
 
 
 @pytest.mark.parametrize("response", OPEN)
 def test_what_names_several_options_chooses_none(response):
-    assert extract(response, Asked(wants="choice", options=SIDES, question="How long is the side?")).value is None
+    assert (
+        extract(
+            response, ExtractionQuery(expected_type="choice", options=SIDES, question="How long is the side?")
+        ).value
+        is None
+    )
 
 
 @pytest.mark.parametrize("dress", COUNTING)
 @pytest.mark.parametrize(("value", "other"), [("9", "11"), ("4.5", "7"), ("1024", "3")])
 def test_a_number_is_read_in_any_dress(dress, value, other):
     response = dress.format(value=value, other=other)
-    assert extract(response, Asked(wants="number", question="How many are left?")).number == float(value)
+    assert extract(response, ExtractionQuery(expected_type="number", question="How many are left?")).number == float(
+        value
+    )
 
 
 @pytest.mark.parametrize("dress", UNDECIDED)
 def test_what_names_several_numbers_is_none(dress):
     response = dress.format(value="9", other="11")
-    assert extract(response, Asked(wants="number", question="How many are left?")).value is None
+    assert extract(response, ExtractionQuery(expected_type="number", question="How many are left?")).value is None
 
 
 def test_a_letter_that_is_an_option_is_no_article():
-    asked = Asked(wants="choice", options=("A", "B", "C"), question="Which point is nearest?")
+    asked = ExtractionQuery(expected_type="choice", options=("A", "B", "C"), question="Which point is nearest?")
     assert extract("A line is drawn through the two points, and", asked).value is None
     assert extract("The nearest is B", asked).value == "B"
 
 
 def test_a_small_letter_ends_a_response():
-    asked = Asked(wants="choice", options=SIDES)
+    asked = ExtractionQuery(expected_type="choice", options=SIDES)
     assert extract("The answer is c.", asked).value == "C"
     assert extract("The answer is a matter of taste", asked).value is None
 
 
 @pytest.mark.parametrize(("written", "value"), [("9{,}079", 9079), ("10\\,000", 10000), ("1{,}234{,}567.5", 1234567.5)])
 def test_thousands_set_apart_in_latex(written, value):
-    assert extract(f"\\boxed{{{written}}}", Asked(wants="number")).number == value
+    assert extract(f"\\boxed{{{written}}}", ExtractionQuery(expected_type="number")).number == value

@@ -6,13 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.config import Config
-from mmrl.config.schema import Origin
-from mmrl.data.load import Samples, read
-from mmrl.distributed.ranks import Alone
+from mmrl.config.schema import DataSourceConfig
+from mmrl.data.load import DataSplits, read_source
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.training.build import World
-from mmrl.types import ImageRef, Kind, Place, Sample, Target, UserError
+from mmrl.training.build import RunContext
+from mmrl.types import AnswerType, DatasetContext, ImageRef, Sample, Target, UserError
 
 ROWS = """
 from mmrl.types import ImageRef, Kind, Reject, Sample, Target
@@ -47,7 +47,7 @@ def world(tmp_path):
             ],
         }
         run_dir = RunDir(tmp_path / "run")
-        return World(Config.model_validate_json(json.dumps(config)), tmp_path, run_dir, Console(), Alone())
+        return RunContext(Config.model_validate_json(json.dumps(config)), tmp_path, run_dir, Console(), SingleProcess())
 
     return world
 
@@ -78,11 +78,11 @@ def test_one_sample_cannot_be_trained_on_and_held_out(world):
 
 def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
     (tmp_path / "mine.py").write_text(ROWS)
-    place = Place(work=tmp_path, base=tmp_path, seed=0)
-    source = Origin(fn="./mine.py:rows", args={"ids": ["a", "b"], "broken": ["c"]}, name="left")
-    assert [row.id for row in read(source, place)] == ["left/a", "left/b", "left/c"]
+    place = DatasetContext(work_dir=tmp_path, base_dir=tmp_path, seed=0)
+    source = DataSourceConfig(fn="./mine.py:rows", args={"ids": ["a", "b"], "broken": ["c"]}, name="left")
+    assert [row.id for row in read_source(source, place)] == ["left/a", "left/b", "left/c"]
     with pytest.raises(ValidationError, match="name"):
-        Origin(fn="./mine.py:rows", name="a name")
+        DataSourceConfig(fn="./mine.py:rows", name="a name")
 
 
 def test_a_step_does_not_draw_more_samples_than_there_are(world):
@@ -107,9 +107,9 @@ def test_a_source_must_be_a_function_with_these_options(world):
 
 def test_a_digest_follows_what_the_samples_say_not_where_they_lie():
     def digest(path="a.png", sha256="12", answer=3):
-        target = Target(kind=Kind.NUMBER, value=answer)
+        target = Target(answer_type=AnswerType.NUMBER, value=answer)
         sample = Sample(id="x", task="t", parts=(ImageRef(path=path, sha256=sha256), "?"), target=target)
-        return Samples(train=(sample,), validation=(), test=(), origin={}).digests()["train"]
+        return DataSplits(train=(sample,), validation=(), test=(), source_indices={}).digests()["train"]
 
     assert digest(path="elsewhere/b.png") == digest()
     assert len({digest(), digest(sha256="34"), digest(answer=4)}) == 3

@@ -10,16 +10,26 @@ import pytest
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from mmrl.types import Access, Frame, ImageRef, Kind, Place, Region, Sample, Target, VideoRef
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    DatasetContext,
+    ImageRef,
+    MediaPolicy,
+    Region,
+    Sample,
+    Target,
+    VideoRef,
+)
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
 
 CARDS = Path(__file__).parents[2] / "datasets/cards"
 READERS = ("table", "chat", "coco", "reason_seg")
 LAYOUTS = ("table.md", "chat.md", "vlmevalkit.md")  # cards of readers, tested with them
 PNG = b"\x89PNG\r\n\x1a\n"
 EMBEDDED = {"bytes": PNG, "path": None}
-PX, FRACTIONS = Frame.PX_ORIGINAL, Frame.NORM_1
+PX, FRACTIONS = CoordinateSystem.PX_ORIGINAL, CoordinateSystem.NORM_1
 IMAGE, VIDEO = object(), object()  # stand for any picture and any video in what is expected
 
 
@@ -46,11 +56,11 @@ CHOICES = {"choice_a": "take cup", "choice_b": "open door", "choice_c": "sit", "
 
 
 def box(*corners, frame=PX):
-    return Target(kind=Kind.BOX, value=corners, frame=frame)
+    return Target(answer_type=AnswerType.BOX, value=corners, coordinate_system=frame)
 
 
 def told(kind, value):
-    return Target(kind=Kind(kind), value=value)
+    return Target(answer_type=AnswerType(kind), value=value)
 
 
 # Card, number of its YAML block, what its rows know, and the parts and target of each sample that comes of it.
@@ -158,9 +168,9 @@ CASES = [
             {"image_id": 9, "category_id": 17, "bbox": [0, 0, 50, 50], "iscrowd": 1},
             {"image_id": 9, "category_id": 1, "bbox": [0, 0, 50, 50], "iscrowd": 1},
         ]}],
-     [((IMAGE, "Find every cat."), Target(kind=Kind.BOXES, frame=PX, value=(
+     [((IMAGE, "Find every cat."), Target(answer_type=AnswerType.BOXES, coordinate_system=PX, value=(
          Region((1, 2, 4, 6.5), "cat"), Region((9, 9, 10, 10), "cat")))),
-      ((IMAGE, "Find every dog."), Target(kind=Kind.BOXES, frame=PX, value=(Region((5, 5, 10, 10), "dog"),)))]),
+      ((IMAGE, "Find every dog."), Target(answer_type=AnswerType.BOXES, coordinate_system=PX, value=(Region((5, 5, 10, 10), "dog"),)))]),
     ("reason_seg", 0, [{"text": ["something to sit on", "the seat"], "is_sentence": True, "shapes": [
         {"label": "target", "points": [[10, 20], [30.5, 25], [20, 40]]},
         {"label": "target", "points": [[5, 30], [6, 31], [5, 32]]},
@@ -194,13 +204,13 @@ IDS = [f"{card}-{number}" for card, number, *_ in CASES]
 def test_the_yaml_of_a_card_reads_its_columns(tmp_path, card, number, known, expected):
     columns, block = snippets(CARDS / f"{card}.md")[number]
     rows = [row(columns, **each) for each in known]
-    place = Place(work=tmp_path / "work", base=tmp_path, seed=0,
-                  access=Access(roots=(tmp_path,), schemes=("file",)))  # fmt: skip
+    place = DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0,
+                  media_policy=MediaPolicy(roots=(tmp_path,), schemes=("file",)))  # fmt: skip
     write(
         tmp_path, block, json.loads(json.dumps(rows, default=hexed).replace("{base}", str(tmp_path)), object_hook=raw)
     )
-    fn = resolve(block["fn"], tmp_path)
-    samples = list(fn(place, **settle(card, options_of(fn, after=1), block["args"])))
+    fn = load_object(block["fn"], tmp_path)
+    samples = list(fn(place, **validate_args(card, read_plugin_options(fn, skip=1), block["args"])))
     assert [(tuple(map(anonymous, sample.parts)), sample.target) for sample in samples] == [
         (parts, replace(target, value=as_given(target.value, sample.target.value)))
         for (parts, target), sample in zip(expected, samples, strict=True)
@@ -230,7 +240,7 @@ def test_the_examples_of_a_reader_are_options_of_it(tmp_path, card):
     blocks = re.findall(r"```yaml\n(.*?)```", (CARDS / card).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in map(YAML(typ="safe").load, blocks):
-        settle(card, options_of(resolve(block["fn"], tmp_path), after=1), block["args"])
+        validate_args(card, read_plugin_options(load_object(block["fn"], tmp_path), skip=1), block["args"])
 
 
 def anonymous(part):
@@ -290,8 +300,10 @@ def write(base, block, rows):
 def test_a_sample_keeps_what_its_card_says_is_kept(tmp_path):
     _, block = snippets(CARDS / "coco.md")[0]
     write(tmp_path, block, next(known for card, _, known, _ in CASES if card == "coco"))
-    place = Place(work=tmp_path / "work", base=tmp_path, seed=0, access=Access(roots=(tmp_path,)))
-    cat, dog = resolve(block["fn"], tmp_path)(place, **block["args"])
+    place = DatasetContext(
+        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
+    )
+    cat, dog = load_object(block["fn"], tmp_path)(place, **block["args"])
     assert isinstance(cat, Sample)
     assert (cat.id, cat.meta) == (
         "instances_val2017/val/9-17", {"category": "cat", "image_id": 9, "crowds": [[0, 0, 50, 50]]}

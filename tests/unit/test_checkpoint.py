@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from mmrl import checkpoint
-from mmrl.checkpoint import Shelf, Snapshot, Weights, json_codec
-from mmrl.checkpoint.atomic_folder import damage, seal, whole
-from mmrl.checkpoint.snapshot import part_names, write_part
-from mmrl.config.schema import Best, Checkpoints
-from mmrl.distributed.ranks import Alone, even_part
-from mmrl.types import State, UserError
+from mmrl.checkpoint import CheckpointManager, CheckpointWeights, Snapshot, json_codec
+from mmrl.checkpoint.atomic_folder import atomic_folder, find_damage, merge_part_hashes
+from mmrl.checkpoint.snapshot import part_file_names, write_part
+from mmrl.config.schema import BestCheckpointConfig, CheckpointsConfig
+from mmrl.distributed.ranks import SingleProcess, balanced_range
+from mmrl.types import TrainingState, UserError
 
 FILES = ("hashes.json", "model.safetensors", "optimizer.pt", "rng.pt", "state.json", "score.json", "config.yaml")
 
@@ -40,20 +40,27 @@ def trained(seed):
 
 
 def weights(net):
-    return Weights(learned=dict(net.named_parameters()))
+    return CheckpointWeights(trained=dict(net.named_parameters()))
 
 
 def snapshot(seed=0, score=None, **state):
     net, optimizer = trained(seed)
-    moments, rng = {"moments": optimizer.state_dict()["state"]}, checkpoint.rng_states()
-    return Snapshot(weights=weights(net), optimizer=moments, rng=rng, state=State(**state), config="run:", score=score)
+    moments, rng = {"moments": optimizer.state_dict()["state"]}, checkpoint.read_rng_states()
+    return Snapshot(
+        weights=weights(net),
+        optimizer=moments,
+        rng=rng,
+        state=TrainingState(**state),
+        config_yaml="run:",
+        best_metric=score,
+    )
 
 
 def write_down(folder, taken):
     """A checkpoint of one process under any name, as a shelf makes it."""
-    with whole(folder) as aside:
-        write_part(aside, taken, Alone())
-        seal(aside, part_names(1))
+    with atomic_folder(folder) as aside:
+        write_part(aside, taken, SingleProcess())
+        merge_part_hashes(aside, part_file_names(1))
 
 
 def save(folder, seed=0, **state):
@@ -72,13 +79,15 @@ def names(folder):
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     net, optimizer = trained(1)
     evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
-    state = State(stage=1, step=7, cursor=70, version=9, barren_steps=2, metrics_bytes=11, evals=evals)
+    state = TrainingState(
+        stage_index=1, step=7, data_position=70, version=9, steps_without_signal=2, metrics_bytes=11, eval_rewards=evals
+    )
     kept = {"moments": optimizer.state_dict()["state"], "masters": {}}
     taken = replace(snapshot(), weights=weights(net), optimizer=kept, state=state)
-    write_down(tmp_path / "c", replace(taken, rng=checkpoint.rng_states()))
+    write_down(tmp_path / "c", replace(taken, rng=checkpoint.read_rng_states()))
     expected = torch.rand(4)
     other, _ = trained(2)
-    found, tables = checkpoint.load(tmp_path / "c", weights=weights(other))
+    found, tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other))
     assert found == state
     assert torch.equal(torch.rand(4), expected)
     assert torch.equal(other[0].weight, net[0].weight)
@@ -92,12 +101,12 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
 def test_what_another_version_saved_is_refused(tmp_path):
     write_down(tmp_path / "c", replace(snapshot(), optimizer={"optimizer": {"state": {}}}))
     with pytest.raises(UserError, match=r"c/optimizer.pt holds 'optimizer', which this version .* does not know"):
-        checkpoint.load(tmp_path / "c", weights=weights(trained(1)[0]))
+        checkpoint.load_checkpoint(tmp_path / "c", weights=weights(trained(1)[0]))
 
 
 def test_weights_that_will_be_divided_are_the_files_own_and_outlive_it(tmp_path):
     net, other = save(tmp_path / "c"), trained(1)[0]
-    _, tables = checkpoint.load(tmp_path / "c", weights=weights(other), mapped=True)
+    _, tables = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other), mmap=True)
     moments = tables["moments"]
     assert file_behind(other[0].weight) == str(tmp_path / "c" / "model.safetensors")
     assert file_behind(moments[0]["exp_avg"]) == str(tmp_path / "c" / "optimizer.pt")
@@ -119,8 +128,8 @@ def file_behind(tensor):
 def test_the_newest_whole_checkpoint_is_found(tmp_path):
     for name in ("00-000100", "01-000000", "00-000200"):
         save(tmp_path / name)
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "01-000000"
-    assert checkpoint.latest(tmp_path / "nowhere", refuse_warnings) is None
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "01-000000"
+    assert checkpoint.find_latest(tmp_path / "nowhere", refuse_warnings) is None
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -139,7 +148,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, name, dama
         case "flipped":
             file.write_bytes(content)
     warnings = []
-    assert checkpoint.latest(tmp_path, warnings.append) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
     assert len(warnings) == 1
     assert "00-000002 is damaged" in warnings[0]
 
@@ -148,7 +157,7 @@ def test_hashes_that_leave_a_file_out_do_not_vouch_for_it(tmp_path):
     save(tmp_path / "00-000001")
     save(tmp_path / "00-000002")
     (tmp_path / "00-000002" / "hashes.json").write_text("{}")
-    assert checkpoint.latest(tmp_path, [].append) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, [].append) == tmp_path / "00-000001"
 
 
 def test_a_run_does_not_begin_anew_because_every_checkpoint_is_damaged(tmp_path):
@@ -157,7 +166,7 @@ def test_a_run_does_not_begin_anew_because_every_checkpoint_is_damaged(tmp_path)
         (tmp_path / name / "rng.pt").unlink()
     warnings = []
     with pytest.raises(UserError, match=r"00-000002 is damaged \(rng.pt is missing\), and no other is whole"):
-        checkpoint.latest(tmp_path, warnings.append)
+        checkpoint.find_latest(tmp_path, warnings.append)
     assert len(warnings) == 2
 
 
@@ -167,7 +176,7 @@ def test_hashes_that_say_nothing_do_not_vouch(tmp_path, content):
     save(tmp_path / "00-000002")
     (tmp_path / "00-000002" / "hashes.json").write_text(content)
     warnings = []
-    assert checkpoint.latest(tmp_path, warnings.append) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
     assert "hashes.json" in warnings[0] or "does not match its hash" in warnings[0]
 
 
@@ -175,37 +184,37 @@ def test_an_empty_folder_is_a_damaged_checkpoint(tmp_path):
     save(tmp_path / "00-000001")
     (tmp_path / "00-000002").mkdir()
     warnings = []
-    assert checkpoint.latest(tmp_path, warnings.append) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, warnings.append) == tmp_path / "00-000001"
     assert "00-000002 is damaged (hashes.json is missing)" in warnings[0]
 
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path):
     save(tmp_path / "00-000001")
     (tmp_path / "mine").mkdir()
-    checkpoint.prune(tmp_path, Checkpoints(keep=1))
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
+    checkpoint.prune_checkpoints(tmp_path, CheckpointsConfig(keep_last=1))
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
     assert names(tmp_path) == ["00-000001", "mine"]
 
 
 def test_steps_are_compared_as_numbers(tmp_path):
     for step in (999_999, 1_000_000, 20_000_000):
-        save(tmp_path / str(checkpoint.Place(0, step)))
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-20000000"
-    checkpoint.prune(tmp_path, Checkpoints(keep=1))
+        save(tmp_path / str(checkpoint.StepId(0, step)))
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-20000000"
+    checkpoint.prune_checkpoints(tmp_path, CheckpointsConfig(keep_last=1))
     assert names(tmp_path) == ["00-20000000"]
-    save(tmp_path / str(checkpoint.Place(100, 0)))
-    save(tmp_path / str(checkpoint.Place(99, 5)))
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "100-000000"
+    save(tmp_path / str(checkpoint.StepId(100, 0)))
+    save(tmp_path / str(checkpoint.StepId(99, 5)))
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "100-000000"
 
 
 SCORES = (0.2, None, 0.9, 0.9, 0.1, 0.5)
 POLICIES = [
-    (Checkpoints(keep=2), [4, 5]),
-    (Checkpoints(keep=9), [0, 1, 2, 3, 4, 5]),
-    (Checkpoints(keep=1, keep_every=2), [2, 4, 5]),
-    (Checkpoints(keep=1, best=Best(metric="m")), [2, 5]),
-    (Checkpoints(keep=1, best=Best(metric="m", mode="min")), [4, 5]),
-    (Checkpoints(keep=1, keep_every=3, best=Best(metric="m", mode="min")), [3, 4, 5]),
+    (CheckpointsConfig(keep_last=2), [4, 5]),
+    (CheckpointsConfig(keep_last=9), [0, 1, 2, 3, 4, 5]),
+    (CheckpointsConfig(keep_last=1, keep_every=2), [2, 4, 5]),
+    (CheckpointsConfig(keep_last=1, best=BestCheckpointConfig(metric="m")), [2, 5]),
+    (CheckpointsConfig(keep_last=1, best=BestCheckpointConfig(metric="m", mode="min")), [4, 5]),
+    (CheckpointsConfig(keep_last=1, keep_every=3, best=BestCheckpointConfig(metric="m", mode="min")), [3, 4, 5]),
 ]
 
 
@@ -223,45 +232,48 @@ def test_what_stays(tmp_path, six, policy, kept):
     shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
     (shelf / ".00-000009.partial").mkdir()
     (shelf / ".00-000004.retired").mkdir()
-    checkpoint.prune(shelf, policy)
+    checkpoint.prune_checkpoints(shelf, policy)
     assert names(shelf) == [f"00-{step:06d}" for step in kept]
 
 
 def test_a_checkpoint_is_found_by_name_and_by_rank(tmp_path, six):
-    best = Best(metric="m")
-    assert checkpoint.find(six, None, best, refuse_warnings) == six / "00-000005"
-    assert checkpoint.find(six, "00-000001", best, refuse_warnings) == six / "00-000001"
-    assert checkpoint.find(six, "best", best, refuse_warnings) == six / "00-000002"
+    best = BestCheckpointConfig(metric="m")
+    assert checkpoint.find_checkpoint(six, None, best, refuse_warnings) == six / "00-000005"
+    assert checkpoint.find_checkpoint(six, "00-000001", best, refuse_warnings) == six / "00-000001"
+    assert checkpoint.find_checkpoint(six, "best", best, refuse_warnings) == six / "00-000002"
     for name, rank in (("00-000007", best), ("best", None)):
         with pytest.raises(UserError, match=rf"no checkpoint '{name}'; there is 00-000000, .*00-000005"):
-            checkpoint.find(six, name, rank, refuse_warnings)
+            checkpoint.find_checkpoint(six, name, rank, refuse_warnings)
     shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
     (shelf / "00-000002" / "score.json").write_text("0.95")
     with pytest.raises(UserError, match=r"00-000002 is damaged \(score.json does not match"):
-        checkpoint.find(shelf, "best", best, refuse_warnings)
+        checkpoint.find_checkpoint(shelf, "best", best, refuse_warnings)
 
 
 def test_a_checkpoint_whose_score_is_damaged_is_not_the_best(tmp_path, six):
     shelf = Path(shutil.copytree(six, tmp_path / "shelf"))
     for step, content in ((2, "0."), (3, '"high"')):
         (shelf / f"00-00000{step}" / "score.json").write_text(content)
-    assert checkpoint.find(shelf, "best", Best(metric="m"), refuse_warnings) == shelf / "00-000005"
+    assert (
+        checkpoint.find_checkpoint(shelf, "best", BestCheckpointConfig(metric="m"), refuse_warnings)
+        == shelf / "00-000005"
+    )
 
 
-BACKGROUND = Checkpoints(asynchronous=True)
+BACKGROUND = CheckpointsConfig(async_save=True)
 
 
 def test_a_snapshot_does_not_follow_the_run(tmp_path):
     net, optimizer = trained(1)
-    state = State(step=1, evals={"before": {"count": {"a": 0.5}}})
+    state = TrainingState(step=1, eval_rewards={"before": {"count": {"a": 0.5}}})
     moments = {"moments": optimizer.state_dict()["state"]}
-    live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.rng_states(), state=state)
-    taken = checkpoint.still(live)
+    live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.read_rng_states(), state=state)
+    taken = checkpoint.copy_to_cpu(live)
     write_down(tmp_path / "00-000001", live)
     with torch.no_grad():
         net[0].weight.add_(1.0)
     optimizer.state_dict()["state"][0]["exp_avg"].add_(1.0)
-    state.step, state.evals["before"]["count"]["a"] = 2, 0.0
+    state.step, state.eval_rewards["before"]["count"]["a"] = 2, 0.0
     write_down(tmp_path / "00-000002", taken)
     one, two = ((tmp_path / f"00-00000{n}" / "hashes.json").read_text() for n in (1, 2))
     assert one == two
@@ -269,32 +281,35 @@ def test_a_snapshot_does_not_follow_the_run(tmp_path):
 
 def test_a_write_in_the_background_lets_the_run_go_on_and_the_next_one_waits(tmp_path):
     may, order = Event(), []
-    with Shelf(tmp_path, BACKGROUND, refuse_warnings) as shelf:
-        shelf.put(snapshot(step=1), first=lambda: order.append(may.wait(10)))
-        shelf.check()
+    with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings) as shelf:
+        shelf.save(snapshot(step=1), before_write=lambda: order.append(may.wait(10)))
+        shelf.raise_if_failed()
         assert names(tmp_path) == [".00-000001.partial"]  # nothing is in it, and nobody waited
         assert names(tmp_path / ".00-000001.partial") == []
         may.set()
-        shelf.put(snapshot(step=2), first=lambda: order.append(names(tmp_path)))
+        shelf.save(snapshot(step=2), before_write=lambda: order.append(names(tmp_path)))
     assert order == [True, [".00-000002.partial", "00-000001"]]
     assert names(tmp_path) == ["00-000001", "00-000002"]
 
 
 def test_a_failure_in_the_background_surfaces_at_the_next_step(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
-    with pytest.raises(UserError, match=r"cannot save .*00-000002"), Shelf(folder, BACKGROUND, print) as shelf:
-        shelf.put(snapshot(step=1), first=lambda: None)
-        shelf.settle()
-        shelf.put(snapshot(step=2), first=(folder / ".00-000002.partial").rmdir)
+    with (
+        pytest.raises(UserError, match=r"cannot save .*00-000002"),
+        CheckpointManager(folder, BACKGROUND, print) as shelf,
+    ):
+        shelf.save(snapshot(step=1), before_write=lambda: None)
+        shelf.wait()
+        shelf.save(snapshot(step=2), before_write=(folder / ".00-000002.partial").rmdir)
         while True:  # as the loop does, step after step
-            shelf.check()
-    assert checkpoint.latest(folder, refuse_warnings) == folder / "00-000001"
+            shelf.raise_if_failed()
+    assert checkpoint.find_latest(folder, refuse_warnings) == folder / "00-000001"
 
 
 def test_a_failure_in_the_background_does_not_hide_what_ended_the_run(tmp_path):
     warnings = []
-    with pytest.raises(KeyboardInterrupt), Shelf(tmp_path, BACKGROUND, warnings.append) as shelf:
-        shelf.put(snapshot(step=2), first=(tmp_path / ".00-000002.partial").rmdir)
+    with pytest.raises(KeyboardInterrupt), CheckpointManager(tmp_path, BACKGROUND, warnings.append) as shelf:
+        shelf.save(snapshot(step=2), before_write=(tmp_path / ".00-000002.partial").rmdir)
         raise KeyboardInterrupt
     assert len(warnings) == 1 and "cannot save" in warnings[0]
 
@@ -333,23 +348,25 @@ def by_ranks(count, work):
         return list(pool.map(lambda rank: work(Together(rank, meeting, places)), range(count)))
 
 
-SIZES, RNG = (5, 1, 40, 3, 3, 30, 2), checkpoint.rng_states()
+SIZES, RNG = (5, 1, 40, 3, 3, 30, 2), checkpoint.read_rng_states()
 
 
 def part_of(ranks, **state):
     """This rank's part of seven weights, each as many times its place as it has values."""
-    own = even_part(SIZES, ranks)
+    own = balanced_range(SIZES, ranks)
     learned = {f"w{place}": torch.full((SIZES[place],), float(place)) for place in own}
     moments = {place: {"exp_avg": torch.full((SIZES[place],), place / 2)} for place in own}
     optimizer = {"moments": moments, "masters": {}}
-    return Snapshot(weights=Weights(learned=learned), optimizer=optimizer, rng=RNG, state=State(**state))
+    return Snapshot(
+        weights=CheckpointWeights(trained=learned), optimizer=optimizer, rng=RNG, state=TrainingState(**state)
+    )
 
 
 def save_twice(folder, ranks):
     """What each rank does to save its part of two checkpoints."""
-    with Shelf(folder, Checkpoints(), refuse_warnings, ranks) as shelf:
+    with CheckpointManager(folder, CheckpointsConfig(), refuse_warnings, ranks) as shelf:
         for step in (1, 2):
-            shelf.put(part_of(ranks, step=step), first=lambda: None)
+            shelf.save(part_of(ranks, step=step), before_write=lambda: None)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -358,19 +375,19 @@ def test_each_rank_writes_its_part_and_any_number_goes_on(tmp_path, count, async
     """Nine ranks are more than there are weights."""
 
     def keep(ranks):
-        with Shelf(tmp_path, Checkpoints(asynchronous=asynchronous), refuse_warnings, ranks) as shelf:
+        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as shelf:
             for step in (1, 2):
-                shelf.put(part_of(ranks, step=step), first=lambda: None)
+                shelf.save(part_of(ranks, step=step), before_write=lambda: None)
             while shelf._writing:  # as the loop does, step after step
-                shelf.check()
-                assert checkpoint.latest(tmp_path, refuse_warnings).name in ("00-000001", "00-000002")
-            assert checkpoint.latest(tmp_path, refuse_warnings).name == "00-000002"
+                shelf.raise_if_failed()
+                assert checkpoint.find_latest(tmp_path, refuse_warnings).name in ("00-000001", "00-000002")
+            assert checkpoint.find_latest(tmp_path, refuse_warnings).name == "00-000002"
 
     by_ranks(count, keep)
     assert names(tmp_path) == ["00-000001", "00-000002"]
     assert len(names(tmp_path / "00-000002")) == 5 + 2 * count
     learned = {f"w{place}": torch.zeros(size) for place, size in enumerate(SIZES)}
-    state, tables = checkpoint.load(tmp_path / "00-000002", weights=Weights(learned=learned))
+    state, tables = checkpoint.load_checkpoint(tmp_path / "00-000002", weights=CheckpointWeights(trained=learned))
     assert state.step == 2
     assert list(tables["moments"]) == list(range(len(SIZES))) and tables["masters"] == {}
     for place, size in enumerate(SIZES):
@@ -386,7 +403,7 @@ def test_a_checkpoint_without_the_part_of_one_rank_is_damaged(tmp_path, name):
     flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
     warnings = []
     with pytest.raises(UserError, match=f"00-000002 is damaged .{name} is missing., and no other is whole"):
-        checkpoint.latest(tmp_path, warnings.append)
+        checkpoint.find_latest(tmp_path, warnings.append)
     assert f"00-000001 is damaged ({name} does not match its hash)" in warnings[1]
 
 
@@ -395,12 +412,13 @@ def test_ranks_check_a_checkpoint_together(tmp_path, name):
     """Each reads a part of the files, and all hear of what is wrong with any."""
     by_ranks(3, partial(save_twice, tmp_path))
     assert (
-        by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, refuse_warnings, ranks)) == [tmp_path / "00-000002"] * 2
+        by_ranks(2, lambda ranks: checkpoint.find_latest(tmp_path, refuse_warnings, ranks))
+        == [tmp_path / "00-000002"] * 2
     )
     flipped = tmp_path / "00-000002" / name
     flipped.write_bytes(flipped.read_bytes()[:-1] + b"?")
     warnings = []
-    found = by_ranks(2, lambda ranks: checkpoint.latest(tmp_path, warnings.append, ranks))
+    found = by_ranks(2, lambda ranks: checkpoint.find_latest(tmp_path, warnings.append, ranks))
     assert found == [tmp_path / "00-000001"] * 2
     assert len(warnings) == 2 and f"00-000002 is damaged ({name} does not match" in warnings[0]
 
@@ -413,11 +431,11 @@ def test_what_one_rank_cannot_write_ends_all_and_leaves_the_checkpoint_before(tm
             if ranks.rank == failing:
                 raise OSError(28, "No space left on device")
 
-        with Shelf(tmp_path, Checkpoints(asynchronous=asynchronous), refuse_warnings, ranks) as shelf:
-            shelf.put(part_of(ranks, step=1), first=lambda: None)
+        with CheckpointManager(tmp_path, CheckpointsConfig(async_save=asynchronous), refuse_warnings, ranks) as shelf:
+            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
             with pytest.raises(UserError, match="cannot save .*00-000002: No space left on device .*free some space"):
-                shelf.put(part_of(ranks, step=2), first=first)
-                shelf.settle()
+                shelf.save(part_of(ranks, step=2), before_write=first)
+                shelf.wait()
 
     by_ranks(2, keep)
     assert names(tmp_path) == ["00-000001"]
@@ -428,10 +446,10 @@ def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
     left = Event()
 
     def keep(ranks):
-        with pytest.raises(ValueError, match="a bug"), Shelf(tmp_path, BACKGROUND, print, ranks) as shelf:
-            shelf.put(part_of(ranks, step=1), first=lambda: None)
-            shelf.settle()
-            shelf.put(part_of(ranks, step=2), first=lambda: left.wait(60) if ranks.rank else None)
+        with pytest.raises(ValueError, match="a bug"), CheckpointManager(tmp_path, BACKGROUND, print, ranks) as shelf:
+            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
+            shelf.wait()
+            shelf.save(part_of(ranks, step=2), before_write=lambda: left.wait(60) if ranks.rank else None)
             raise ValueError("a bug, or its effect on the others")
         left.set()
 
@@ -441,15 +459,15 @@ def test_what_ranks_were_writing_when_one_of_them_failed_is_given_up(tmp_path):
 
 def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
     def keep(ranks):
-        with Shelf(tmp_path, BACKGROUND, refuse_warnings, ranks) as shelf:
-            shelf.put(part_of(ranks, step=1), first=lambda: None)
+        with CheckpointManager(tmp_path, BACKGROUND, refuse_warnings, ranks) as shelf:
+            shelf.save(part_of(ranks, step=1), before_write=lambda: None)
             for _ in range(1200):
                 if (tmp_path / "00-000001").exists():
                     return
                 sleep(0.05)
 
     by_ranks(3, keep)
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
     assert not [name for name in names(tmp_path / "00-000001") if name.startswith("part")]
 
 
@@ -457,17 +475,17 @@ def test_a_checkpoint_of_several_ranks_is_there_before_anybody_looks(tmp_path):
 def test_ranks_share_evenly(count):
     """No part is larger than an even one by more than the largest of its things."""
     sizes = [7, 1, 1, 500, 20, 300, 0, 300, 2, 60, 60, 60, 0]
-    parts = [even_part(sizes, SimpleNamespace(rank=rank, size=count)) for rank in range(count)]
+    parts = [balanced_range(sizes, SimpleNamespace(rank=rank, size=count)) for rank in range(count)]
     assert [place for part in parts for place in part] == list(range(len(sizes)))
     assert all(sum(sizes[place] for place in part) <= sum(sizes) / count + 500 for part in parts)
-    assert even_part([], SimpleNamespace(rank=0, size=count)) == range(0)
+    assert balanced_range([], SimpleNamespace(rank=0, size=count)) == range(0)
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     save(tmp_path / "c", seed=1, step=1)
     net = save(tmp_path / "c", seed=2, step=2)
     other, _ = trained(3)
-    state, _ = checkpoint.load(tmp_path / "c", weights=weights(other))
+    state, _ = checkpoint.load_checkpoint(tmp_path / "c", weights=weights(other))
     assert state.step == 2
     assert torch.equal(other[0].weight, net[0].weight)
     assert names(tmp_path) == ["c"]
@@ -481,7 +499,7 @@ def test_a_replacement_killed_between_its_renames_is_undone(tmp_path):
     save(tmp_path / "00-000001")
     (tmp_path / "00-000001").rename(tmp_path / ".00-000001.retired")
     (tmp_path / ".00-000001.partial").mkdir()
-    assert checkpoint.latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
+    assert checkpoint.find_latest(tmp_path, refuse_warnings) == tmp_path / "00-000001"
 
 
 @pytest.mark.parametrize(("failure", "seen"), [(OSError(5, "Input/output error"), UserError), (KeyboardInterrupt,) * 2])
@@ -498,7 +516,7 @@ def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkey
     with pytest.raises(seen):
         save(tmp_path / "c", step=2)
     assert names(tmp_path) == ["c"]
-    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
+    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
 
 
 def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
@@ -506,8 +524,8 @@ def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
     with pytest.raises(UserError, match="a checkpoint cannot hold 1j"):
         save(tmp_path / "c", evals={"before": {"x": 1j}})
     assert names(tmp_path) == ["c"]
-    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), State).step == 1
-    assert damage(tmp_path / "c", FILES[1:]) is None
+    assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
+    assert find_damage(tmp_path / "c", FILES[1:]) is None
 
 
 def run(code, *arguments):
@@ -539,7 +557,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
     assert run(KILLED, tmp_path / "c").returncode == 9
     assert names(tmp_path) == [".c.partial", "c"]
-    assert damage(tmp_path / "c", FILES[1:]) is None
+    assert find_damage(tmp_path / "c", FILES[1:]) is None
     save(tmp_path / "c", step=3)
     assert names(tmp_path) == ["c"]
 
@@ -588,7 +606,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_old_checkpoint(tmp_path):
         assert f"cannot save {tmp_path / 'c'}: File too large" in message
         assert "free some space" in message
     assert names(tmp_path) == ["c"]
-    assert damage(tmp_path / "c", FILES[1:]) is None
+    assert find_damage(tmp_path / "c", FILES[1:]) is None
 
 
 def test_a_place_that_cannot_hold_folders_is_a_clear_error(tmp_path):
@@ -608,23 +626,23 @@ def test_weights_alone_round_trip(tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
-    checkpoint.save_weights(tmp_path / "w", Weights(learned={"w": torch.ones(2, 3)}))
+    checkpoint.save_weights(tmp_path / "w", CheckpointWeights(trained={"w": torch.ones(2, 3)}))
     with pytest.raises(UserError, match="another model: the weights that are trained differ"):
-        checkpoint.load_weights(tmp_path / "w", Weights(learned={"w": torch.ones(3, 2)}))
+        checkpoint.load_weights(tmp_path / "w", CheckpointWeights(trained={"w": torch.ones(3, 2)}))
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
     net, _ = trained(1)
     learned, given = {"1.weight": net[1].weight}, {"0.weight": net[0].weight.detach().clone()}
-    saved = Weights(learned=learned, given=checkpoint.fingerprint(given.items()))
+    saved = CheckpointWeights(trained=learned, frozen_fingerprint=checkpoint.fingerprint_weights(given.items()))
     checkpoint.save_weights(tmp_path / "w", saved)
     checkpoint.load_weights(tmp_path / "w", saved)
     before = net[1].weight.detach().clone()
     given["0.weight"][3, 2] += 1e-4
     for other in (
-        Weights(learned=learned, given=checkpoint.fingerprint(given.items())),
-        Weights(learned={**learned, "more": torch.ones(1)}, given=saved.given),
-        Weights(learned={}, given=saved.given),
+        CheckpointWeights(trained=learned, frozen_fingerprint=checkpoint.fingerprint_weights(given.items())),
+        CheckpointWeights(trained={**learned, "more": torch.ones(1)}, frozen_fingerprint=saved.frozen_fingerprint),
+        CheckpointWeights(trained={}, frozen_fingerprint=saved.frozen_fingerprint),
     ):
         with pytest.raises(UserError, match="w was saved from another model: .* Restore model.path as it was"):
             checkpoint.load_weights(tmp_path / "w", other)
@@ -640,9 +658,9 @@ def test_a_fingerprint_follows_names_types_shapes_and_values():
         {**weights, "a": weights["a"] + 1e-3},
         {"a": weights["a"]},
     ]
-    prints = [checkpoint.fingerprint(each.items()) for each in (weights, *others)]
+    prints = [checkpoint.fingerprint_weights(each.items()) for each in (weights, *others)]
     assert len(set(prints)) == len(prints)
-    assert checkpoint.fingerprint(reversed(weights.items())) == prints[0]
+    assert checkpoint.fingerprint_weights(reversed(weights.items())) == prints[0]
 
 
 def test_an_export_replaces_the_one_before(tmp_path):
@@ -653,7 +671,7 @@ def test_an_export_replaces_the_one_before(tmp_path):
         def save_pretrained(self, folder):
             (folder / self.name).touch()
 
-    checkpoint.export_hf(tmp_path / "m", Part("old"))
-    checkpoint.export_hf(tmp_path / "m", Part("weights"), Part("tokenizer"))
+    checkpoint.export_hf_folder(tmp_path / "m", Part("old"))
+    checkpoint.export_hf_folder(tmp_path / "m", Part("weights"), Part("tokenizer"))
     assert names(tmp_path / "m") == ["tokenizer", "weights"]
     assert names(tmp_path) == ["m"]

@@ -10,7 +10,7 @@ import pytest
 
 import mmrl
 from mmrl.cli import main
-from mmrl.cli.common import heavy_imports
+from mmrl.cli.common import pause_gc_for_imports
 
 CONFIG = """\
 run: {name: demo}
@@ -64,7 +64,7 @@ def thawed():
 def test_no_garbage_is_looked_for_while_torch_is_imported_nor_among_what_stays(thawed, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = gc.get_freeze_count()
-    with heavy_imports():
+    with pause_gc_for_imports():
         assert not gc.isenabled()
     assert gc.isenabled()
     assert gc.get_freeze_count() > before + 1000
@@ -73,7 +73,7 @@ def test_no_garbage_is_looked_for_while_torch_is_imported_nor_among_what_stays(t
 def test_an_import_that_fails_leaves_the_collector_on(thawed, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = gc.get_freeze_count()
-    with pytest.raises(ImportError, match="no_such_library"), heavy_imports():
+    with pytest.raises(ImportError, match="no_such_library"), pause_gc_for_imports():
         import no_such_library  # noqa: F401
     assert gc.isenabled()
     assert gc.get_freeze_count() == before
@@ -82,7 +82,7 @@ def test_an_import_that_fails_leaves_the_collector_on(thawed, monkeypatch):
 def test_a_process_that_has_torch_keeps_its_garbage_collector_as_it_is(thawed, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
     before = gc.get_freeze_count()
-    with heavy_imports():
+    with pause_gc_for_imports():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
 

@@ -14,7 +14,7 @@ import pytest
 
 import mmrl.types as nouns
 from mmrl.checkpoint import json_codec
-from mmrl.types import Author, Experience, Kind, Sample, Segment, Size, State, Target, UserError
+from mmrl.types import AnswerType, Author, Experience, Sample, Segment, Size, Target, TrainingState, UserError
 
 UNSTORED = {"Access", "Place"}  # they hold paths of this machine, and no noun holds them
 KINDS = [
@@ -31,7 +31,7 @@ def made(hint: Any, dice: random.Random, depth: int = 0) -> Any:
     """A random value of an annotated type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
-        choices = (int, float, str, type(None), bytes, Kind, Size)
+        choices = (int, float, str, type(None), bytes, AnswerType, Size)
         deep = (tuple[Any, ...], list[Any], dict[Any, Any], Mapping[str, Any], Target)
         return made(dice.choice(choices if depth > 3 else choices + deep), dice, depth + 1)
     if origin is Literal:
@@ -43,7 +43,7 @@ def made(hint: Any, dice: random.Random, depth: int = 0) -> Any:
     if origin in (tuple, list):
         return origin(made(inner[0], dice, depth + 1) for _ in range(dice.randrange(4)))
     if origin in (dict, Mapping):
-        key = dice.choice((int, str, Kind)) if inner[0] is Any else inner[0]
+        key = dice.choice((int, str, AnswerType)) if inner[0] is Any else inner[0]
         return {made(key, dice, depth + 1): made(inner[1], dice, depth + 1) for _ in range(dice.randrange(4))}
     if issubclass(hint, Enum):
         return dice.choice(list(hint))
@@ -85,7 +85,7 @@ def test_every_noun_comes_back_exactly(kind):
 
 
 def test_the_dissection_sees_what_equality_does_not():
-    pairs = [(0.0, -0.0), ((1,), [1]), (1, True), (Kind.BOX, "box"), (Size(1, 2), (1, 2)), (math.nan, -math.nan)]
+    pairs = [(0.0, -0.0), ((1,), [1]), (1, True), (AnswerType.BOX, "box"), (Size(1, 2), (1, 2)), (math.nan, -math.nan)]
     for one, other in pairs:
         assert dissected(one) != dissected(other)
 
@@ -108,7 +108,7 @@ def test_text_that_looks_like_a_tag_is_text():
 
 
 def test_a_state_is_readable_json():
-    found = json.loads(json_codec.dumps(State(step=7, evals={"before": {"count": {"a": 0.5}}})))
+    found = json.loads(json_codec.dumps(TrainingState(step=7, eval_rewards={"before": {"count": {"a": 0.5}}})))
     assert found["$State"]["step"] == 7
     assert found["$State"]["evals"] == {"before": {"count": {"a": 0.5}}}
 
@@ -118,7 +118,9 @@ class Mine(int):
 
 
 def test_what_cannot_come_back_exactly_is_refused_by_name():
-    sample = Sample(id="a", task="t", parts=(), target=Target(kind=Kind.TEXT, value=""), meta={"x": Mine(3)})
+    sample = Sample(
+        id="a", task="t", parts=(), target=Target(answer_type=AnswerType.TEXT, value=""), meta={"x": Mine(3)}
+    )
     with pytest.raises(UserError, match=r"cannot hold 3 \(.*\.Mine\)"):
         json_codec.dumps(sample)
     with pytest.raises(UserError, match=r"set\)"):
@@ -135,11 +137,11 @@ def test_nouns_of_another_version_are_refused(text):
 
 def test_a_value_of_another_kind_is_refused():
     with pytest.raises(UserError, match="a State was expected, and this is a dict"):
-        json_codec.loads("{}", State)
+        json_codec.loads("{}", TrainingState)
 
 
 def test_a_noun_with_a_new_field_reads_what_was_written_before_it():
-    assert json_codec.loads('{"$State": {"step": 3}}', State) == State(step=3)
+    assert json_codec.loads('{"$State": {"step": 3}}', TrainingState) == TrainingState(step=3)
     text = '{"$Segment": {"ids": {"$tuple": [1]}, "logps": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
     segment = json_codec.loads(text, Segment)
-    assert segment == Segment(ids=(1,), logps=(-0.5,), author=Author.POLICY)
+    assert segment == Segment(token_ids=(1,), logprobs=(-0.5,), author=Author.POLICY)

@@ -10,19 +10,19 @@ import pytest
 from config_samples import FULL, SMALL, full_tree, put, refused, write
 from ruamel.yaml import YAML
 
-from mmrl.config import cap_steps, dump, explain, json_schema, load, settings
+from mmrl.config import cap_steps, config_json_schema, dump_yaml, explain, flatten_settings, load_config
 from mmrl.types import UserError
 
 
 def test_small_config_loads_with_defaults(tmp_path):
-    config = load(write(tmp_path, SMALL)).config
+    config = load_config(write(tmp_path, SMALL)).config
     assert config.run.seed == 0
     assert [stage.kind for stage in config.stages] == ["sft", "rl"]
     assert config.stages[1].group_size == 8
 
 
 def test_lists_become_tuples_and_integers_serve_as_numbers(tmp_path):
-    config = load(
+    config = load_config(
         write(tmp_path, SMALL), ["stages.rl.optimizer={lr: 1, betas: [0, 0.5]}", "model.freeze=[vision]"]
     ).config
     assert config.stages[1].optimizer.lr == 1.0
@@ -50,18 +50,18 @@ def test_lists_become_tuples_and_integers_serve_as_numbers(tmp_path):
 )
 def test_yaml_means_what_it_says(tmp_path, written, meant):
     text = SMALL.replace("fn: mmrl_datasets.generators.scenes:count", f"fn: a:b\n      args: {{on: {written}}}")
-    assert load(write(tmp_path, text)).config.data.train[0].args == {"on": meant}
+    assert load_config(write(tmp_path, text)).config.data.train[0].args == {"on": meant}
 
 
 def test_origins_name_file_line_command_line_and_default(tmp_path):
     path = write(tmp_path, SMALL)
-    loaded = load(path, ["stages.rl.steps=3"])
+    loaded = load_config(path, ["stages.rl.steps=3"])
     assert loaded.origins["run.name"] == f"{path}:1"
     assert loaded.origins["data.train.0.fn"] == f"{path}:6"
     assert loaded.origins["stages.0.steps"] == f"{path}:13"
     assert loaded.origins["stages.1.steps"] == "command line"
     assert loaded.origins["run.seed"] == "default"
-    assert set(loaded.origins) == set(settings(loaded.config.model_dump(mode="json")))
+    assert set(loaded.origins) == set(flatten_settings(loaded.config.model_dump(mode="json")))
 
 
 def test_extends_merges_mappings_and_replaces_lists(tmp_path):
@@ -71,7 +71,7 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path):
         tmp_path / "sub",
         "extends: ../base.yaml\nevaluation: {batch_size: 4}\nstages: [{kind: sft, name: s, steps: 1}]\n",
     )
-    loaded = load(path)
+    loaded = load_config(path)
     assert (loaded.config.evaluation.batch_size, loaded.config.evaluation.temperature) == (4, 0.5)
     assert [stage.name for stage in loaded.config.stages] == ["s"]
     assert loaded.origins["evaluation.batch_size"] == f"{path}:2"
@@ -84,8 +84,8 @@ def test_extends_takes_a_list_later_ones_win_and_null_unsets(tmp_path):
     write(tmp_path, "run: {seed: 1}\nmodel: {dtype: float32}\n", "b.yaml")
     write(tmp_path, "run: {seed: 2}\n", "c0.yaml")
     path = write(tmp_path, "extends: [a.yaml, b.yaml, c0.yaml]\nmodel: {scratch: null, path: some/model}\n")
-    config = load(path).config
-    assert (config.run.seed, config.model.dtype, config.model.path, config.model.scratch) == (
+    config = load_config(path).config
+    assert (config.run.seed, config.model.dtype, config.model.path, config.model.from_scratch) == (
         2,
         "float32",
         "some/model",
@@ -117,16 +117,16 @@ def test_overrides_reach_every_place(tmp_path):
     ]
     path = write(tmp_path, SMALL)
     assert "file name" in refused(path, *overrides)
-    config = load(path, overrides[:-1]).config
+    config = load_config(path, overrides[:-1]).config
     assert config.stages[1].optimizer.lr == 1e-4
     assert config.stages[1].loss.kl.coef == 0.1
     assert config.data.train[0].args == {"a": {"b": [1, 2]}}
-    assert load(path, ["run.seed=1", "run.seed=2"]).config.run.seed == 2
+    assert load_config(path, ["run.seed=1", "run.seed=2"]).config.run.seed == 2
 
 
 def test_cap_steps(tmp_path):
     path = write(tmp_path, SMALL)
-    capped = cap_steps(load(path), 15)
+    capped = cap_steps(load_config(path), 15)
     assert [stage.steps for stage in capped.config.stages] == [10, 15]
     assert capped.origins["stages.0.steps"] == f"{path}:13"
     assert capped.origins["stages.1.steps"] == "command line"
@@ -136,8 +136,8 @@ def test_cap_steps(tmp_path):
 
 @pytest.mark.parametrize("text", [SMALL, FULL])
 def test_dump_loads_back_equal(tmp_path, text):
-    config = load(write(tmp_path, text)).config
-    assert load(write(tmp_path, dump(config), "again.yaml")).config == config
+    config = load_config(write(tmp_path, text)).config
+    assert load_config(write(tmp_path, dump_yaml(config), "again.yaml")).config == config
 
 
 TRICKY = [
@@ -180,22 +180,22 @@ TRICKY = [
 )
 def test_dump_keeps_text_as_it_is(tmp_path, value):
     origin = {"fn": "a:b", "args": {value: value, "list": [value, [value]], "empty": [{}, []], "none": None}}
-    config = load(write(tmp_path, SMALL), [f"data.train=[{json.dumps(origin)}]"]).config
+    config = load_config(write(tmp_path, SMALL), [f"data.train=[{json.dumps(origin)}]"]).config
     assert config.data.train[0].args[value] == value
-    assert load(write(tmp_path, dump(config), "again.yaml")).config == config
+    assert load_config(write(tmp_path, dump_yaml(config), "again.yaml")).config == config
 
 
 @pytest.mark.parametrize("value", [1e-06, 1e22, 5e-324, 0.1, 1e16, 123456789.123, 2.0])
 def test_dump_keeps_numbers_as_they_are(tmp_path, value):
-    config = load(write(tmp_path, SMALL), [f"data.train.0.args.x={value!r}"]).config
-    again = load(write(tmp_path, dump(config), "again.yaml")).config
+    config = load_config(write(tmp_path, SMALL), [f"data.train.0.args.x={value!r}"]).config
+    again = load_config(write(tmp_path, dump_yaml(config), "again.yaml")).config
     assert again == config and math.copysign(again.data.train[0].args["x"], 1) == value
 
 
 def test_explain_shows_origins_and_the_objective_with_this_configs_numbers(tmp_path):
     path = write(tmp_path, SMALL)
     words = explain(
-        load(
+        load_config(
             path,
             ["stages.rl.loss={kl: {coef: 0.02}, clip_high: 0.28}", "stages.rl.group_size=4", "model.freeze=[vision]"],
         )
@@ -221,7 +221,7 @@ def test_explain_follows_the_options(tmp_path):
         "rewards.terms.0.transform={clip: [0, 0.9], power: 2, scale: [-1, 1]}",
         "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
-    words = explain(load(write(tmp_path, SMALL), overrides))
+    words = explain(load_config(write(tmp_path, SMALL), overrides))
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
     assert "no top-p, top-k 5" in words
     assert "no reference model is kept" in words
@@ -237,7 +237,7 @@ def test_explain_follows_the_options(tmp_path):
 
 
 def test_explain_says_what_mini_batches_are(tmp_path):
-    words = explain(load(write(tmp_path, SMALL), ["stages.rl.mini_batches=4", "stages.rl.epochs=2"]))
+    words = explain(load_config(write(tmp_path, SMALL), ["stages.rl.mini_batches=4", "stages.rl.epochs=2"]))
     assert "= 128 rollouts, then 8 optimizer steps, each with 1/4 of the prompts, on them" in words
     assert "N counts every sampled token of a mini-batch" in words
     assert "π_old as recorded while sampling; clipped per token" in words
@@ -249,20 +249,20 @@ def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
         "stages.rl.optimizer={lr: 1e-5, lr_by_role: {vision: 2e-6}, weight_decay: 0.1, decayed: matrices}",
     ]
     path = write(tmp_path, SMALL)
-    words = explain(load(path, overrides))
+    words = explain(load_config(path, overrides))
     assert "an adapter of rank 8, on language.mlp, vision.mlp; all weights are frozen" in words
     assert "W' = W + 32 / 8 · B A\n" in words
     assert "AdamW, lr 1e-05, vision 2e-06, constant" in words
     assert "weight decay of matrices 0.1" in words
-    words = explain(load(path, ["model.lora={dora: true, rslora: true, dropout: 0.1}"]))
+    words = explain(load_config(path, ["model.lora={dora: true, rslora: true, dropout: 0.1}"]))
     assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
     assert "of rank 16, dropout 0.1, on language.attention, language.mlp" in words
 
 
 def test_json_schema_agrees_with_the_loader(tmp_path):
     validator = pytest.importorskip("jsonschema").Draft202012Validator
-    validator.check_schema(json_schema())
-    checks = validator(json_schema())
+    validator.check_schema(config_json_schema())
+    checks = validator(config_json_schema())
     for text in (SMALL, FULL, "extends: base.yaml\nrun: {seed: 3}\n"):
         tree = YAML(typ="safe", pure=True).load(text)
         run = tree["run"] if "extends" in tree else None
@@ -275,7 +275,7 @@ def test_json_schema_agrees_with_the_loader(tmp_path):
 
 
 def test_json_schema_describes_every_setting():
-    schema = json_schema()
+    schema = config_json_schema()
     for name, definition in schema["$defs"].items():
         for key, setting in definition["properties"].items():
             assert "description" in setting or "$ref" in setting, f"{name}.{key}"
@@ -288,9 +288,9 @@ def test_config_loads_no_torch():
 
 def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
     path = write(tmp_path, SMALL)
-    answer = load(
+    answer = load_config(
         path, ["answer={style: json, answer_tag: result, sections: [{tag: plan, required: false}]}"]
-    ).config.answer
+    ).config.response_format
     assert (answer.style, answer.answer_tag, answer.sections[0].tag, answer.sections[0].required) == (
         "json",
         "result",
@@ -298,6 +298,6 @@ def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
         False,
     )
     with pytest.raises(UserError, match="two parts of a response are named 'think'"):
-        load(path, ["answer.answer_tag=think"])
+        load_config(path, ["answer.answer_tag=think"])
     with pytest.raises(UserError, match="answer.think_tag"):
-        load(path, ["answer.think_tag=<x>"])
+        load_config(path, ["answer.think_tag=<x>"])

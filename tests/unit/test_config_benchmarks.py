@@ -3,8 +3,8 @@
 import pytest
 from config_samples import SMALL, refused, write
 
-from mmrl.config import changes, exam_of, explain, load, settings
-from mmrl.types import Frame, UserError
+from mmrl.config import diff_configs, explain, flatten_settings, load_config, load_eval_config
+from mmrl.types import CoordinateSystem, UserError
 
 TAKEN = (
     SMALL
@@ -19,25 +19,28 @@ evaluation:
 
 
 def test_explain_says_when_each_is_taken(tmp_path):
-    cold, rl = explain(load(write(tmp_path, TAKEN))).partition("Stage 2 of 2")[::2]
+    cold, rl = explain(load_config(write(tmp_path, TAKEN))).partition("Stage 2 of 2")[::2]
     assert "mathvista, before the first step, every 5 steps, and as the stage ends: bench/mathvista/accuracy" in cold
     assert "testA by the rules of refcoco, before the first step, and as the stage ends" in cold
     assert "mathvista, every 5 steps, and as the stage ends" in rl
     assert "bench/mmmu/accuracy, pass@k and maj@k of 8 responses at temperature 0.7" in rl
     assert "testA by the rules of refcoco, as the stage ends: bench/testA/accuracy" in rl
-    assert "bench/" not in explain(load(write(tmp_path, SMALL, "plain.yaml")))
+    assert "bench/" not in explain(load_config(write(tmp_path, SMALL, "plain.yaml")))
 
 
 def test_several_greedy_responses_are_refused(tmp_path):
     path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.samples=4"
     said = refused(path, greedy)
     assert "benchmark 'mathvista': samples 4 of a greedy law are all the same; set its temperature" in said
-    assert load(path, [greedy, "evaluation.temperature=1"]).config.evaluation.benchmarks[0].samples == 4
+    assert (
+        load_config(path, [greedy, "evaluation.temperature=1"]).config.evaluation.benchmarks[0].responses_per_question
+        == 4
+    )
 
 
 def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
     path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.frame="
-    assert load(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].frame is Frame.NORM_1
+    assert load_config(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].coordinates is CoordinateSystem.NORM_1
     said = "evaluation.benchmarks.1.frame: must be 'px_original', 'norm_1' or 'norm_1000', got the text 'px_resized'"
     assert said in refused(path, frame + "px_resized")
 
@@ -51,14 +54,14 @@ def test_two_of_one_name_are_refused(tmp_path):
 def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
     path, best = write(tmp_path, TAKEN), f"checkpoints.best={{metric: {metric}}}"
     if fine:
-        assert load(path, [best]).config.checkpoints.best.metric == metric
+        assert load_config(path, [best]).config.checkpoints.best.metric == metric
     else:
         assert "is of no benchmark in evaluation.benchmarks (mathvista, testA, mmmu)" in refused(path, best)
 
 
 def test_a_run_goes_on_with_others(tmp_path):
-    old = settings(load(write(tmp_path, SMALL)).config.model_dump(mode="json"))
-    found = changes(old, load(write(tmp_path, TAKEN)).config)
+    old = flatten_settings(load_config(write(tmp_path, SMALL)).config.model_dump(mode="json"))
+    found = diff_configs(old, load_config(write(tmp_path, TAKEN)).config)
     assert found
     assert {change.effect for change in found} == {"no result depends on it"}
 
@@ -66,4 +69,4 @@ def test_a_run_goes_on_with_others(tmp_path):
 def test_mmrl_eval_takes_none_by_the_way():
     given = {"model": {"path": "m"}}
     with pytest.raises(UserError, match="evaluation.benchmarks: unknown key"):
-        exam_of(given, "m", ["evaluation.benchmarks=[{name: mathvista, data: [x]}]"])
+        load_eval_config(given, "m", ["evaluation.benchmarks=[{name: mathvista, data: [x]}]"])

@@ -6,11 +6,11 @@ import pytest
 from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
-from mmrl.config import load
+from mmrl.config import load_config
 from mmrl.config.explain.config import explain
-from mmrl.config.export import dump
-from mmrl.config.schema import ContinueWith
-from mmrl.config.schema.presets import RETHINKING
+from mmrl.config.export import dump_yaml
+from mmrl.config.schema import RethinkConfig
+from mmrl.config.schema.presets import RETHINK_PRESETS
 
 FIRST = "{kind: generate}"
 
@@ -63,33 +63,35 @@ def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
 
 def test_the_papers_bundle_lies_beneath_what_the_step_says(tmp_path):
     text = f"{program(FIRST, look(preset='paper', fraction=0.5))}"
-    loaded = load(write(tmp_path, SMALL), [text, "stages.rl.sampling.max_new_tokens=2048"])
-    step = loaded.config.stages[1].program[1]
-    assert (step.fraction, step.cut_fraction, step.keep, step.kept_per_group) == (0.5, 0.5, "correct", 2)
-    assert [trigger.verdict for trigger in step.triggers] == ["any", "any", "right", "wrong"]
+    loaded = load_config(write(tmp_path, SMALL), [text, "stages.rl.sampling.max_new_tokens=2048"])
+    step = loaded.config.stages[1].rollout_steps[1]
+    assert (step.fraction, step.cut_answer_fraction, step.keep, step.max_kept_per_group) == (0.5, 0.5, "correct", 2)
+    assert [trigger.only for trigger in step.triggers] == ["any", "any", "right", "wrong"]
     assert sum(trigger.weight for trigger in step.triggers[:3]) == pytest.approx(1.0)
     assert loaded.origins["stages.1.program.1.cut_fraction"] == "preset paper"
     assert loaded.origins["stages.1.program.1.fraction"] == "command line"
-    assert load(write(tmp_path, dump(loaded.config), "again.yaml")).config == loaded.config
+    assert load_config(write(tmp_path, dump_yaml(loaded.config), "again.yaml")).config == loaded.config
 
 
 def test_a_step_made_in_code_says_what_its_preset_stands_for():
     with pytest.raises(ValidationError, match="preset 'paper' stands for cut_fraction too"):
-        ContinueWith(kind="continue_with", correct=("a",), preset="paper")
-    assert RETHINKING["paper"].keys() < ContinueWith.model_fields.keys()
+        RethinkConfig(kind="continue_with", correct=("a",), preset="paper")
+    assert RETHINK_PRESETS["paper"].keys() < RethinkConfig.model_fields.keys()
 
 
 def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     plain = write(tmp_path, SMALL)
-    assert "behind words" not in explain(load(plain))
+    assert "behind words" not in explain(load_config(plain))
     blind = "{kind: probe, what: shuffled, every: 5}"
-    fair = explain(load(plain, [program(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
+    fair = explain(load_config(plain, [program(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
     assert "rethink: 50% of the responses that end themselves go on behind words they did not choose" in fair
     assert "at temperature 0.9, with at most 512 tokens" in fair
     assert "every attempt counts, in place of its draft; right is exact >= 1" in fair
     assert "probe shuffled: every 5 steps, 1 more of each prompt with the frames of its videos in another order" in fair
     assert "WARNING" not in fair
-    paper = explain(load(plain, [program(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"]))
+    paper = explain(
+        load_config(plain, [program(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"])
+    )
     assert "WARNING: some words are for right or for wrong drafts alone" in paper
     assert "WARNING: attempts are dropped by what came of them" in paper
 
@@ -104,19 +106,19 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
 def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
     path = write(tmp_path, SMALL)
     assert said in refused(path, "stages.rl.overlap=true", *overrides)
-    servers = load(path, ["stages.rl.overlap=true", "rollout.engine=vllm_server", "deepspeed={zero: 2}"])
-    assert servers.config.overlaps and not load(path, overrides).config.overlaps
+    servers = load_config(path, ["stages.rl.overlap=true", "rollout.engine=vllm_server", "deepspeed={zero: 2}"])
+    assert servers.config.uses_async_rollouts and not load_config(path, overrides).config.uses_async_rollouts
 
 
 def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
     path = write(tmp_path, SMALL)
     corrected = "stages.rl.loss={old: learner, correction: {kind: truncate}}"
-    assert "version older" not in explain(load(path))
-    words = explain(load(path, ["stages.rl.overlap=true"]))
+    assert "version older" not in explain(load_config(path))
+    words = explain(load_config(path, ["stages.rl.overlap=true"]))
     assert "overlap    from the second step on, rollouts are drawn while the step before is learned" in words
     assert "π_old as recorded while sampling; clipped per token" in words
-    words = explain(load(path, ["stages.rl.overlap=true", "stages.rl.loss.old=learner"]))
+    words = explain(load_config(path, ["stages.rl.overlap=true", "stages.rl.loss.old=learner"]))
     assert "of rollouts that are a version old as recorded while sampling; clipped per token" in words
-    words = explain(load(path, ["stages.rl.overlap=true", corrected]))
+    words = explain(load_config(path, ["stages.rl.overlap=true", corrected]))
     assert "computed by the learner as the step begins; 1 up to rounding" in words
     assert "w_t = π_old(y_t) / π_sampler(y_t), at most 2" in words

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from config_samples import SMALL, full_tree, put, refused, to_yaml, write
 
-from mmrl.config import load, settings
-from mmrl.config.schema import Health
+from mmrl.config import flatten_settings, load_config
+from mmrl.config.schema import HealthConfig
 
 WRONG = {
     int: ["3", 1.5, True, [1], {"a": 1}, None],
@@ -30,13 +30,15 @@ NULLABLE |= {f"data.train.0.keep.{key}" for key in ("low", "high")}
 NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split", "frame")}
 NULLABLE |= {"evaluation.benchmarks.1.temperature"}
 NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_age")}
-NULLABLE |= {f"stages.1.health.{key}" for key in Health.model_fields if key != "window"}
+NULLABLE |= {f"stages.1.health.{key}" for key in HealthConfig.model_fields if key != "window"}
 NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
 
 
 @pytest.mark.parametrize("turn", range(6))
 def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
-    right = {path: value for path, value in settings(full_tree()).items() if not re.search(r"\.(args|when)", path)}
+    right = {
+        path: value for path, value in flatten_settings(full_tree()).items() if not re.search(r"\.(args|when)", path)
+    }
     right = {path: value for path, value in right.items() if not path.endswith(".kind") and value is not None}
     assert len(right) > 80
     tree, wrong = full_tree(), {}
@@ -56,7 +58,9 @@ def test_every_setting_refuses_a_wrong_type_by_path_and_line(tmp_path, turn):
 
 def test_every_mapping_refuses_an_unknown_key(tmp_path):
     tree = full_tree()
-    places = {path.rpartition(".")[0] for path in settings(tree) if not re.search(r"\.(args|when|points)", path)} - {""}
+    places = {
+        path.rpartition(".")[0] for path in flatten_settings(tree) if not re.search(r"\.(args|when|points)", path)
+    } - {""}
     assert {"stages.1.loss", "model.scratch.vision", "data.train.0"} < places
     for place in places:
         put(tree, f"{place}.zzz", 1)
@@ -305,4 +309,4 @@ def test_a_bfloat16_model_without_masters_of_its_weights_is_refused(tmp_path):
     said = refused(path, "deepspeed.zero=0", "model.dtype=bfloat16")
     assert "deepspeed: zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or" in said
     for options in (["deepspeed.zero=0", "model.dtype=float32"], ["deepspeed.zero=1", "model.dtype=bfloat16"]):
-        assert load(path, options).config.deepspeed is not None
+        assert load_config(path, options).config.deepspeed is not None

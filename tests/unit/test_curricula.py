@@ -8,17 +8,29 @@ import numpy as np
 import pytest
 
 from mmrl.algo.select_experiences import Everything
-from mmrl.config.schema import Mixture, Phase, Plateau, Priority
-from mmrl.data.curriculum import Attentive, Phased, Prioritised, phase_at
-from mmrl.data.history import limr, mean, note, stalled, std
-from mmrl.data.mixture import SHORT_BLOCK, scheduled, weights_at
-from mmrl.data.order import Listed, Shuffled, by_column
-from mmrl.data.source import repeated
-from mmrl.types import Frame, Group, Kind, Prompt, Sample, Score, State, Target, Term, UserError, Visit
+from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PlateauConfig, PriorityOrderConfig
+from mmrl.data.curriculum import Attentive, CurriculumOrder, PriorityOrder, phase_at
+from mmrl.data.history import has_plateaued, limr_alignment, record_rewards, reward_mean, reward_std
+from mmrl.data.mixture import SCHEDULED_BLOCK_SIZE, scheduled_mixture, weights_at
+from mmrl.data.order import SequentialOrder, ShuffledOrder, sort_by_column
+from mmrl.data.source import repeat_samples
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    Group,
+    Prompt,
+    RewardValue,
+    Sample,
+    SampleStats,
+    Score,
+    Target,
+    TrainingState,
+    UserError,
+)
 
 
 def sample(name, task="t", **meta):
-    return Sample(id=name, task=task, parts=("?",), target=Target(kind=Kind.NUMBER, value=1), meta=meta)
+    return Sample(id=name, task=task, parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1), meta=meta)
 
 
 def samples(task, count):
@@ -26,8 +38,10 @@ def samples(task, count):
 
 
 def group(of, *values):
-    prompt = Prompt(sample=of, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest=of.id)
-    scores = tuple(Score(terms={"count": Term(value, "")}, total=9.0) for value in values)
+    prompt = Prompt(
+        sample=of, token_ids=(1,), grids=(), resize_maps=(), coordinate_system=CoordinateSystem.NORM_1, digest=of.id
+    )
+    scores = tuple(Score(terms={"count": RewardValue(value, "")}, total=9.0) for value in values)
     return Group(prompt=prompt, rollouts=(), scores=scores)
 
 
@@ -37,7 +51,9 @@ def tasks(taken):
 
 def test_weights_follow_their_schedule():
     points = ((0, (1.0, 0.0)), (10, (1.0, 3.0)), (20, (0.0, 5.0)))
-    line, steps = (Mixture(kind="mixture", points=points, shape=shape) for shape in ("linear", "steps"))
+    line, steps = (
+        MixtureOrderConfig(kind="mixture", points=points, interpolation=shape) for shape in ("linear", "steps")
+    )
     assert weights_at(line, 0) == (1.0, 0.0)
     assert weights_at(line, 5) == pytest.approx((0.625, 0.375))
     assert weights_at(line, 18) == pytest.approx((0.05, 0.95))
@@ -46,10 +62,12 @@ def test_weights_follow_their_schedule():
 
 
 def test_a_scheduled_mixture_has_the_shares_of_its_steps():
-    options = Mixture(kind="mixture", points=((0, (1.0, 0.0)), (50, (1.0, 1.0)), (100, (1.0, 9.0))), shape="steps")
+    options = MixtureOrderConfig(
+        kind="mixture", points=((0, (1.0, 0.0)), (50, (1.0, 1.0)), (100, (1.0, 9.0))), interpolation="steps"
+    )
 
     def order():
-        return scheduled([Shuffled(samples(t, 30), 1) for t in "ab"], options, per_step=10, seed=0)
+        return scheduled_mixture([ShuffledOrder(samples(t, 30), 1) for t in "ab"], options, per_step=10, seed=0)
 
     taken = order().take(0, 1500)
     assert tasks(taken[:500]) == {"a": 500}
@@ -58,33 +76,35 @@ def test_a_scheduled_mixture_has_the_shares_of_its_steps():
     again = order()
     assert [again.take(at, 7) for at in (1200, 3, 640)] == [taken[at : at + 7] for at in (1200, 3, 640)]
     own = [row for row in taken if row.task == "b"]
-    assert own == Shuffled(samples("b", 30), 1).take(0, len(own))
+    assert own == ShuffledOrder(samples("b", 30), 1).take(0, len(own))
 
 
 def test_a_scheduled_weight_too_small_to_count_is_refused():
-    options = Mixture(kind="mixture", points=((3, (1.0, 1e-4)),))
-    with pytest.raises(UserError, match=rf"at step 3: weight 0.0001 of 1.0001 in all is less than .* {SHORT_BLOCK}"):
-        scheduled([Shuffled(samples(t, 3), 1) for t in "ab"], options, per_step=4, seed=0)
+    options = MixtureOrderConfig(kind="mixture", points=((3, (1.0, 1e-4)),))
+    with pytest.raises(
+        UserError, match=rf"at step 3: weight 0.0001 of 1.0001 in all is less than .* {SCHEDULED_BLOCK_SIZE}"
+    ):
+        scheduled_mixture([ShuffledOrder(samples(t, 3), 1) for t in "ab"], options, per_step=4, seed=0)
 
 
 def test_sorted_samples_come_in_order_again_and_again():
     easy = [sample("x", level=2), sample("y", level=1), sample("z", level=2)]
-    assert [s.id for s in by_column(easy, "level", descending=False)] == ["y", "x", "z"]
-    assert [s.id for s in by_column(easy, "level", descending=True)] == ["x", "z", "y"]
-    assert [s.id for s in Listed(easy).take(2, 4)] == ["z", "x", "y", "z"]
+    assert [s.id for s in sort_by_column(easy, "level", descending=False)] == ["y", "x", "z"]
+    assert [s.id for s in sort_by_column(easy, "level", descending=True)] == ["x", "z", "y"]
+    assert [s.id for s in SequentialOrder(easy).take(2, 4)] == ["z", "x", "y", "z"]
     for level in (None, "2", True, float("nan")):
         with pytest.raises(UserError, match="sample w: meta has no number 'level' to sort by"):
-            by_column([*easy, sample("w", level=level)], "level", descending=False)
+            sort_by_column([*easy, sample("w", level=level)], "level", descending=False)
 
 
-COUNTED = (Phase(samples=30), Phase(samples=50), Phase())
+COUNTED = (CurriculumPhaseConfig(max_samples=30), CurriculumPhaseConfig(max_samples=50), CurriculumPhaseConfig())
 
 
 def test_phases_follow_each_other_by_the_number_of_samples():
-    orders = [Shuffled(samples(t, 10), 1) for t in "abc"]
-    taken = Phased(orders, COUNTED, State()).take(0, 120)
+    orders = [ShuffledOrder(samples(t, 10), 1) for t in "abc"]
+    taken = CurriculumOrder(orders, COUNTED, TrainingState()).take(0, 120)
     assert [tasks(taken[a:b]) for a, b in ((0, 30), (30, 80), (80, 120))] == [{"a": 30}, {"b": 50}, {"c": 40}]
-    assert Phased(orders, COUNTED, State()).take(25, 10) == taken[25:35]  # across a border
+    assert CurriculumOrder(orders, COUNTED, TrainingState()).take(25, 10) == taken[25:35]  # across a border
 
 
 def test_a_settled_end_moves_what_follows():
@@ -94,24 +114,28 @@ def test_a_settled_end_moves_what_follows():
 
 
 def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
-    phases = (Phase(plateau=Plateau(window=2, rise=0.1), samples=400), Phase(samples=8), Phase())
-    chooser, state = Attentive(Everything(lambda groups: [()] * len(groups)), ("count",), phases), State()
+    phases = (
+        CurriculumPhaseConfig(plateau=PlateauConfig(window=2, min_improvement=0.1), max_samples=400),
+        CurriculumPhaseConfig(max_samples=8),
+        CurriculumPhaseConfig(),
+    )
+    chooser, state = Attentive(Everything(lambda groups: [()] * len(groups)), ("count",), phases), TrainingState()
     rewards = [0.1, 0.2, 0.3, 0.4, 0.4, 0.45, 0.9, 0.9, 0.9]
     said = []
     for step, reward in enumerate(rewards):
-        state.cursor += 4
-        said.append(chooser.choose([group(sample("s"), reward)], state).metrics["data/phase"])
-        assert state.step_start == 4 * (step + 1)
+        state.data_position += 4
+        said.append(chooser.select([group(sample("s"), reward)], state).metrics["data/phase"])
+        assert state.step_data_start == 4 * (step + 1)
     # Windows 0.1 0.2 | 0.3 0.4 and 0.2 0.3 | 0.4 0.4 rise by 0.2 and 0.15, then 0.3 0.4 | 0.4 0.45 by 0.075.
     assert said == [0, 0, 0, 0, 0, 1, 1, 2, 2]
     assert state.phase_ends == {0: 24}
-    assert [visit.mean for visit in state.history["s"]] == rewards
+    assert [visit.mean for visit in state.reward_history["s"]] == rewards
 
 
 def test_without_two_windows_nothing_has_stalled():
-    assert not stalled([0.0] * 5, 3, 0.01)
-    assert stalled([0.0] * 6, 3, 0.01)
-    assert not stalled([0.0] * 3 + [0.2] * 3, 3, 0.2)
+    assert not has_plateaued([0.0] * 5, 3, 0.01)
+    assert has_plateaued([0.0] * 6, 3, 0.01)
+    assert not has_plateaued([0.0] * 3 + [0.2] * 3, 3, 0.2)
 
 
 def drawn(order, state, count=6):
@@ -121,12 +145,16 @@ def drawn(order, state, count=6):
 def test_priority_follows_the_last_visit():
     """Frequencies of the first draw of 4,000 steps against the weights, within four standard deviations."""
     pool = [sample(name) for name in ("sure", "half", "never", "new")]
-    history = {"sure": [Visit(0.5, 0.5), Visit(1.0, 0.0)], "half": [Visit(0.5, 0.5)], "never": [Visit(0.25, 0.4)]}
+    history = {
+        "sure": [SampleStats(0.5, 0.5), SampleStats(1.0, 0.0)],
+        "half": [SampleStats(0.5, 0.5)],
+        "never": [SampleStats(0.25, 0.4)],
+    }
     for by, weights in (("uncertainty", (0.1, 1.0, 0.75, 1.0)), ("failure", (0.1, 0.5, 0.75, 1.0))):
-        state = State(history=history)
-        order = Prioritised(pool, Priority(kind="priority", by=by, floor=0.1), state, seed=1)
+        state = TrainingState(reward_history=history)
+        order = PriorityOrder(pool, PriorityOrderConfig(kind="priority", weight_by=by, min_weight=0.1), state, seed=1)
         firsts = Counter()
-        for state.step_start in range(4000):
+        for state.step_data_start in range(4000):
             firsts.update(drawn(order, state, 1))
         shares = np.array(weights) / sum(weights)
         found = np.array([firsts[s.id] for s in pool]) / 4000
@@ -134,18 +162,18 @@ def test_priority_follows_the_last_visit():
 
 
 def test_priority_never_draws_twice_in_a_step_and_starts_anew_in_each():
-    pool, state = samples("p", 20), State(step_start=100, history={"p-3": [Visit(0.5, 0.1)]})
-    order = Prioritised(pool, Priority(kind="priority"), state, seed=1)
+    pool, state = samples("p", 20), TrainingState(step_data_start=100, reward_history={"p-3": [SampleStats(0.5, 0.1)]})
+    order = PriorityOrder(pool, PriorityOrderConfig(kind="priority"), state, seed=1)
     whole = drawn(order, state, 20)
     assert len(set(whole)) == 20
     rounds = [[row.id for row in order.take(start, 5)] for start in (100, 105, 110)]
     assert [name for each in rounds for name in each] == whole[:15]
-    state.step_start = 120
+    state.step_data_start = 120
     assert drawn(order, state, 20) != whole
-    state.step_start = 100
-    again = Prioritised(pool, Priority(kind="priority"), state, seed=1)
+    state.step_data_start = 100
+    again = PriorityOrder(pool, PriorityOrderConfig(kind="priority"), state, seed=1)
     assert drawn(again, state, 20) == whole  # as after a restart
-    assert drawn(Prioritised(pool, Priority(kind="priority"), state, seed=2), state, 20) != whole
+    assert drawn(PriorityOrder(pool, PriorityOrderConfig(kind="priority"), state, seed=2), state, 20) != whole
 
 
 def test_what_is_noted_is_the_mean_of_the_terms_that_apply():
@@ -154,58 +182,60 @@ def test_what_is_noted_is_the_mean_of_the_terms_that_apply():
     both = Group(
         prompt=group(sample("b")).prompt,
         rollouts=(),
-        scores=(Score(terms={"count": Term(1.0, ""), "format": Term(0.5, "")}, total=0.0),),
+        scores=(Score(terms={"count": RewardValue(1.0, ""), "format": RewardValue(0.5, "")}, total=0.0),),
     )
-    assert note(history, [pair, both], ("count", "format")) == [0.5, 0.75]
-    assert note(history, [group(sample("c"))], ("count",)) == []  # nothing could be judged
-    assert note(history, [pair], ("iou",)) == []  # no such term applies
-    assert history == {"a": [Visit(0.5, 0.5)], "b": [Visit(0.75, 0.0)]}
+    assert record_rewards(history, [pair, both], ("count", "format")) == [0.5, 0.75]
+    assert record_rewards(history, [group(sample("c"))], ("count",)) == []  # nothing could be judged
+    assert record_rewards(history, [pair], ("iou",)) == []  # no such term applies
+    assert history == {"a": [SampleStats(0.5, 0.5)], "b": [SampleStats(0.75, 0.0)]}
 
 
 def visits(**rewards):
-    return {name: [Visit(value, 0.0) for value in values] for name, values in rewards.items()}
+    return {name: [SampleStats(value, 0.0) for value in values] for name, values in rewards.items()}
 
 
 def test_limr_by_hand_and_against_numpy():
     """Two samples, two epochs: the means are 0.5 and 0.75; room (0.5^2 + 0.25^2) = 0.3125."""
-    found = limr(visits(a=(0.5, 1.0), b=(0.5, 0.5)))
+    found = limr_alignment(visits(a=(0.5, 1.0), b=(0.5, 0.5)))
     assert found == pytest.approx({"a": 1 - 0.0625 / 0.3125, "b": 1 - 0.0625 / 0.3125})
     table = np.random.default_rng(0).random((20, 7))
     means = table.mean(axis=0)
     expected = 1 - ((table - means) ** 2).sum(axis=1) / ((1 - means) ** 2).sum()
-    assert list(limr(visits(**{f"s{i}": row for i, row in enumerate(table)})).values()) == pytest.approx(expected)
-    assert limr(visits(a=(1.0, 1.0), b=(1.0, 1.0))) == {"a": 0.0, "b": 0.0}
+    assert list(limr_alignment(visits(**{f"s{i}": row for i, row in enumerate(table)})).values()) == pytest.approx(
+        expected
+    )
+    assert limr_alignment(visits(a=(1.0, 1.0), b=(1.0, 1.0))) == {"a": 0.0, "b": 0.0}
 
 
 def test_mean_and_deviation_against_numpy():
     table = np.random.default_rng(1).random((4, 5))
     history = visits(**{f"s{i}": row for i, row in enumerate(table)})
-    assert list(mean(history).values()) == pytest.approx(table.mean(axis=1))
-    assert list(std(history).values()) == pytest.approx(table.std(axis=1))
+    assert list(reward_mean(history).values()) == pytest.approx(table.mean(axis=1))
+    assert list(reward_std(history).values()) == pytest.approx(table.std(axis=1))
 
 
 def test_repeated_samples_have_ids_of_their_own():
     two = samples("r", 2)
-    assert [s.id for s in repeated(two, 5)] == ["r-0", "r-1", "r-0#2", "r-1#2", "r-0#3"]
-    assert repeated(two, None) == repeated(two, 1) == tuple(two)
-    assert {s.parts for s in repeated(two, 9)} == {("?",)}
-    assert not repeated([], 5)
+    assert [s.id for s in repeat_samples(two, 5)] == ["r-0", "r-1", "r-0#2", "r-1#2", "r-0#3"]
+    assert repeat_samples(two, None) == repeat_samples(two, 1) == tuple(two)
+    assert {s.parts for s in repeat_samples(two, 9)} == {("?",)}
+    assert not repeat_samples([], 5)
 
 
 def test_phases_hold_what_they_say():
-    phase = Phase(when={"task": ("t",), "grid": ("2", "3")})
-    assert phase.holds(sample("a", grid=2)) and phase.holds(sample("b", grid="3"))
-    assert not phase.holds(sample("c", grid=4)) and not phase.holds(sample("d"))
-    assert not phase.holds(sample("e", task="u", grid=2))
-    assert Phase().holds(sample("f"))
+    phase = CurriculumPhaseConfig(when={"task": ("t",), "grid": ("2", "3")})
+    assert phase.matches(sample("a", grid=2)) and phase.matches(sample("b", grid="3"))
+    assert not phase.matches(sample("c", grid=4)) and not phase.matches(sample("d"))
+    assert not phase.matches(sample("e", task="u", grid=2))
+    assert CurriculumPhaseConfig().matches(sample("f"))
 
 
 def test_a_column_called_task_does_not_stand_in_for_the_task():
-    assert not Phase(when={"task": ("u",)}).holds(replace(sample("a"), meta={"task": "u"}))
-    assert Phase(when={"task": ("t",)}).holds(replace(sample("a"), meta={"task": "u"}))
-    assert Phase(when={"grid": ("None",)}).holds(replace(sample("a"), meta={"grid": None}))
+    assert not CurriculumPhaseConfig(when={"task": ("u",)}).matches(replace(sample("a"), meta={"task": "u"}))
+    assert CurriculumPhaseConfig(when={"task": ("t",)}).matches(replace(sample("a"), meta={"task": "u"}))
+    assert CurriculumPhaseConfig(when={"grid": ("None",)}).matches(replace(sample("a"), meta={"grid": None}))
 
 
 def test_orders_differ_between_their_epochs_only_where_they_should():
-    order = Listed(samples("l", 3))
+    order = SequentialOrder(samples("l", 3))
     assert all(a == b for a, b in pairwise(order.take(3 * k, 3) for k in range(4)))

@@ -8,8 +8,18 @@ import pytest
 from ruamel.yaml import YAML
 
 from mmrl.cli import main
-from mmrl.types import Access, Frame, ImageRef, Kind, Place, Reject, Sample, Target, UserError
-from mmrl_datasets.export import fresh_folder, write_table
+from mmrl.types import (
+    AnswerType,
+    CoordinateSystem,
+    DatasetContext,
+    ImageRef,
+    MediaPolicy,
+    RejectedRow,
+    Sample,
+    Target,
+    UserError,
+)
+from mmrl_datasets.export import atomic_output_dir, write_table
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
 from mmrl_datasets.readers import table
 
@@ -35,7 +45,9 @@ def read(snippet, base):
     """The samples that a printed piece of a config names."""
     ((part, (origin,)),) = YAML(typ="safe").load(snippet)["data"].items()
     assert origin["fn"] == "mmrl_datasets.readers.table:rows"
-    place = Place(work=base / "work", base=base, seed=1, access=Access(roots=(base.resolve(),)))
+    place = DatasetContext(
+        work_dir=base / "work", base_dir=base, seed=1, media_policy=MediaPolicy(roots=(base.resolve(),))
+    )
     return part, list(table.rows(place, **origin["args"]))
 
 
@@ -45,7 +57,7 @@ def test_what_is_made_reads_back_equal(generate, form, here, capsys):
     name = f"{generate.__module__}:{generate.__name__}"
     assert main(["data", "make", name, "split=test", "size=5", "--out", "made/set", "--format", form]) == 0
     part, again = read(capsys.readouterr().out, here)
-    made = generate(Place(work=here / "other", base=here, seed=0), split="test", size=5)
+    made = generate(DatasetContext(work_dir=here / "other", base_dir=here, seed=0), split="test", size=5)
     assert part == "test"
     assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
     assert sorted(entry.name for entry in (here / "made" / "set").iterdir()) == ["media", f"samples.{form}"]
@@ -57,7 +69,12 @@ def test_options_are_typed_as_in_a_config(here, capsys):
     assert main([*words, "colours=[red, blue]", "background=0.0", "seed=7"]) == 0
     _, again = read(capsys.readouterr().out, here)
     made = scenes.counting(
-        Place(work=here, base=here, seed=0), split="train", size=3, colours=["red", "blue"], background=0.0, seed=7
+        DatasetContext(work_dir=here, base_dir=here, seed=0),
+        split="train",
+        size=3,
+        colours=["red", "blue"],
+        background=0.0,
+        seed=7,
     )
     assert [facts(sample) for sample in again] == [facts(sample) for sample in made]
 
@@ -135,13 +152,13 @@ def sample(**changes):
         "id": "meter/train/1",
         "task": "meter",
         "parts": ("How much?",),
-        "target": Target(kind=Kind.NUMBER, value=3),
+        "target": Target(answer_type=AnswerType.NUMBER, value=3),
     }
     return Sample(**(given | changes))
 
 
 def write(samples, out):
-    with fresh_folder(out) as folder:
+    with atomic_output_dir(out) as folder:
         return write_table(samples, folder, "jsonl")
 
 
@@ -164,14 +181,17 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
     ("others", "message"),
     [
         ([], "there is not one sample"),
-        ([Reject("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
+        ([RejectedRow("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
         ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, kind or frame"),
-        ([sample(), sample(id="meter/train/2", target=Target(kind=Kind.TEXT, value="3"))], "differ in task"),
+        (
+            [sample(), sample(id="meter/train/2", target=Target(answer_type=AnswerType.TEXT, value="3"))],
+            "differ in task",
+        ),
         ([sample(), sample(id="meter/test/2")], "'meter/test/2' is not called <task>/<split>/<name>"),
         ([sample(), sample()], "cannot be read back: .*the id 'meter/train/1'"),
         ([sample(meta={"question": "mine"})], "reads back as another"),
         ([sample(parts=("What does <image> mean?",))], "cannot be read back"),
-        ([sample(target=Target(kind=Kind.NUMBER, value=float("inf")))], "cannot be read back"),
+        ([sample(target=Target(answer_type=AnswerType.NUMBER, value=float("inf")))], "cannot be read back"),
         ([sample(parts=(ImageRef(path="/nowhere/1.png", sha256="0"), "?"))], "/nowhere/1.png cannot be copied"),
     ],
 )
@@ -190,13 +210,15 @@ def test_a_medium_that_has_changed_is_noticed(tmp_path):
 
 def test_labels_thoughts_and_boxes_go_along(tmp_path):
     ref = picture(tmp_path / "camera")
-    box = Target(kind=Kind.BOX, value=[1, 2, 3, 4.5], frame=Frame.PX_ORIGINAL)
+    box = Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4.5], coordinate_system=CoordinateSystem.PX_ORIGINAL)
     given = [
         sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thought="Left.", meta={"by": "Ann"}),
         sample(id="meter/train/2", parts=(ref, "Where?"), target=box),
     ]
     options = write(given, tmp_path / "out")
-    place = Place(work=tmp_path, base=tmp_path / "out", seed=0, access=Access(roots=(tmp_path,)))
+    place = DatasetContext(
+        work_dir=tmp_path, base_dir=tmp_path / "out", seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
+    )
     assert [facts(row) for row in table.rows(place, **options)] == [facts(one) for one in given]
 
 
@@ -204,7 +226,7 @@ def test_parquet_names_what_it_cannot_hold(tmp_path):
     mixed = [sample(id=f"meter/train/{i}", meta={"by": by}) for i, by in enumerate(["Ann", [1]])]
     with (
         pytest.raises(UserError, match="Parquet cannot hold the rows.*JSON Lines"),
-        fresh_folder(tmp_path / "a") as out,
+        atomic_output_dir(tmp_path / "a") as out,
     ):
         write_table(mixed, out, "parquet")
     assert list(tmp_path.iterdir()) == []

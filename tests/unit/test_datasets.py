@@ -12,10 +12,17 @@ import pytest
 from PIL import Image
 from skimage.measure import label as connected
 
-from mmrl.types import Frame, Kind, Place, Target, UserError
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Target, UserError
 from mmrl_datasets.generators import scenes
-from mmrl_datasets.generators.drawing import COLOURS, Thing, paint_shape, picks
-from mmrl_datasets.generators.photos import SPLITS, handwriting, materials, region, share, textures
+from mmrl_datasets.generators.drawing import COLOURS, SceneObject, choose_with_replacement, draw_shape
+from mmrl_datasets.generators.photos import (
+    SPLITS,
+    load_handwritten_digits,
+    load_materials,
+    load_textures,
+    split_region,
+    split_slice,
+)
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
@@ -23,7 +30,7 @@ GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def pixels(sample):
@@ -48,7 +55,7 @@ def test_datasets_import_without_torch():
 
 @pytest.mark.parametrize("count", [5, 100, 384, 1797])
 def test_shares_are_disjoint_and_complete(count):
-    parts = [list(range(count)[share(split, count)]) for split in SPLITS]
+    parts = [list(range(count)[split_slice(split, count)]) for split in SPLITS]
     assert list(itertools.chain(*parts)) == list(range(count))
     assert all(parts)
 
@@ -56,32 +63,32 @@ def test_shares_are_disjoint_and_complete(count):
 def test_a_region_holds_only_its_own_columns():
     ramp = np.tile(np.arange(200, dtype=np.uint8), (60, 1))
     for split, (low, high) in zip(SPLITS, [(0, 119), (120, 159), (160, 199)], strict=True):
-        seen = np.asarray(region(ramp, split, 20))
+        seen = np.asarray(split_region(ramp, split, 20))
         assert seen.min() >= low
         assert seen.max() <= high
 
 
 def test_regions_leave_room_for_a_patch_in_every_split():
     for split in SPLITS:
-        for picture in (*textures(split, 48), *materials(split, 24).values()):
+        for picture in (*load_textures(split, 48), *load_materials(split, 24).values()):
             assert picture.mode == "RGB"
-        assert all(min(picture.size) >= 48 for picture in textures(split, 48))
-        assert all(min(picture.size) >= 24 for picture in materials(split, 24).values())
+        assert all(min(picture.size) >= 48 for picture in load_textures(split, 48))
+        assert all(min(picture.size) >= 24 for picture in load_materials(split, 24).values())
 
 
 def test_no_handwritten_digit_is_in_two_splits():
-    drawn = {split: {ink.tobytes() for ink in handwriting(split)[0]} for split in SPLITS}
-    assert sum(len(handwriting(split)[0]) for split in SPLITS) == 1797
+    drawn = {split: {ink.tobytes() for ink in load_handwritten_digits(split)[0]} for split in SPLITS}
+    assert sum(len(load_handwritten_digits(split)[0]) for split in SPLITS) == 1797
     for one, other in itertools.combinations(SPLITS, 2):
         assert not drawn[one] & drawn[other]
 
 
 def test_a_shape_is_painted_alike_whatever_was_painted_before():
-    disc, blue = Thing("red disc", (2, 3, 12, 13)), Thing("blue disc", (20, 3, 30, 13))
+    disc, blue = SceneObject("red disc", (2, 3, 12, 13)), SceneObject("blue disc", (20, 3, 30, 13))
     first, second = (Image.new("RGB", (48, 48)) for _ in range(2))
-    paint_shape(first, disc)
-    paint_shape(first, blue)
-    paint_shape(second, disc)
+    draw_shape(first, disc)
+    draw_shape(first, blue)
+    draw_shape(second, disc)
     assert first.crop(disc.box).tobytes() == second.crop(disc.box).tobytes() != first.crop(blue.box).tobytes()
     assert {pixel for _, pixel in first.crop(blue.box).getcolors()} >= {COLOURS["blue"], (0, 0, 0)}
 
@@ -89,8 +96,8 @@ def test_a_shape_is_painted_alike_whatever_was_painted_before():
 def test_a_few_are_drawn_as_numpy_draws_an_array():
     ours, theirs = np.random.default_rng(3), np.random.default_rng(3)
     for count in (0, 1, 2, 5, 64):
-        assert picks(ours, range(7, 50), count) == theirs.integers(7, 50, size=count).tolist()
-        assert picks(ours, "abc", count) == ["abc"[i] for i in theirs.choice(3, size=count)]
+        assert choose_with_replacement(ours, range(7, 50), count) == theirs.integers(7, 50, size=count).tolist()
+        assert choose_with_replacement(ours, "abc", count) == ["abc"[i] for i in theirs.choice(3, size=count)]
 
 
 # Scenes
@@ -98,7 +105,7 @@ def test_a_few_are_drawn_as_numpy_draws_an_array():
 
 @pytest.mark.parametrize("generate", GENERATORS)
 def test_samples_depend_on_seed_split_and_index_alone(generate, place, tmp_path):
-    elsewhere = Place(work=tmp_path / "elsewhere", base=tmp_path, seed=0)
+    elsewhere = DatasetContext(work_dir=tmp_path / "elsewhere", base_dir=tmp_path, seed=0)
     many, few = list(generate(place, split="train", size=12)), list(generate(elsewhere, split="train", size=5))
     for one, other in zip(many[:5], few, strict=True):
         assert (one.id, one.target, one.parts[1], one.meta) == (other.id, other.target, other.parts[1], other.meta)
@@ -165,7 +172,7 @@ def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, pl
 def test_the_count_is_what_is_drawn(place):
     counts = []
     for sample in scenes.counting(place, split="train", size=60, background=0.0):
-        assert sample.target.kind is Kind.NUMBER
+        assert sample.target.answer_type is AnswerType.NUMBER
         colour = next(name for name in COLOURS if f" {name} " in sample.parts[1])
         near = np.abs(pixels(sample) - COLOURS[colour]).sum(axis=-1) < 60
         assert connected(near, connectivity=2).max() == sample.target.value
@@ -187,7 +194,7 @@ def test_the_box_bounds_what_is_pasted(kind, place):
     for sample in scenes.grounding(place, split="train", size=40, background=0.0, max_things=1, things=kind):
         rows, columns = np.nonzero((pixels(sample) != scenes.GREY).any(axis=-1))
         assert sample.target.value == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert sample.target.frame is Frame.PX_ORIGINAL
+        assert sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL
         assert all(corner % 4 == 0 for corner in sample.target.value)
 
 
@@ -223,12 +230,12 @@ def test_careless_boxes_grow_and_stay_inside_the_picture(place):
 
 
 def test_the_number_is_what_is_written(place):
-    inks, values = handwriting("test")
+    inks, values = load_handwritten_digits("test")
     known = np.stack([np.asarray(ink, dtype=float) for ink in inks])
     right = total = 0
     for sample in scenes.digits(place, split="test", size=60, background=0.0, min_length=1, length=2):
         placed = things(sample)
-        assert sample.target == Target(kind=Kind.TEXT, value="".join(name for name, _ in placed))
+        assert sample.target == Target(answer_type=AnswerType.TEXT, value="".join(name for name, _ in placed))
         assert [box[0] for _, box in placed] == sorted(box[0] for _, box in placed)
         for name, box in placed:
             crop = Image.open(sample.images[0].path).convert("L").crop(box).resize((8, 8), Image.Resampling.BOX)
@@ -283,7 +290,11 @@ def test_a_crowd_that_finds_no_room_is_refused(place):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "work").write_text("a file, not a folder")
     with pytest.raises(UserError, match="cannot write the picture"):
-        list(scenes.counting(Place(work=tmp_path / "work", base=tmp_path, seed=0), split="train", size=1))
+        list(
+            scenes.counting(
+                DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0), split="train", size=1
+            )
+        )
 
 
 def test_the_worked_example_of_the_readme_runs(place):
@@ -295,7 +306,7 @@ def test_the_worked_example_of_the_readme_runs(place):
     (folder / "1.jpg").write_bytes(b"a picture")
     (folder / "train.csv").write_text("file,reading\n1.jpg,41.5\n2.jpg,7\n1.jpg,seven\n", encoding="utf-8")
     sample, lost, unread = module.rows(place, split="train", folder="meters")
-    assert sample.target == Target(kind=Kind.NUMBER, value=41.5)
+    assert sample.target == Target(answer_type=AnswerType.NUMBER, value=41.5)
     assert sample.images[0].sha256 == hashlib.sha256(b"a picture").hexdigest()
     assert "train.csv:3: there is no picture" in lost.reason
     assert "train.csv:4: reading 'seven' is not a number" in unread.reason

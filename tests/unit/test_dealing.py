@@ -14,12 +14,20 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.ranks import Alone, Homes, Portion, SharedLessons, SharedTools, share, shared_measure
-from mmrl.distributed.torch_ranks import Diary
-from mmrl.learner.deal import deal, rounds
-from mmrl.learner.dummy_media import attending, nothing
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.types import Experience, HeldOut, ImageRef, UserError, VideoRef
+from mmrl.distributed.ranks import (
+    MediaPlacement,
+    RankShard,
+    SharedDemonstrationLearner,
+    SharedDemonstrationTools,
+    SingleProcess,
+    measure_across_ranks,
+    rank_slice,
+)
+from mmrl.distributed.torch_ranks import Heartbeat
+from mmrl.learner.deal import assign_to_ranks, rank_micro_batches
+from mmrl.learner.dummy_media import add_dummy_media, dummy_batch
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Nobody(Rank):
 @pytest.mark.parametrize("count", [0, 1, 5, 12])
 def test_parts_follow_each_other(size, count):
     things = list(range(count))
-    parts = [things[share(count, Rank(rank, size))] for rank in range(size)]
+    parts = [things[rank_slice(count, Rank(rank, size))] for rank in range(size)]
     assert [thing for part in parts for thing in part] == things
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -57,9 +65,9 @@ def test_a_portion_keeps_the_cursor_of_the_whole():
         def take(self, cursor, count):
             return list(range(cursor, cursor + count))
 
-    taken = [Portion(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
+    taken = [RankShard(Count(), Rank(rank, 3), 7).take(10, 7) for rank in range(3)]
     assert [row for part in taken for row in part] == list(range(10, 17))
-    assert Portion(Count(), Alone(), 7).take(10, 7) == list(range(10, 17))
+    assert RankShard(Count(), SingleProcess(), 7).take(10, 7) == list(range(10, 17))
 
 
 def test_groups_that_wait_have_the_first_places_of_a_round():
@@ -72,7 +80,7 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
     for waiting in range(8):
         waits = [f"waits-{place}" for place in range(waiting)]
         rounds = [
-            [*waits[share(7, Rank(rank, 3))], *Portion(Count(), Rank(rank, 3), 7).take(20, 7 - waiting)]
+            [*waits[rank_slice(7, Rank(rank, 3))], *RankShard(Count(), Rank(rank, 3), 7).take(20, 7 - waiting)]
             for rank in range(3)
         ]
         assert [each for own in rounds for each in own] == [*waits, *Count().take(20, 7 - waiting)]
@@ -80,9 +88,9 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():
-    lessons = SharedLessons(learner=None, ranks=Nobody(0, 2), homes=Homes(), asked=4)
+    lessons = SharedDemonstrationLearner(learner=None, ranks=Nobody(0, 2), placement=MediaPlacement(), requested=4)
     with pytest.raises(UserError, match="not one of the 4 samples of this round can be used, on any rank"):
-        lessons.learn([], step=0)
+        lessons.step([], step=0)
 
 
 def test_calls_of_demonstrations_are_counted_over_all_ranks():
@@ -90,7 +98,7 @@ def test_calls_of_demonstrations_are_counted_over_all_ranks():
         def complete(self, demonstrations):
             return demonstrations, {"tools/calls": 2.0, "tools/refused": 1.0}
 
-    shared = SharedTools(tools=Tools(), ranks=Rank(0, 2, ({"tools/calls": 3.0},)))
+    shared = SharedDemonstrationTools(tools=Tools(), ranks=Rank(0, 2, ({"tools/calls": 3.0},)))
     assert shared.complete(["mine"]) == (["mine"], {"tools/calls": 5.0, "tools/refused": 1.0})
 
 
@@ -119,11 +127,11 @@ def test_rewards_come_in_the_order_of_the_samples(world):
         found = {}
         for sample in own:
             found.setdefault(sample.task, {})[sample.id] = float(samples.index(sample))
-        return HeldOut(found, {"rethink/attempted": float(len(own))})
+        return EvalRewards(found, {"rethink/attempted": float(len(own))})
 
     for rank in (0, 1):
         other = measure(samples[1 - rank :: 2])
-        shared, counts = shared_measure(measure, samples, Rank(rank, 2, (other,)))
+        shared, counts = measure_across_ranks(measure, samples, Rank(rank, 2, (other,)))
         assert counts == {"rethink/attempted": 5.0}
         assert shared == whole
         assert [list(rewards) for rewards in shared.values()] == [list(rewards) for rewards in whole.values()]
@@ -139,7 +147,7 @@ def digests(experiences):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_groups_are_dealt_whole_and_all(groups, size):
-    dealt = deal(flat(groups), {}, size)
+    dealt = assign_to_ranks(flat(groups), {}, size)
     assert sorted(map(id, flat(dealt))) == sorted(map(id, flat(groups)))
     assert sum(len(digests(own)) for own in dealt) == len(groups)
 
@@ -150,22 +158,22 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
         for k in range(4)
     ]
     homes = {"0": 1, "1": 0, "2": 1, "3": 0}
-    kept = deal(flat(copies), homes, 2)
+    kept = assign_to_ranks(flat(copies), homes, 2)
     assert [digests(own) for own in kept] == [{"1", "3"}, {"0", "2"}]
-    crowded = deal(flat(copies), dict.fromkeys("0123", 1), 2)
+    crowded = assign_to_ranks(flat(copies), dict.fromkeys("0123", 1), 2)
     assert [len(digests(own)) for own in crowded] == [2, 2]
 
 
 def test_rounds_are_side_by_side_and_know_what_others_see(groups):
     image, _, text, video, _ = groups
-    homes = Homes()
-    homes.note([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
+    homes = MediaPlacement()
+    homes.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
     taught = flat([text, image, video])
 
     def packed(experiences):
-        return [[group] for group in by_prompt(experiences)]
+        return [[group] for group in group_by_prompt(experiences)]
 
-    of_ranks = [rounds(taught, homes.rank_of, Rank(rank, 2), packed) for rank in range(2)]
+    of_ranks = [rank_micro_batches(taught, homes.rank_by_digest, Rank(rank, 2), packed) for rank in range(2)]
     assert len(of_ranks[0]) == len(of_ranks[1]) == 2
     for here, there in zip(*of_ranks, strict=True):
         kinds = {type(ref) for each in (here, there) for g in each.groups for ref in g[0].rollout.prompt.sample.media}
@@ -188,7 +196,9 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
     text = [Experience(rollout=rollout, advantage=1.0) for rollout in drawn]
     batch = collate([text], world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     known = world.processor.placeholders
-    before, after = (gradient(world, attending(batch, known, images=media, videos=media)) for media in (False, True))
+    before, after = (
+        gradient(world, add_dummy_media(batch, known, images=media, videos=media)) for media in (False, True)
+    )
     assert not any("visual" in name for name in before)
     for name, own in before.items():  # a product of more rows is rounded otherwise
         torch.testing.assert_close(after[name], own, rtol=1e-5, atol=1e-6 * float(own.abs().max()))
@@ -198,8 +208,8 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
 
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_a_batch_of_nothing_has_a_gradient_of_nothing(world, shared_prefix):
-    batch = nothing(pad_id=world.eos_id, patch_values=world.policy.patch_values, shared_prefix=shared_prefix)
-    found = gradient(world, attending(batch, world.processor.placeholders, images=True, videos=True))
+    batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_values, shared_prefix=shared_prefix)
+    found = gradient(world, add_dummy_media(batch, world.processor.placeholders, images=True, videos=True))
     assert found.keys() == {name for name, _ in world.policy.model.named_parameters()}
     assert not any(own.any() for own in found.values())
 
@@ -229,11 +239,11 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
 
 def test_a_rank_that_waits_says_for_whom_and_what_that_one_does(capfd):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    slow = Diary(store, 1, 2, patience_s=600)
-    slow.note("learning from boxes-17")
+    slow = Heartbeat(store, 1, 2, patience_s=600)
+    slow.set_activity("learning from boxes-17")
     slow.start()
-    waiting = Diary(store.clone(), 0, 2, patience_s=2)
-    waiting.note("waiting in gather after: judging")
+    waiting = Heartbeat(store.clone(), 0, 2, patience_s=2)
+    waiting.set_activity("waiting in gather after: judging")
     waiting.start()
     said = []
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl.config.schema import Optimizer
+from mmrl.config.schema import OptimizerConfig
 from mmrl.learner.engine_torch import TorchEngine
 
 TYPES = [torch.float32, torch.bfloat16]
 
 
 def engine(*parameters, **options):
-    return TorchEngine({"language": parameters}, Optimizer(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
+    return TorchEngine({"language": parameters}, OptimizerConfig(**({"lr": 1e-6, "max_grad_norm": 1e9} | options)))
 
 
 def norm(norms):
@@ -123,7 +123,7 @@ def test_a_restored_engine_goes_on_exactly(dtype, tmp_path):
 
 
 def by_role(options, **parameters):
-    return TorchEngine({role: [each] for role, each in parameters.items()}, Optimizer(**options))
+    return TorchEngine({role: [each] for role, each in parameters.items()}, OptimizerConfig(**options))
 
 
 def test_norms_are_told_by_role_and_clipping_is_by_all_of_them():
@@ -160,7 +160,7 @@ def test_a_role_has_a_rate_of_its_own_and_the_schedule_of_all(dtype):
 @pytest.mark.parametrize(("decayed", "bias_after"), [("all", 0.9), ("matrices", 1.0)])
 def test_vectors_may_be_spared_decay(decayed, bias_after):
     matrix, bias = nn.Parameter(torch.ones(2, 2)), parameter(1.0, 1.0)
-    options = Optimizer(lr=0.1, weight_decay=1.0, decayed=decayed)
+    options = OptimizerConfig(lr=0.1, weight_decay=1.0, weight_decay_on=decayed)
     trained = TorchEngine({"language": [bias, matrix]}, options)
     trained.backward(0.0 * (matrix.sum() + bias.sum()))
     trained.step(0.1)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from mmrl.answer import Grammar, read
-from mmrl.answer.tool_calls import last_call, turns
-from mmrl.types import Kind, Place, UserError
+from mmrl.answer import ResponseFormat, parse_answer_value
+from mmrl.answer.tool_calls import find_final_call, split_turns
+from mmrl.types import AnswerType, DatasetContext, UserError
 from mmrl_datasets.generators.tiny_digits import CORNERS, corners
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
@@ -35,14 +35,14 @@ def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
 def test_a_demonstration_says_what_it_was_shown(place, image_px, digit_px):
     """The whole digit lies within the box that is looked at, measured on the picture as the model sees it."""
     for sample in corners(place, split="train", size=20, image_px=image_px, digit_px=digit_px, confused=1.0):
-        (_, said), (_, answer) = turns(sample.response)
-        call = read(Kind.TOOL_CALL, last_call(said))
+        (_, said), (_, answer) = split_turns(sample.response)
+        call = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(said))
         looked = sample.meta["things"][CORNERS.index(sample.meta["looked"])]
         box = [side * image_px / 48 for side in call.arguments["box"]]
         slack = image_px / 48 / 2  # boxes are rounded
         assert all(box[i] - slack <= looked["box"][i] and looked["box"][i + 2] <= box[i + 2] + slack for i in (0, 1))
         assert call.name == "zoom"
-        assert Grammar().parse(answer, Kind.NUMBER).value == int(looked["name"])
+        assert ResponseFormat().parse(answer, AnswerType.NUMBER).value == int(looked["name"])
 
 
 def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from ruamel.yaml import YAML
 
-from mmrl.types import Kind, Place, UserError
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
+from mmrl.types import AnswerType, DatasetContext, UserError
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
 from mmrl_datasets.generators.common import LETTERS
 from mmrl_datasets.generators.drawing import COLOURS
@@ -29,7 +29,7 @@ GENERATORS = [
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def pixels(ref):
@@ -63,7 +63,7 @@ def is_flat(values, possible):
 
 @pytest.mark.parametrize("generate", GENERATORS)
 def test_samples_depend_on_seed_split_and_index_alone(generate, place, tmp_path):
-    elsewhere = Place(work=tmp_path / "elsewhere", base=tmp_path, seed=5)
+    elsewhere = DatasetContext(work_dir=tmp_path / "elsewhere", base_dir=tmp_path, seed=5)
     many = [facts(sample) for sample in generate(place, split="train", size=6)]
     assert [facts(sample) for sample in generate(elsewhere, split="train", size=3, seed=0)] == many[:3]
     assert [facts(sample) for sample in itertools.islice(generate(place, split="train", size=None), 6)] == many
@@ -161,8 +161,8 @@ def test_scenes_may_be_endless_too(place):
 def test_the_yaml_of_the_card_makes_samples(card, place):
     text = (ROOT / "datasets" / "cards" / f"{card}.md").read_text(encoding="utf-8")
     source = YAML(typ="safe").load(text.split("```yaml\n")[1].split("```")[0])
-    fn = resolve(source["fn"], ROOT)
-    args = settle(source["fn"], options_of(fn, after=1), source["args"] | {"size": 2})
+    fn = load_object(source["fn"], ROOT)
+    args = validate_args(source["fn"], read_plugin_options(fn, skip=1), source["args"] | {"size": 2})
     assert len(list(fn(place, **args))) == 2
 
 
@@ -183,7 +183,7 @@ def test_the_text_is_what_is_written(place):
     right = 0
     for sample in printed_text.text(place, split="train", size=40, characters="digits", length=2, background=0.0):
         x1, y1, x2, y2 = sample.meta["box"]
-        ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / printed_text.PAPER
+        ink = 1 - pixels(sample.images[0])[y1:y2, x1:x2, 0] / printed_text.PAPER_LEVEL
         stretched = [np.asarray(drawn.resize(ink.shape[::-1], Image.Resampling.BOX)) / 255 for _, drawn in candidates]
         errors = [np.abs(drawn * ink.max() - ink).sum() for drawn in stretched]
         right += candidates[int(np.argmin(errors))][0] == sample.target.value
@@ -202,7 +202,7 @@ def test_lengths_are_flat_and_characters_legible(characters, place):
 
 def test_ink_stays_in_its_box_whatever_the_rotation(place):
     for sample in printed_text.text(place, split="train", size=30, rotation=30.0, image_px=64, background=0.0):
-        rows, columns = np.nonzero((pixels(sample.images[0]) != printed_text.PAPER).any(axis=-1))
+        rows, columns = np.nonzero((pixels(sample.images[0]) != printed_text.PAPER_LEVEL).any(axis=-1))
         x1, y1, x2, y2 = sample.meta["box"]
         assert x1 <= columns.min() <= columns.max() < x2 <= 64
         assert y1 <= rows.min() <= rows.max() < y2 <= 64
@@ -215,8 +215,10 @@ def test_contrast_and_noise_are_what_they_say(place):
         for more in ({}, {"contrast": 0.2}, {"noise": 0.25})
     )
     for full, weak, grainy in zip(plain, faint, noisy, strict=True):
-        assert np.abs((printed_text.PAPER - weak) - 0.2 * (printed_text.PAPER - full)).max() <= 2
-        assert 12 < (grainy - full)[full == printed_text.PAPER].std() < 18  # 0.25 of 64, less what is clipped at white
+        assert np.abs((printed_text.PAPER_LEVEL - weak) - 0.2 * (printed_text.PAPER_LEVEL - full)).max() <= 2
+        assert (
+            12 < (grainy - full)[full == printed_text.PAPER_LEVEL].std() < 18
+        )  # 0.25 of 64, less what is clipped at white
 
 
 # Multiple choice
@@ -252,7 +254,7 @@ def test_the_letter_is_the_one_right_option(none_of_these, place):
         options = lines(sample)
         assert list(options) == list("ABCD")
         assert len(set(options.values())) == 4
-        assert chosen(sample) == (right if right in options.values() else multiple_choice.NONE)
+        assert chosen(sample) == (right if right in options.values() else multiple_choice.NONE_OF_THESE)
         letters.append(sample.target.value)
     assert is_flat(letters, "ABCD")
 
@@ -289,7 +291,7 @@ def seams(tiles, rows, columns):
 def test_the_permutation_mends_the_photograph(rows, columns, place):
     mended, count = 0, rows * columns
     for sample in jigsaw.order(place, split="train", size=50, rows=rows, columns=columns):
-        assert sample.target.kind is Kind.PERMUTATION
+        assert sample.target.answer_type is AnswerType.PERMUTATION
         assert sorted(sample.target.value) == list(range(1, count + 1))
         tiles = tiles_of(pixels(sample.images[0]), rows, columns)
         best = min(
@@ -332,7 +334,7 @@ def test_tiles_look_different_and_masks_hide_their_seams(place):
         for tile in tiles:
             rim = np.ones((16, 16), bool)
             rim[4:12, 4:12] = False
-            assert (tile[rim] == jigsaw.BLANK).all()
+            assert (tile[rim] == jigsaw.BLANK_LEVEL).all()
             assert np.ptp(tile[~rim]) > 0
 
 

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from skimage.morphology import erosion
 
-from mmrl.config.schema import Limits, Video
-from mmrl.media.cache import MediaStore
-from mmrl.media.video import ClipRule
-from mmrl.types import Access, Kind, Place, VideoRef
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.cache import MediaCache
+from mmrl.media.video import FrameSampling
+from mmrl.types import AnswerType, DatasetContext, MediaPolicy, VideoRef
 from mmrl_datasets.generators import charts, shape_videos
 from mmrl_datasets.generators.drawing import COLOURS
-from mmrl_datasets.generators.mp4_writer import Film, encode
+from mmrl_datasets.generators.mp4_writer import RenderedVideo, encode_mp4
 from mmrl_datasets.generators.photos import SPLITS
 
 STEP = 5  # the charts' default; a labelled line stands at every second one
@@ -24,7 +24,7 @@ STEP = 5  # the charts' default; a labelled line stands at every second one
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def pixels(ref):
@@ -58,20 +58,20 @@ def columns_of(mask):
 
 def height_to_value(image, row):
     """A value on the axis, by the labelled lines: the base has most ink, and lines stand 2 steps apart."""
-    (base,) = rows_of(image, charts.INK, 60)
-    lines = rows_of(image, charts.GRID, 30)
+    (base,) = rows_of(image, charts.INK_COLOR, 60)
+    lines = rows_of(image, charts.GRID_COLOR, 30)
     pitch = (base - lines[0]) / len(lines)
     return round((base - row) / pitch * 2) * STEP
 
 
 def bars(image):
-    mask = (image == charts.MARK).all(axis=-1)
+    mask = (image == charts.MARK_COLOR).all(axis=-1)
     return [((x1 + x2) / 2, height_to_value(image, np.nonzero(mask[:, x1])[0][0])) for x1, x2 in columns_of(mask)]
 
 
 def points(image):
     """Squares of 5 x 5 pixels survive an erosion, lines do not."""
-    mask = erosion((image == charts.MARK).all(axis=-1), np.ones((5, 5)))
+    mask = erosion((image == charts.MARK_COLOR).all(axis=-1), np.ones((5, 5)))
     return [(x, height_to_value(image, np.nonzero(mask[:, x])[0][0])) for x, _ in columns_of(mask)]
 
 
@@ -80,16 +80,16 @@ def slices(image):
     angles = np.linspace(0, 2 * np.pi, 7200, endpoint=False)
     centre = (image.shape[0] - 1) / 2
     x, y = (centre + 0.44 * image.shape[0] * np.array([np.sin(angles), -np.cos(angles)])).round().astype(int)
-    nearest = np.abs(image[y, x][:, None] - np.array(charts.SLICES)).sum(axis=-1).argmin(axis=1)
+    nearest = np.abs(image[y, x][:, None] - np.array(charts.SLICE_COLORS)).sum(axis=-1).argmin(axis=1)
     return [round((nearest == i).mean() * 100 / STEP) * STEP for i in range(nearest.max() + 1)]
 
 
 def label_is(image, centre, name):
     """Whether the name stands below the axis, in the middle of its column."""
-    (base,) = rows_of(image, charts.INK, 60)
-    sheet = Image.new("RGB", (image.shape[1], image.shape[0]), charts.PAPER)
+    (base,) = rows_of(image, charts.INK_COLOR, 60)
+    sheet = Image.new("RGB", (image.shape[1], image.shape[0]), charts.PAPER_COLOR)
     font = ImageFont.load_default(size=charts.FONT_PX)
-    ImageDraw.Draw(sheet).text((centre, base + 3), name, fill=charts.INK, font=font, anchor="mt")
+    ImageDraw.Draw(sheet).text((centre, base + 3), name, fill=charts.INK_COLOR, font=font, anchor="mt")
     window = np.s_[base + 2 :, int(centre) - 10 : int(centre) + 11]
     return (np.asarray(sheet)[window] == image[window]).all()
 
@@ -149,12 +149,12 @@ def test_answers_of_charts_are_flat(place):
 @pytest.mark.parametrize(("ask", "kind"), [("value", "number"), ("largest", "choice"), ("month", "text")])
 def test_a_chart_says_what_kind_of_answer_it_has(ask, kind, place):
     (sample,) = charts.charts(place, split="train", size=1, ask=ask)
-    assert (sample.target.kind, sample.task) == (Kind(kind), f"chart_{ask}")
+    assert (sample.target.answer_type, sample.task) == (AnswerType(kind), f"chart_{ask}")
 
 
 def test_the_smallest_step_that_is_let_through_can_be_seen(place):
     for sample in charts.charts(place, split="train", size=10, step=2, max_value=50, image_px=128):
-        (base,) = rows_of(pixels(sample.images[0]), charts.INK, 60)
+        (base,) = rows_of(pixels(sample.images[0]), charts.INK_COLOR, 60)
         _, heights = zip(*bars_in_pixels(pixels(sample.images[0]), base), strict=True)
         values = [entry["value"] for entry in sample.meta["values"]]
         assert np.argsort(heights).tolist() == np.argsort(values).tolist()
@@ -162,7 +162,7 @@ def test_the_smallest_step_that_is_let_through_can_be_seen(place):
 
 
 def bars_in_pixels(image, base):
-    mask = (image == charts.MARK).all(axis=-1)
+    mask = (image == charts.MARK_COLOR).all(axis=-1)
     return [(x1, base - np.nonzero(mask[:, x1])[0][0]) for x1, _ in columns_of(mask)]
 
 
@@ -242,26 +242,30 @@ def test_no_composition_is_in_two_splits(generate, place):
 @pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
 def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
     (sample,) = shape_videos.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
-    store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
-    small = Video(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
-    clip = store.clip(sample.media[0], ClipRule(video=small, patch=14))
+    store = MediaCache(MediaPolicy(roots=(place.work,)), MediaLimitsConfig(), max_bytes=0)
+    small = VideoConfig(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
+    clip = store.read_video(sample.media[0], FrameSampling(video=small, patch_size=14))
     assert clip.plan.indices == tuple(range(frames))
-    assert (clip.plan.fps, clip.plan.total, clip.plan.original) == (fps, frames, (side, side))
-    assert store.plan(sample.media[0], ClipRule(video=Video(), patch=14)).total == frames
+    assert (clip.plan.fps, clip.plan.total_frames, clip.plan.original_size) == (fps, frames, (side, side))
+    assert (
+        store.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14)).total_frames == frames
+    )
 
 
 def test_by_default_a_clip_is_seen_whole(place):
     (sample,) = shape_videos.direction(place, split="test", size=1)
-    store = MediaStore(Access(roots=(place.work,)), Limits(), max_bytes=0)
-    assert store.plan(sample.media[0], ClipRule(video=Video(), patch=14)).indices == tuple(range(8))
+    store = MediaCache(MediaPolicy(roots=(place.work,)), MediaLimitsConfig(), max_bytes=0)
+    assert store.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14)).indices == tuple(
+        range(8)
+    )
 
 
 def test_frames_survive_encoding_and_bytes_are_the_same_again():
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, size=(6, 8, 8, 3), dtype=np.uint8).repeat(8, axis=1).repeat(8, axis=2)
-    film = Film(frames=[Image.fromarray(block) for block in blocks], fps=2)
-    content = encode(film)
-    assert content == encode(film)
+    film = RenderedVideo(frames=[Image.fromarray(block) for block in blocks], fps=2)
+    content = encode_mp4(film)
+    assert content == encode_mp4(film)
     with av.open(io.BytesIO(content)) as container:
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     errors = np.abs(np.stack(decoded).astype(int) - blocks)

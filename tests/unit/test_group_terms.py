@@ -10,42 +10,42 @@ from pathlib import Path
 import pytest
 
 from mmrl.algo.group_rewards import (
-    BoundGroupTerm,
-    contrast,
+    BoundGroupReward,
+    add_group_rewards,
+    blind_contrast,
+    correct_with_tool_media,
     curiosity,
     dast,
     diversity,
+    excess_calls,
     kimi_length,
-    looked,
-    self_vote,
-    shaped,
+    majority_vote,
     shortest_correct,
-    spare_calls,
 )
 from mmrl.config.explain.config import explain
-from mmrl.config.load import load
-from mmrl.config.schema import GroupTerm
+from mmrl.config.load import load_config
+from mmrl.config.schema import GroupRewardConfig
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
 from mmrl.types import (
     Answer,
+    AnswerType,
     Author,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    FinishReason,
     Group,
     ImageRef,
-    Kind,
+    MediaObservation,
     Prompt,
     ResizeMap,
+    RewardValue,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
     Segment,
     Size,
     Target,
-    Term,
     UserError,
-    View,
 )
 
 CORRECT = ("acc",)
@@ -54,30 +54,32 @@ ALL = (
     partial(dast, correct=CORRECT),
     partial(kimi_length, correct=CORRECT),
     partial(diversity, correct=CORRECT),
-    self_vote,
-    partial(looked, correct=CORRECT),
+    majority_vote,
+    partial(correct_with_tool_media, correct=CORRECT),
     curiosity,
-    spare_calls,
+    excess_calls,
 )
 
 
 def score(acc, **more):
-    terms = {"acc": Term(float(acc), ""), **{name: Term(value, "") for name, value in more.items()}}
+    terms = {"acc": RewardValue(float(acc), ""), **{name: RewardValue(value, "") for name, value in more.items()}}
     return Score(terms=terms, total=float(sum(term.value for term in terms.values())))
 
 
-def group(lengths, right, *, answers=None, texts=None, kind=Kind.NUMBER, probes=None, meta=None, **more):
-    sample = Sample(id="s", task="count", parts=("?",), target=Target(kind=kind, value=3), meta=meta or {})
-    prompt = Prompt(sample=sample, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest="")
+def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, probes=None, meta=None, **more):
+    sample = Sample(id="s", task="count", parts=("?",), target=Target(answer_type=kind, value=3), meta=meta or {})
+    prompt = Prompt(
+        sample=sample, token_ids=(1,), grids=(), resize_maps=(), coordinate_system=CoordinateSystem.NORM_1, digest=""
+    )
     rollouts = [
         Rollout(
             prompt=prompt,
             index=i,
-            segments=(Segment(ids=(5,) * n, logps=(-1.0,) * n, author=Author.POLICY),),
+            segments=(Segment(token_ids=(5,) * n, logprobs=(-1.0,) * n, author=Author.POLICY),),
             text=texts[i] if texts else "",
-            answer=Answer(text=None, thought=None, value=answers[i] if answers else None),
-            finish=Finish.EOS,
-            law=SamplingLaw(max_new_tokens=4),
+            answer=Answer(text=None, thinking=None, value=answers[i] if answers else None),
+            finish_reason=FinishReason.EOS,
+            sampling_params=SamplingParams(max_new_tokens=4),
         )
         for i, n in enumerate(lengths)
     ]
@@ -89,8 +91,10 @@ def calling(right, calls, views=None):
     """A group whose responses called a tool so often, answered in words, or by as many views."""
     plain = group([1] * len(right), right)
     size = Size(8, 8)
-    view = View(ref=ImageRef(path="a.png", sha256=""), grid=(1, 2, 2), resize=ResizeMap(size, size), digest="")
-    said = Segment(ids=(7,), logps=(0.0,), author=Author.ENV)
+    view = MediaObservation(
+        ref=ImageRef(path="a.png", sha256=""), grid=(1, 2, 2), resize_map=ResizeMap(size, size), digest=""
+    )
+    said = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
     rollouts = []
     for rollout, n, shown in zip(plain.rollouts, calls, views or [0] * len(calls), strict=True):
         (own,) = rollout.segments
@@ -134,25 +138,30 @@ def test_equals_share_the_bonus_of_the_shortest():
 def test_contrast_pays_right_responses_that_look(blind, expected):
     seen = group([1, 1], [1, 0], probes={"shuffled": tuple(map(score, blind))})
     # 0.5 right; with shuffled frames 0.625: 0.5 >= 0.8 x 0.625, as in Video-R1; and 0.875, where it is not
-    assert values(contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
+    assert values(blind_contrast(seen, correct=CORRECT, probe="shuffled")) == [expected, 0.0]
 
 
 def test_contrast_without_the_probe_is_refused():
     with pytest.raises(UserError, match="no probe 'blank'; there is none"):
-        contrast(group([1], [1]), correct=CORRECT, probe="blank")
+        blind_contrast(group([1], [1]), correct=CORRECT, probe="blank")
 
 
 def test_curiosity_and_calls_cost_what_the_published_code_says():
     """max(0.3 - s, 0) / 2 / s x 0.25 - 0.05 (n - 1) for a picture, of eight responses of which one called thrice."""
     rare = calling([1] * 8, [3] + [0] * 7)
-    bonus, cost = values(curiosity(rare)), values(spare_calls(rare))
+    bonus, cost = values(curiosity(rare)), values(excess_calls(rare))
     assert 0.125 * bonus[0] + 0.05 * cost[0] == pytest.approx((0.3 - 1 / 8) / 2 / (1 / 8) * 0.25 - 0.05 * 2)
     assert bonus[1:] == cost[1:] == [0.0] * 7
     assert values(curiosity(calling([1] * 4, [1, 2, 0, 0]))) == [0.0] * 4  # half of them look: no need of more
 
 
 def test_a_look_pays_where_it_was_shown_something_and_ended_right():
-    assert values(looked(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [1, 0, 0, 0]
+    assert values(correct_with_tool_media(calling([1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 2, 0]), correct=CORRECT)) == [
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def slow_diversity(texts, right, n):
@@ -200,25 +209,25 @@ def test_copies_earn_nothing_for_diversity():
     ],
 )
 def test_the_majority_is_the_label(answers, expected):
-    assert values(self_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
+    assert values(majority_vote(group([1] * len(answers), [0] * len(answers), answers=answers))) == expected
 
 
 def test_a_majority_can_be_too_small():
     split = group([1] * 5, [0] * 5, answers=[3, 3, 4, 5, 6])
-    assert values(self_vote(split, share=0.4)) == [1, 1, 0, 0, 0]
-    assert values(self_vote(split, share=0.5)) == [0] * 5
+    assert values(majority_vote(split, share=0.4)) == [1, 1, 0, 0, 0]
+    assert values(majority_vote(split, share=0.5)) == [0] * 5
 
 
 def test_texts_vote_as_they_are_compared():
     answers = ["Red  Kite", "red kite", "ＲＥＤ kite", "blue"]
-    assert values(self_vote(group([1] * 4, [0] * 4, answers=answers, kind=Kind.TEXT))) == [1, 1, 1, 0]
-    lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=Kind.LIST)
-    assert values(self_vote(lists)) == [1, 1, 0]
+    assert values(majority_vote(group([1] * 4, [0] * 4, answers=answers, kind=AnswerType.TEXT))) == [1, 1, 1, 0]
+    lists = group([1] * 3, [0] * 3, answers=[("a", "b"), ("a", "b"), ("b", "a")], kind=AnswerType.LIST)
+    assert values(majority_vote(lists)) == [1, 1, 0]
 
 
 def test_places_do_not_vote():
     with pytest.raises(UserError, match="no two answers of kind box"):
-        self_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=Kind.BOX))
+        majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=AnswerType.BOX))
 
 
 @pytest.mark.parametrize("term", ALL)
@@ -258,40 +267,43 @@ def test_being_right_takes_every_named_term():
 
 
 def bound(**options):
-    term = GroupTerm.model_validate_json(json.dumps({"fn": "kimi", **options}))
-    return BoundGroupTerm(name="kimi", values=partial(kimi_length, correct=CORRECT), options=term)
+    term = GroupRewardConfig.model_validate_json(json.dumps({"fn": "kimi", **options}))
+    return BoundGroupReward(name="kimi", compute=partial(kimi_length, correct=CORRECT), options=term)
 
 
 def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
     before = group([100, 300], [1, 0])
-    after = shaped(before, 0, terms=[bound(weight=0.2)])
+    after = add_group_rewards(before, 0, group_rewards=[bound(weight=0.2)])
     assert after.totals == pytest.approx((1.1, -0.1))
-    assert after.scores[0].terms == {"acc": Term(1.0, ""), "kimi": Term(0.5, "100 tokens, 100 to 300 in the group")}
+    assert after.scores[0].terms == {
+        "acc": RewardValue(1.0, ""),
+        "kimi": RewardValue(0.5, "100 tokens, 100 to 300 in the group"),
+    }
     assert before.totals == (1.0, 0.0)
-    assert shaped(before, 0, terms=[]) is before
+    assert add_group_rewards(before, 0, group_rewards=[]) is before
 
 
 def test_a_term_leaves_alone_what_it_does_not_concern():
     before = group([100, 300], [1, 0], meta={"source": "clevr", "level": 2})
     for when in ({"task": ["ocr"]}, {"task": ["count"], "source": ["geo"]}, {"colour": ["red"]}):
-        assert shaped(before, 0, terms=[bound(when=when)]) is before
+        assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]) is before
     when = {"task": ["ocr", "count"], "level": ["2"]}
-    assert shaped(before, 0, terms=[bound(when=when)]).totals == (1.5, -0.5)
+    assert add_group_rewards(before, 0, group_rewards=[bound(when=when)]).totals == (1.5, -0.5)
     empty = replace(before, rollouts=(), scores=())
-    assert shaped(empty, 0, terms=[bound()]) is empty
+    assert add_group_rewards(empty, 0, group_rewards=[bound()]) is empty
 
 
 def test_a_schedule_changes_the_weight_and_never_the_value():
     before = group([100, 300], [1, 0])
     warmed = bound(weight=0.2, schedule={"points": [[0, 0.0], [10, 1.0]]})
-    steps = [shaped(before, step, terms=[warmed]) for step in (0, 5, 10, 99)]
+    steps = [add_group_rewards(before, step, group_rewards=[warmed]) for step in (0, 5, 10, 99)]
     assert [after.totals[0] for after in steps] == pytest.approx([1.0, 1.05, 1.1, 1.1])
     assert {after.scores[0].terms["kimi"].value for after in steps} == {0.5}
 
 
 def test_a_term_may_not_hide_a_reward():
     with pytest.raises(UserError, match="two reward terms are named 'acc'"):
-        shaped(group([1, 2], [1, 0]), 0, terms=[replace(bound(), name="acc")])
+        add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[replace(bound(), name="acc")])
 
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -299,7 +311,7 @@ KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct:
 
 
 def configured(terms):
-    return load(QUICKSTART, [f"rewards.group_terms=[{terms}]"])
+    return load_config(QUICKSTART, [f"rewards.group_terms=[{terms}]"])
 
 
 def test_a_config_names_them_and_explains_them():
@@ -307,7 +319,7 @@ def test_a_config_names_them_and_explains_them():
     (term,) = group_terms_of(loaded.config, QUICKSTART.parent)
     assert (term.name, term.options.weight, term.options.when) == ("kimi_length", 0.2, {"task": ("count",)})
     right = group([100, 300], [1, 1])
-    named = replace(right, scores=tuple(Score(terms={"count": Term(1.0, "")}, total=1.0) for _ in right.scores))
+    named = replace(right, scores=tuple(Score(terms={"count": RewardValue(1.0, "")}, total=1.0) for _ in right.scores))
     assert values(term.values(named)) == [0.5, -0.5]
     said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
     assert (
@@ -333,7 +345,7 @@ def test_advantages_per_term_weigh_group_terms_too():
     assert weights_of(judge, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
     scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
     with pytest.raises(UserError, match="kimi_length has a gate, a transform or a schedule"):
-        load(QUICKSTART, [f"rewards.group_terms=[{scheduled}]", "stages.1.advantage.combine=per_term"])
+        load_config(QUICKSTART, [f"rewards.group_terms=[{scheduled}]", "stages.1.advantage.combine=per_term"])
 
 
 def test_a_term_may_be_in_a_file(tmp_path):
@@ -342,7 +354,7 @@ def test_a_term_may_be_in_a_file(tmp_path):
         "    return tuple(Term(of, 'flat') for _ in group.rollouts)\n"
     )
     (term,) = group_terms_of(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
-    assert shaped(group([1, 2], [1, 0]), 0, terms=[term]).totals == (1.25, 0.25)
+    assert add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term]).totals == (1.25, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from selection import group
 
-from mmrl.config.schema import Health
-from mmrl.training.health import Watch, Watched, repeats, summary
-from mmrl.types import Answer, State
+from mmrl.config.schema import HealthConfig
+from mmrl.training.health import HealthMonitor, MonitoredLogger, compute_duplicate_metrics, summarize_health
+from mmrl.types import Answer, TrainingState
 
 WELL = {
     "group/informative_frac": 0.5,
@@ -30,9 +30,9 @@ WELL = {
 def watched(steps, **options):
     """What is said over steps whose metrics depart from WELL."""
     said = []
-    watch = Watch(Health(window=3, **options), said.append)
+    watch = HealthMonitor(HealthConfig(window=3, **options), said.append)
     for number, metrics in enumerate(steps, 1):
-        watch.look(number, {**WELL, **metrics})
+        watch.update(number, {**WELL, **metrics})
     return said
 
 
@@ -84,15 +84,15 @@ def test_a_term_that_falls_while_the_total_rises_is_told():
 
 
 def test_metrics_that_only_some_steps_have_are_averaged_over_those():
-    watch = Watch(Health(window=2), print)
-    watch.look(1, {"a": 1.0})
-    watch.look(2, {"a": 3.0, "b": 5.0})
-    assert watch.means() == {"a": 2.0, "b": 5.0}
+    watch = HealthMonitor(HealthConfig(window=2), print)
+    watch.update(1, {"a": 1.0})
+    watch.update(2, {"a": 3.0, "b": 5.0})
+    assert watch.window_means() == {"a": 2.0, "b": 5.0}
 
 
 def with_texts(group_, *texts):
     said = [
-        replace(rollout, text=text, answer=Answer(text=text.split()[-1], thought=None, value=None))
+        replace(rollout, text=text, answer=Answer(text=text.split()[-1], thinking=None, value=None))
         for rollout, text in zip(group_.rollouts, texts, strict=True)
     ]
     return replace(group_, rollouts=tuple(said))
@@ -101,8 +101,10 @@ def with_texts(group_, *texts):
 def test_repeats_by_hand():
     one = with_texts(group("a", 0.0, 1.0, 0.0, 1.0), "so 3", "so 3", "thus 3", "so 4")
     two = with_texts(group("b", 0.0, 1.0), "so 3", "so 3")
-    assert repeats([one, two]) == pytest.approx({"rollout/duplicate_frac": 2 / 6, "rollout/same_answer_frac": 3 / 6})
-    assert repeats([]) == {}
+    assert compute_duplicate_metrics([one, two]) == pytest.approx(
+        {"rollout/duplicate_frac": 2 / 6, "rollout/same_answer_frac": 3 / 6}
+    )
+    assert compute_duplicate_metrics([]) == {}
 
 
 def test_the_teller_tells_repeats_and_the_summary_ends_the_stage():
@@ -113,10 +115,10 @@ def test_the_teller_tells_repeats_and_the_summary_ends_the_stage():
         def tell(self, state, metrics, times):
             self.told = metrics
 
-    watch, inner = Watch(Health(), print), Inner()
-    teller = Watched(inner, watch)
+    watch, inner = HealthMonitor(HealthConfig(), print), Inner()
+    teller = MonitoredLogger(inner, watch)
     groups = [with_texts(group("b", 0.0, 1.0), "so 3", "so 3")]
-    assert teller.show(State(), groups, [(0.0, 0.0)], at_all_events=True) == "1 groups, True"
-    teller.tell(State(step=1), {"replay/share": 0.25, "group/informative_frac": 0.5}, {})
+    assert teller.log_rollouts(TrainingState(), groups, [(0.0, 0.0)], force=True) == "1 groups, True"
+    teller.log(TrainingState(step=1), {"replay/share": 0.25, "group/informative_frac": 0.5}, {})
     assert inner.told["rollout/duplicate_frac"] == 0.5
-    assert summary(watch) == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"
+    assert summarize_health(watch) == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"

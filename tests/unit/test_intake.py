@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from mmrl.config import Config
-from mmrl.config.schema import Limits
-from mmrl.data.load import Intake, Measure, look_at_all, place_of
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.data.load import DatasetLoader, ImageMeasurer, make_dataset_context, open_all_media
 from mmrl.log.console import Console
-from mmrl.media.cache import MediaStore
+from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
-from mmrl.media.opened_index import Ledger
-from mmrl.types import Access, ImageRef, Size, TooLongError, UserError
+from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.types import ImageRef, MediaPolicy, PromptTooLongError, Size, UserError
 
 ROWS = """
 import hashlib
@@ -60,11 +60,11 @@ def config(**data) -> Config:
     )
 
 
-def intake(folder: Path, **data) -> tuple[Intake, MediaStore]:
+def intake(folder: Path, **data) -> tuple[DatasetLoader, MediaCache]:
     settings = config(**data)
-    place = place_of(settings, folder, folder / "work")
-    store = MediaStore(place.access, settings.data.limits, max_bytes=10**6)
-    return Intake(settings, place, store, Console()), store
+    place = make_dataset_context(settings, folder, folder / "work")
+    store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10**6)
+    return DatasetLoader(settings, place, store, Console()), store
 
 
 def refs(folder: Path) -> list[ImageRef]:
@@ -76,7 +76,12 @@ def test_other_processes_see_what_this_one_sees(folder):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     all_refs = refs(folder / "pictures")
     seen = [
-        look_at_all(all_refs, Measure(Access(roots=(folder,)), Limits()), workers=workers, console=Console())
+        open_all_media(
+            all_refs,
+            ImageMeasurer(MediaPolicy(roots=(folder,)), MediaLimitsConfig()),
+            workers=workers,
+            console=Console(),
+        )
         for workers in (0, 2)
     ]
     assert [list(each) for each in seen] == [all_refs, all_refs]
@@ -90,7 +95,7 @@ def test_a_bad_picture_is_found_whoever_opens_it(folder, workers):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
     loader, store = intake(folder, workers=workers, bad_sample="skip")
     assert [sample.id for sample in loader.load().train][3:6] == ["train-3", "train-5", "train-6"]
-    assert store.size(refs(folder / "pictures")[7]) == Size(27, 30)
+    assert store.image_size(refs(folder / "pictures")[7]) == Size(27, 30)
     with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
         intake(folder, workers=workers)[0].load()
 
@@ -102,7 +107,7 @@ def die(ref: ImageRef) -> Size:
 
 
 def test_a_file_that_kills_a_process_is_a_bad_one(folder):
-    seen = look_at_all(refs(folder / "pictures"), die, workers=2, console=Console())
+    seen = open_all_media(refs(folder / "pictures"), die, workers=2, console=Console())
     assert [Path(ref.path).name for ref, look in seen.items() if isinstance(look, MediaError)] == ["04.png"]
     (said,) = (str(look) for look in seen.values() if isinstance(look, MediaError))
     assert re.search(r"04\.png: the process that opened it was killed by SIGSEGV; a file crashes its decoder", said)
@@ -111,7 +116,7 @@ def test_a_file_that_kills_a_process_is_a_bad_one(folder):
 def refuse_even(sample) -> None:
     number = int(sample.id.removeprefix("train-"))
     if number % 4 == 0:
-        raise TooLongError("999 tokens")
+        raise PromptTooLongError("999 tokens")
     if number == 49:
         raise UserError("its text is forged")
 
@@ -123,9 +128,9 @@ def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsy
     ):
         loader, _ = intake(folder, **data)
         with pytest.raises(UserError, match=f"(?s){refused}"):
-            loader.askable(loader.load(), refuse_even)
+            loader.filter_by_prompt(loader.load(), refuse_even)
     loader, _ = intake(folder, bad_sample="skip", over_long="drop")
-    assert len(loader.askable(loader.load(), refuse_even).train) == 50 - 13 - 1
+    assert len(loader.filter_by_prompt(loader.load(), refuse_even).train) == 50 - 13 - 1
     said = capsys.readouterr().out
     assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in said
     assert "and 8 more" in said
@@ -184,29 +189,32 @@ def test_a_resumed_run_opens_only_what_is_new_or_was_touched(tmp_path):
     for number, path in enumerate(paths):
         Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(path)
     refs = [ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
-    Ledger(tmp_path / "pictures.json").note({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
+    OpenedMediaIndex(tmp_path / "pictures.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
     dated = os.stat(paths[1]).st_mtime_ns
     os.utime(paths[1], ns=(dated, dated + 1))
     paths[2].unlink()
     other = ImageRef(path=refs[3].path, sha256=refs[4].sha256)
-    assert Ledger(tmp_path / "pictures.json").known([*refs, other]) == {refs[0]: Size(20, 30), refs[3]: Size(23, 30)}
+    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([*refs, other]) == {
+        refs[0]: Size(20, 30),
+        refs[3]: Size(23, 30),
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
 def test_a_damaged_ledger_knows_nothing(tmp_path, content):
     (tmp_path / "pictures.json").write_text(content)
-    assert Ledger(tmp_path / "pictures.json").known([ImageRef(path="a.png", sha256="")]) == {}
+    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
 
 
 def test_what_the_ledger_knows_is_not_opened(folder):
     settings, ledger = config(), folder / "pictures.json"
-    place = place_of(settings, folder, folder / "work")
+    place = make_dataset_context(settings, folder, folder / "work")
 
     def load(store):
-        return Intake(settings, place, store, Console(), Ledger(ledger)).load()
+        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(ledger)).load()
 
-    first = load(MediaStore(place.access, Limits(), max_bytes=0))
+    first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
     assert len(json.loads(ledger.read_text())) == 50
-    store = MediaStore(place.access, Limits(max_pixels=1), max_bytes=0)  # it would refuse to open any
+    store = MediaCache(place.media_policy, MediaLimitsConfig(max_pixels=1), max_bytes=0)  # it would refuse to open any
     assert load(store).train == first.train
-    assert store.size(first.train[0].images[0]) == Size(20, 30)
+    assert store.image_size(first.train[0].images[0]) == Size(20, 30)

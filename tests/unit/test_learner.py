@@ -6,22 +6,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algo.kl import estimate
-from mmrl.config.schema import Correction, Kl, Loss, Optimizer
+from mmrl.algo.kl import estimate_kl
+from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.learner import GrpoLearner, LearnPlan
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.types import Author, Experience, Finish, Segment
+from mmrl.learner.learner import GrpoLearner, LearnerConfig
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.types import Author, Experience, FinishReason, Segment
 
 
 def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batches=1, steps=4, **loss):
-    optimizer = Optimizer(lr=lr)
-    plan = LearnPlan(
-        loss=Loss(**loss),
+    optimizer = OptimizerConfig(lr=lr)
+    plan = LearnerConfig(
+        loss=LossConfig(**loss),
         optimizer=optimizer,
         total_steps=steps,
-        micro_batch=2,
-        token_budget=10_000,
+        micro_batch_groups=2,
+        micro_batch_tokens=10_000,
         epochs=epochs,
         shared_prefix=True,
         pad_id=world.eos_id,
@@ -51,11 +51,11 @@ def same(before, after):
 
 def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
-    batch = collate(by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
+    batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
     with torch.no_grad():
         logps_N = policy.score(batch).logps_N
-    segments = [segment for group in by_prompt(experiences) for e in group for segment in e.rollout.segments]
-    authors = [s.author for s in segments if s.author in (Author.POLICY, Author.TEACHER) for _ in s.ids]
+    segments = [segment for group in group_by_prompt(experiences) for e in group for segment in e.rollout.segments]
+    authors = [s.author for s in segments if s.author in (Author.POLICY, Author.DEMONSTRATION) for _ in s.token_ids]
     return logps_N[torch.tensor([author is Author.POLICY for author in authors])]
 
 
@@ -67,9 +67,9 @@ def test_the_penalty_equals_its_oracle(tiny):
         for parameter in reference.model.parameters():
             parameter.mul_(1.1)
     logps, ref_logps = (log_probs(policy, world, experiences) for policy in (world.policy, reference))
-    expected = estimate(logps, ref_logps, "k3").mean()
+    expected = estimate_kl(logps, ref_logps, "k3").mean()
     before = weights(world)
-    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(experiences, step=0)
+    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(experiences, step=0)
     assert expected > 1e-3
     assert metrics["learner/kl_nats"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(0.5 * float(expected), rel=1e-4)  # advantages are 0
@@ -81,7 +81,7 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
     world = tiny()
     reference = world.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
-    metrics = learner(world, reference=reference, kl=Kl(coef=0.5)).learn(taught(world), step=0)
+    metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(taught(world), step=0)
     assert metrics["learner/kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
@@ -91,12 +91,12 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
 def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, given):
     world = tiny()
     with pytest.raises(ValueError, match=f"kl.coef {kl_coef} and a {'given' if given else 'missing'} reference"):
-        learner(world, reference=world.policy if given else None, kl=Kl(coef=kl_coef))
+        learner(world, reference=world.policy if given else None, kl=KlConfig(coef=kl_coef))
 
 
 def test_on_policy_metrics(tiny):
     world = tiny()
-    metrics = learner(world).learn(taught(world), step=0)
+    metrics = learner(world).step(taught(world), step=0)
     assert metrics["learner/clipped_frac"] == 0.0
     assert metrics["learner/ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["rollout/logp_gap_nats"] < 1e-5
@@ -110,14 +110,14 @@ def test_on_policy_metrics(tiny):
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_step_without_advantage_updates_nothing(tiny, step):
     world = tiny()
-    engine = TorchEngine(world.policy.trainable, Optimizer(weight_decay=0.1))
+    engine = TorchEngine(world.policy.trainable, OptimizerConfig(weight_decay=0.1))
     before = weights(world)
     idle = learner(world, engine=engine)
-    assert idle.learn(taught(world, advantages=(0.0, 0.0)), step=step) == {
+    assert idle.step(taught(world, advantages=(0.0, 0.0)), step=step) == {
         "learner/lr": 1e-3,
         "learner/skipped_frac": 1.0,
     }
-    assert idle.learn([], step=step) == {"learner/lr": 1e-3, "learner/skipped_frac": 0.0}
+    assert idle.step([], step=step) == {"learner/lr": 1e-3, "learner/skipped_frac": 0.0}
     assert same(before, weights(world))
     assert engine.state()["moments"] == {}
 
@@ -125,11 +125,11 @@ def test_a_step_without_advantage_updates_nothing(tiny, step):
 def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
     world = tiny()
     experiences = taught(world)
-    learner(world, lr=0.02).learn(experiences, step=0)  # the policy moves away from what sampled them
+    learner(world, lr=0.02).step(experiences, step=0)  # the policy moves away from what sampled them
     ratios = {}
     for old, of_others in (("sampler", "learner"), ("learner", "sampler")):
         aged = [replace(experience, age=1, old=old) for experience in experiences]
-        metrics = learner(world, lr=1e-9, old=of_others).learn(aged, step=0)
+        metrics = learner(world, lr=1e-9, old=of_others).step(aged, step=0)
         assert "rollout/logp_gap_nats" not in metrics
         ratios[old] = metrics["learner/ratio_min"], metrics["learner/ratio_max"]
     assert ratios["learner"] == pytest.approx((1.0, 1.0))
@@ -138,8 +138,8 @@ def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
 
 def test_several_epochs_step_again_and_really_clip(tiny):
     once, thrice = tiny(), tiny()
-    first = learner(once, lr=0.02).learn(taught(once), step=0)
-    third = learner(thrice, lr=0.02, epochs=3).learn(taught(thrice), step=0)
+    first = learner(once, lr=0.02).step(taught(once), step=0)
+    third = learner(thrice, lr=0.02, epochs=3).step(taught(thrice), step=0)
     assert first["learner/clipped_frac"] == 0.0
     assert third["learner/clipped_frac"] > 0.2
     assert third["rollout/logp_gap_nats"] == first["rollout/logp_gap_nats"] < 1e-5  # of the first epoch
@@ -150,13 +150,13 @@ def test_mini_batches_are_steps_of_their_own(tiny):
     """Three groups in two mini-batches: what two learners do that share an optimizer, the second given one group."""
     split, slow = tiny(), tiny()
     experiences = taught(slow)
-    first, second, third = by_prompt(experiences)
-    engine = TorchEngine(slow.policy.trainable, Optimizer(lr=0.02))
+    first, second, third = group_by_prompt(experiences)
+    engine = TorchEngine(slow.policy.trainable, OptimizerConfig(lr=0.02))
     steps = [
-        learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).learn(part, step=0)
+        learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).step(part, step=0)
         for part in ([*first, *third], second)
     ]
-    metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).learn(taught(split), step=0)
+    metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).step(taught(split), step=0)
     assert same(weights(slow), weights(split))
     assert metrics["learner/loss"] == pytest.approx(sum(step["learner/loss"] for step in steps) / 2)
     assert metrics["learner/ratio_max"] == max(step["learner/ratio_max"] for step in steps) > 1.01
@@ -166,7 +166,7 @@ def test_mini_batches_are_steps_of_their_own(tiny):
 def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
     world = tiny()
     experiences = [replace(each, advantage=0.0) for each in taught(world)[:3]] + taught(world)[3:]
-    metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).learn(experiences, step=0)
+    metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
     assert metrics["learner/skipped_updates"] == 1.0  # two steps, of which the first is not finite
     assert metrics["learner/skipped_frac"] == pytest.approx(1 / 3)
 
@@ -177,14 +177,14 @@ def test_what_is_clipped_has_no_gradient(tiny):
     far = []
     for each in taught(world, advantages=(1.0, 2.0)):
         (segment,) = each.rollout.segments
-        older = replace(segment, logps=tuple(logp - 1.0 for logp in segment.logps))
+        older = replace(segment, logps=tuple(logp - 1.0 for logp in segment.logprobs))
         far.append(replace(each, rollout=replace(each.rollout, segments=(older,))))
-    metrics = learner(world).learn(far, step=0)
+    metrics = learner(world).step(far, step=0)
     assert metrics["learner/clipped_frac"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm"] == 0.0
     assert metrics["learner/ratio_max"] == pytest.approx(math.e, rel=1e-3)
     back = [replace(each, advantage=-each.advantage) for each in far]
-    assert learner(world).learn(back, step=0)["learner/grad_norm"] > 0.0  # the other side is not bounded
+    assert learner(world).step(back, step=0)["learner/grad_norm"] > 0.0  # the other side is not bounded
 
 
 def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
@@ -192,10 +192,10 @@ def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
     world = tiny()
     (first, *_) = taught(world)
     (segment,) = first.rollout.segments
-    newer = replace(segment, logps=tuple(logp + 1.0 for logp in segment.logps))
-    forced = Segment(ids=segment.ids[:2], logps=(0.0, 0.0), author=Author.TRIGGER)
+    newer = replace(segment, logps=tuple(logp + 1.0 for logp in segment.logprobs))
+    forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
     rollout = replace(first.rollout, segments=(newer, forced))
-    metrics = learner(world).learn([Experience(rollout=rollout, advantage=-1.0)], step=0)
+    metrics = learner(world).step([Experience(rollout=rollout, advantage=-1.0)], step=0)
     assert metrics["learner/ratio_max"] == pytest.approx(1 / math.e, rel=1e-3)
 
 
@@ -214,7 +214,7 @@ class Flaky:
 
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
-    metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).learn(taught(world), step=0)
+    metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).step(taught(world), step=0)
     assert metrics["learner/skipped_updates"] == 2.0
     assert metrics["learner/grad_norm"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
@@ -222,18 +222,18 @@ def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
 
 def test_the_rate_is_the_schedules(tiny):
     world = tiny()
-    plan = LearnPlan(
-        loss=Loss(),
-        optimizer=Optimizer(lr=1.0, warmup_steps=2, decay="linear"),
+    plan = LearnerConfig(
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(lr=1.0, warmup_steps=2, lr_schedule="linear"),
         total_steps=5,
-        micro_batch=1,
-        token_budget=10_000,
+        micro_batch_groups=1,
+        micro_batch_tokens=10_000,
         epochs=1,
         shared_prefix=False,
         pad_id=world.eos_id,
     )
     teacher = GrpoLearner(world.policy, world.processor, Flaky(), plan)
-    rates = [teacher.learn([], step=step)["learner/lr"] for step in range(5)]
+    rates = [teacher.step([], step=step)["learner/lr"] for step in range(5)]
     assert rates == pytest.approx([0.5, 1.0, 2 / 3, 1 / 3, 0.0])
 
 
@@ -242,7 +242,7 @@ def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
     prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
     lessons = [Experience(rollout=world.processor.demonstrate(p, p.sample.target), advantage=0.0) for p in prompts]
     teacher = learner(world, lr=0.01)
-    losses = [teacher.learn(lessons, step=step)["learner/loss"] for step in range(4)]
+    losses = [teacher.step(lessons, step=step)["learner/loss"] for step in range(4)]
     assert losses[3] < losses[0] - 0.5
 
 
@@ -261,14 +261,14 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
     world = tiny()
     off = shifted(taught(world), 0.5)
     start = log_probs(world.policy, world, off)
-    metrics = learner(world, lr=0.02, old="learner").learn(off, step=0)
+    metrics = learner(world, lr=0.02, old="learner").step(off, step=0)
     assert metrics["learner/ratio_max"] == pytest.approx(1.0)
     assert metrics["learner/clipped_frac"] == 0.0
     assert metrics["rollout/logp_gap_nats"] == pytest.approx(0.5, abs=1e-4)
 
     once, twice = tiny(), tiny()
-    learner(once, lr=0.02, old="learner").learn(off, step=0)
-    second = learner(twice, lr=0.02, old="learner", epochs=2).learn(off, step=0)
+    learner(once, lr=0.02, old="learner").step(off, step=0)
+    second = learner(twice, lr=0.02, old="learner", epochs=2).step(off, step=0)
     moved = (log_probs(once.policy, once, off) - start).exp()
     assert second["learner/ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
     assert second["learner/ratio_max"] > 1.01
@@ -279,9 +279,9 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
 )
 def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     world = tiny()
-    plain = learner(world, engine=Still(world), old="learner").learn(taught(world), step=0)
-    correction = Correction(kind=kind, low=0.5, high=1.5)
-    metrics = learner(world, engine=Still(world), old="learner", correction=correction).learn(
+    plain = learner(world, engine=Still(world), old="learner").step(taught(world), step=0)
+    correction = RolloutCorrectionConfig(method=kind, low=0.5, high=1.5)
+    metrics = learner(world, engine=Still(world), old="learner", correction=correction).step(
         shifted(taught(world), by), step=0
     )
     assert metrics["learner/correction_mean"] == pytest.approx(factor, rel=1e-3)
@@ -309,15 +309,15 @@ def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
     world = tiny()
     before = weights(world)
     with pytest.raises(ValueError, match=rf"sample {world.samples[0].id}, rollout 1: advantage nan is not finite"):
-        learner(world).learn(taught(world, advantages=(1.0, math.nan)), step=0)
+        learner(world).step(taught(world, advantages=(1.0, math.nan)), step=0)
     assert same(before, weights(world))
 
 
 def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
     world = tiny()
     before = weights(world)
-    cut = [replace(each, rollout=replace(each.rollout, finish=Finish.LENGTH)) for each in taught(world)]
-    assert learner(world, mask_truncated=True).learn(cut, step=0)["learner/skipped_frac"] == 1.0
+    cut = [replace(each, rollout=replace(each.rollout, finish=FinishReason.LENGTH)) for each in taught(world)]
+    assert learner(world, mask_truncated=True).step(cut, step=0)["learner/skipped_frac"] == 1.0
     assert same(before, weights(world))
 
 
@@ -325,8 +325,8 @@ def test_an_empty_completion_is_not_run(tiny):
     world = tiny()
     first, *others = taught(world)
     nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], ids=(), logps=()),))
-    learned = learner(world, engine=Still(world)).learn([replace(first, rollout=nothing), *others], step=0)
-    alone = learner(world, engine=Still(world)).learn(others, step=0)
+    learned = learner(world, engine=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
+    alone = learner(world, engine=Still(world)).step(others, step=0)
     assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
     assert learned["learner/skipped_frac"] == pytest.approx(1 / 9)
 
@@ -337,7 +337,7 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
     brief = []
     for each in taught(world, advantages=(0.0, 0.0)):
         (segment,) = each.rollout.segments
-        one = replace(segment, ids=segment.ids[:1], logps=segment.logps[:1])
+        one = replace(segment, ids=segment.token_ids[:1], logps=segment.logprobs[:1])
         brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))
     reference = world.policy.frozen_copy()
     with torch.no_grad():
@@ -345,8 +345,8 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
             parameter.mul_(1.1)
     kl = log_probs(world.policy, world, brief) - log_probs(reference, world, brief)
     penalised = [replace(each, advantage=-0.5 * float(k)) for each, k in zip(brief, kl, strict=True)]
-    in_reward = Kl(coef=0.5, estimator="k1", place="reward")
-    metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).learn(brief, step=0)
-    by_hand = learner(world, engine=Still(world)).learn(penalised, step=0)
+    in_reward = KlConfig(coef=0.5, estimator="k1", apply_to="reward")
+    metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).step(brief, step=0)
+    by_hand = learner(world, engine=Still(world)).step(penalised, step=0)
     assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
     assert metrics["learner/kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)

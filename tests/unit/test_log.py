@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 from rich.console import Console as Screen
 
-from mmrl.config import Config, dump, load
-from mmrl.log import Console, MetricsFile, RunDir, Teller, write_rollouts
+from mmrl.config import Config, dump_yaml, load_config
+from mmrl.log import Console, MetricsFile, RunDir, RunLogger, write_rollouts
 from mmrl.types import (
     Answer,
+    AnswerType,
     Author,
-    Failure,
-    Fault,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    Dropped,
+    FinishReason,
     Group,
     ImageRef,
-    Kind,
     Prompt,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
     Segment,
-    Skip,
-    State,
     Target,
-    Term,
+    TrainingState,
     UserError,
 )
 from mmrl.utils.files import json_line, write_atomically
@@ -59,25 +59,32 @@ def group_of(texts=("3", "4"), rewards=(1.0, 0.0)) -> Group:
         id="count-7",
         task="count",
         parts=(ImageRef(path="data/7.png", sha256="ab"), "How many dots?"),
-        target=Target(kind=Kind.NUMBER, value=3),
+        target=Target(answer_type=AnswerType.NUMBER, value=3),
     )
-    prompt = Prompt(sample=sample, ids=(1, 2), grids=((1, 6, 6),), resizes=(), frame=Frame.PX_RESIZED, digest="d")
+    prompt = Prompt(
+        sample=sample,
+        token_ids=(1, 2),
+        grids=((1, 6, 6),),
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.PX_RESIZED,
+        digest="d",
+    )
     rollouts = tuple(
         Rollout(
             prompt=prompt,
             index=index,
             segments=(
-                Segment(ids=(7, 8), logps=(-0.1, -0.2), author=Author.POLICY),
-                Segment(ids=(9,), logps=(0.0,), author=Author.TRIGGER),
+                Segment(token_ids=(7, 8), logprobs=(-0.1, -0.2), author=Author.POLICY),
+                Segment(token_ids=(9,), logprobs=(0.0,), author=Author.FORCED),
             ),
             text=text,
-            answer=Answer(text=text, thought=None, value=float(text)),
-            finish=Finish.EOS,
-            law=SamplingLaw(max_new_tokens=8),
+            answer=Answer(text=text, thinking=None, value=float(text)),
+            finish_reason=FinishReason.EOS,
+            sampling_params=SamplingParams(max_new_tokens=8),
         )
         for index, text in enumerate(texts)
     )
-    scores = tuple(Score(terms={"exact": Term(reward, "as counted")}, total=reward) for reward in rewards)
+    scores = tuple(Score(terms={"exact": RewardValue(reward, "as counted")}, total=reward) for reward in rewards)
     return Group(prompt=prompt, rollouts=rollouts, scores=scores)
 
 
@@ -197,10 +204,10 @@ def test_a_new_directory_is_claimed_and_the_same_config_resumes(tmp_path):
     run = RunDir(tmp_path / "runs" / "demo")
     config = config_of()
     assert run.claim(config, silent) is False
-    assert load(run.config).config == config
+    assert load_config(run.config).config == config
     (run.checkpoints / "00-000005").mkdir(parents=True)
     assert run.claim(config, silent) is True
-    assert run.config.read_text() == dump(config)
+    assert run.config.read_text() == dump_yaml(config)
 
 
 def test_a_run_without_a_checkpoint_has_nothing_to_lose(tmp_path):
@@ -213,7 +220,7 @@ def test_a_run_without_a_checkpoint_has_nothing_to_lose(tmp_path):
     corrected = config_of(seed=3)
     assert run.claim(corrected, silent) is False
     assert os.listdir(run.path) == ["config.yaml"]
-    assert run.config.read_text() == dump(corrected)
+    assert run.config.read_text() == dump_yaml(corrected)
     (run.path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds 'notes\.txt' and no run"):
         run.claim(config_of(), silent)
@@ -328,8 +335,8 @@ def test_rollouts_are_written_to_be_read(tmp_path):
 def test_rollouts_that_could_not_be_judged_are_written_with_the_reason(tmp_path):
     group = group_of()
     kept, left = group.rollouts
-    failures = {"exact": Failure(Fault.TIMEOUT, "took more than 1 s")}
-    group = replace(group, rollouts=(kept,), scores=group.scores[:1], skipped=(Skip(left, failures),))
+    failures = {"exact": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], skipped=(Dropped(left, failures),))
     first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
     assert first["total"] == 1.0
     assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
@@ -349,7 +356,7 @@ def test_a_pipe_gets_the_first_the_last_and_every_tenth_of_the_steps():
     console, out = piped()
     console.start_stage("rl", 200)
     for step in range(1, 201):
-        console.step(step, {"reward/total": 0.5, "group/informative_frac": 0.625, "learner/loss": 0.01}, {})
+        console.show_step(step, {"reward/total": 0.5, "group/informative_frac": 0.625, "learner/loss": 0.01}, {})
     console.end_stage()
     lines = out.getvalue().splitlines()
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, *range(20, 201, 20)]
@@ -362,7 +369,7 @@ def test_a_stage_that_ends_early_still_shows_its_last_step():
     console, out = piped()
     console.start_stage("cold", 1000, 30)
     for step in range(31, 58):
-        console.step(step, {}, {})
+        console.show_step(step, {}, {})
     console.end_stage()
     assert [line.split(" 0:")[0].rstrip() for line in out.getvalue().splitlines()] == [
         "cold   31/1000",
@@ -372,9 +379,11 @@ def test_a_stage_that_ends_early_still_shows_its_last_step():
 
 def test_messages_and_tables_stay_as_written_in_a_pipe():
     console, out = piped()
-    console.say("[bold]not markup[/] :smile: " + "long " * 60)
+    console.info("[bold]not markup[/] :smile: " + "long " * 60)
     console.warn("3 samples left out")
-    console.table("held out", ["task", "before", "after"], [["count [x]", "0.10", "0.55"], ["box", "0.2", "0.41"]])
+    console.print_table(
+        "held out", ["task", "before", "after"], [["count [x]", "0.10", "0.55"], ["box", "0.2", "0.41"]]
+    )
     text = out.getvalue()
     assert "[bold]not markup[/] :smile: " + "long " * 60 + "\n" in text
     assert "warning: 3 samples left out\n" in text
@@ -387,8 +396,8 @@ def test_a_terminal_gets_a_bar_with_numbers_beneath():
     console = Console(out)
     console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
     console.start_stage("rl", 20)
-    console.step(7, {"reward/total": 0.25}, {"rollout/tokens_per_s": 912.0})
-    console.say("a word in between")
+    console.show_step(7, {"reward/total": 0.25}, {"rollout/tokens_per_s": 912.0})
+    console.info("a word in between")
     console.end_stage()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     assert "7/20" in text and "reward 0.250  tokens/s 912" in text and "a word in between" in text
@@ -396,7 +405,7 @@ def test_a_terminal_gets_a_bar_with_numbers_beneath():
 
 def test_a_step_outside_a_stage_is_a_bug():
     with pytest.raises(RuntimeError, match="no stage"):
-        piped()[0].step(1, {}, {})
+        piped()[0].show_step(1, {}, {})
 
 
 # Teller
@@ -406,14 +415,14 @@ def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
     run = RunDir(tmp_path)
     run.claim(config_of(), silent)
     console, out = piped()
-    teller = Teller(run, console, keep_rollouts_every=3)
-    with teller.stage("rl", 4):
+    teller = RunLogger(run, console, save_rollouts_every=3)
+    with teller.log_stage("rl", 4):
         for step in range(1, 5):
-            state = State(step=step)
-            teller.show(state, [group_of()], [(0.5, -0.5)], at_all_events=state.step == 2)
-            teller.tell(state, {"reward/total": 0.5, "b": 1.0, "a": float("nan")}, {"time/answer_s": 0.5})
-        teller.record(State(step=4), {"validation/reward": 0.75})
-    teller.record(State(stage=1), {"test/count": 1.0})
+            state = TrainingState(step=step)
+            teller.log_rollouts(state, [group_of()], [(0.5, -0.5)], force=state.step == 2)
+            teller.log(state, {"reward/total": 0.5, "b": 1.0, "a": float("nan")}, {"time/answer_s": 0.5})
+        teller.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
+    teller.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
     teller.close()
     assert lines_of(run.metrics)[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/total": 0.5}
     assert lines_of(run.metrics)[-2] == {"stage": "rl", "step": 4, "validation/reward": 0.75}
@@ -427,12 +436,12 @@ def test_the_display_closes_when_a_stage_fails(tmp_path):
     run = RunDir(tmp_path)
     run.claim(config_of(), silent)
     console, out = piped()
-    teller = Teller(run, console, keep_rollouts_every=1)
-    with pytest.raises(ZeroDivisionError), teller.stage("rl", 100):
+    teller = RunLogger(run, console, save_rollouts_every=1)
+    with pytest.raises(ZeroDivisionError), teller.log_stage("rl", 100):
         for step in (1, 2):
-            teller.tell(State(step=step), {}, {})
+            teller.log(TrainingState(step=step), {}, {})
         raise ZeroDivisionError
     assert "rl   2/100" in out.getvalue()
-    with teller.stage("next", 1):
-        teller.tell(State(step=1), {}, {})
+    with teller.log_stage("next", 1):
+        teller.log(TrainingState(step=1), {}, {})
     assert lines_of(run.metrics)[-1]["stage"] == "next"

@@ -5,33 +5,33 @@ from dataclasses import replace
 import pytest
 
 from mmrl.algo.select_experiences import Everything
-from mmrl.algo.step_metrics import describe
+from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.training import rl, sft
 from mmrl.types import (
     Answer,
-    Answers,
+    AnswerType,
     Author,
-    Failure,
-    Fault,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    Dropped,
+    FinishReason,
     Group,
-    Kind,
     Prompt,
+    RewardErrorKind,
+    RewardFailure,
+    RewardValue,
     Rollout,
+    RolloutBatch,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
     Segment,
-    Skip,
-    State,
     Target,
-    Term,
+    TrainingState,
     UserError,
 )
 
-LAW = SamplingLaw(max_new_tokens=4)
-NUMBER = Target(kind=Kind.NUMBER, value=1)
+LAW = SamplingParams(max_new_tokens=4)
+NUMBER = Target(answer_type=AnswerType.NUMBER, value=1)
 
 
 def sample(i, task="t", label=None):
@@ -39,17 +39,32 @@ def sample(i, task="t", label=None):
 
 
 def ask(sample_):
-    return Prompt(sample=sample_, ids=(1,), grids=(), resizes=(), frame=Frame.NORM_1, digest=sample_.id)
+    return Prompt(
+        sample=sample_,
+        token_ids=(1,),
+        grids=(),
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.NORM_1,
+        digest=sample_.id,
+    )
 
 
-def answer(prompt, index, tokens=2, finish=Finish.EOS):
-    segment = Segment(ids=(5,) * tokens, logps=(-1.0,) * tokens, author=Author.POLICY)
-    nothing = Answer(text=None, thought=None, value=None)
-    return Rollout(prompt=prompt, index=index, segments=(segment,), text="", answer=nothing, finish=finish, law=LAW)
+def answer(prompt, index, tokens=2, finish=FinishReason.EOS):
+    segment = Segment(token_ids=(5,) * tokens, logprobs=(-1.0,) * tokens, author=Author.POLICY)
+    nothing = Answer(text=None, thinking=None, value=None)
+    return Rollout(
+        prompt=prompt,
+        index=index,
+        segments=(segment,),
+        text="",
+        answer=nothing,
+        finish_reason=finish,
+        sampling_params=LAW,
+    )
 
 
 def score(**terms):
-    return Score(terms={name: Term(value, "") for name, value in terms.items()}, total=sum(terms.values()))
+    return Score(terms={name: RewardValue(value, "") for name, value in terms.items()}, total=sum(terms.values()))
 
 
 class World:
@@ -71,7 +86,7 @@ class World:
 
     def answer(self, prompts, *, step, pending=()):
         self.calls.append(("answer", step))
-        return Answers(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
+        return RolloutBatch(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
 
     def sync(self, version):
         self.calls.append(("sync", version))
@@ -111,23 +126,25 @@ def centred(groups):
 
 
 def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group, step: group, chooser=None):
-    plan = rl.Plan(
-        steps=steps,
-        prompts=2,
-        shape=shape,
-        max_barren_steps=max_barren_steps,
-        max_bad_steps=2,
+    plan = rl.RlSettings(
+        num_steps=steps,
+        prompts_per_round=2,
+        add_group_rewards=shape,
+        max_steps_without_signal=max_barren_steps,
+        max_nonfinite_steps=2,
     )
     ports = ("source", "asker", "program", "sampler", "judge", "learner", "teller", "gate", "keeper")
-    rl.train(plan, rl.Parts(**dict.fromkeys(ports, world), chooser=chooser or Everything(centred)), state)
+    rl.run_rl_stage(
+        plan, rl.RlComponents(**dict.fromkeys(ports, world), selector=chooser or Everything(centred)), state
+    )
 
 
 def test_a_step_is_its_verbs_in_order():
-    world, state = World(), State(step=4, cursor=8, version=6)
+    world, state = World(), TrainingState(step=4, data_position=8, version=6)
     train(world, state, steps=5)
     steps = [("take", 8), ("answer", 4), ("judge", 4), ("learn", 4), ("sync", 7), ("show", 5), ("tell", 5), ("keep", 5)]
     assert world.calls == steps
-    assert (state.step, state.cursor, state.version, state.barren_steps) == (5, 10, 7, 0)
+    assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     metrics, times = world.told[0]
     assert metrics["learner/loss"] == 0.25
     assert times.keys() == {"time/ask_s", "time/answer_s", "time/judge_s", "time/choose_s", "time/learn_s"}
@@ -135,13 +152,13 @@ def test_a_step_is_its_verbs_in_order():
 
 def test_a_rollout_teaches_its_own_advantage():
     world = World(rewards=(0.25, 1.0))
-    train(world, State(), steps=1)
+    train(world, TrainingState(), steps=1)
     found = [(e.rollout.prompt.sample.id, e.rollout.index, e.advantage) for e in world.learned[0]]
     assert found == [("0", 0, -0.375), ("0", 1, 0.375), ("1", 0, -0.375), ("1", 1, 0.375)]
 
 
 def test_a_stage_ends_at_its_goal():
-    world, state = World(done_at=2), State()
+    world, state = World(done_at=2), TrainingState()
     train(world, state, steps=10)
     assert (state.step, state.stage_done) == (2, True)
     train(world, state, steps=10)  # and stays ended
@@ -149,13 +166,13 @@ def test_a_stage_ends_at_its_goal():
 
 
 def test_barren_steps_in_a_row_are_refused():
-    state = State()
+    state = TrainingState()
     with pytest.raises(
         UserError, match="2 steps in a row had no group to learn from: in each, all rollouts of a group"
     ):
         train(World(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
-    resumed = State(step=1, barren_steps=1)
+    resumed = TrainingState(step=1, steps_without_signal=1)
     with pytest.raises(UserError):
         train(World(rewards=(0.5, 0.5)), resumed, steps=10)
     assert resumed.step == 2
@@ -171,9 +188,9 @@ def test_one_informative_group_ends_the_row():
         def scores(self):
             return tuple(score(count=reward) for reward in self.rewards)
 
-    state = State()
+    state = TrainingState()
     train(Seldom(rewards=(0.5, 0.5)), state, steps=6)
-    assert (state.step, state.barren_steps) == (6, 0)
+    assert (state.step, state.steps_without_signal) == (6, 0)
 
 
 def test_metrics_of_a_step_by_hand():
@@ -181,7 +198,7 @@ def test_metrics_of_a_step_by_hand():
     groups = [
         Group(
             prompt=a,
-            rollouts=(answer(a, 0, tokens=1), answer(a, 1, tokens=2, finish=Finish.LENGTH)),
+            rollouts=(answer(a, 0, tokens=1), answer(a, 1, tokens=2, finish=FinishReason.LENGTH)),
             scores=(score(count=1.0, format=0.5), score(count=0.0, format=0.5)),
         ),
         Group(
@@ -190,7 +207,7 @@ def test_metrics_of_a_step_by_hand():
             scores=(score(iou=0.25), score(iou=0.25)),
         ),
     ]
-    assert describe(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
+    assert compute_step_metrics(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
         "reward/total": 0.625,
         "reward/task/count": 1.0,
         "reward/task/find": 0.25,
@@ -212,19 +229,19 @@ class Skipping(World):
 
     def judge(self, rollouts, *, step, probes=()):
         group, *others = super().judge(rollouts, step=step)
-        failures = {"count": Failure(Fault.TIMEOUT, "took more than 1 s")}
+        failures = {"count": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
         return [self.only(group, self.judged, failures), *(self.only(other, 0, {}) for other in others)]
 
     def only(self, group, count, failures):
-        skipped = tuple(Skip(rollout, failures) for rollout in group.rollouts[count:])
+        skipped = tuple(Dropped(rollout, failures) for rollout in group.rollouts[count:])
         return replace(group, rollouts=group.rollouts[:count], scores=group.scores[:count], skipped=skipped)
 
 
 def test_skipped_rollouts_teach_nothing_and_are_counted():
-    world, state = Skipping(2), State()
+    world, state = Skipping(2), TrainingState()
     train(world, state, steps=1)
     assert [(e.rollout.prompt.sample.id, e.advantage) for e in world.learned[0]] == [("0", -0.5), ("0", 0.5)]
-    assert state.barren_steps == 0
+    assert state.steps_without_signal == 0
     metrics, _ = world.told[0]
     assert metrics["reward/skipped"] == 2
     assert metrics["reward/total"] == 0.5  # of what was judged
@@ -233,10 +250,10 @@ def test_skipped_rollouts_teach_nothing_and_are_counted():
 
 
 def test_a_step_of_which_nothing_could_be_judged_goes_by():
-    world, state = Skipping(0), State()
+    world, state = Skipping(0), TrainingState()
     train(world, state, steps=1)
     assert world.learned == [()]
-    assert state.barren_steps == 1
+    assert state.steps_without_signal == 1
     metrics, _ = world.told[0]
     assert metrics["reward/count/timeouts"] == 2  # the other group's rollouts only went along
     assert metrics["reward/skipped"] == 4
@@ -248,34 +265,34 @@ def test_a_step_of_which_nothing_could_be_judged_goes_by():
 def imitate(world, state):
     ports = ("source", "asker", "learner", "teller", "gate", "keeper")
     options = {"imitate": "label", "learn": "response", "thought_dropout": 0.0, "salt": (0, "cold")}
-    plan = sft.Plan(steps=9, batch_size=2, max_bad_steps=2, **options)
-    sft.train(plan, sft.Parts(**dict.fromkeys(ports, world)), state)
+    plan = sft.SftSettings(num_steps=9, batch_size=2, max_nonfinite_steps=2, **options)
+    sft.run_sft_stage(plan, sft.SftComponents(**dict.fromkeys(ports, world)), state)
 
 
 @pytest.mark.parametrize("run", [lambda world, state: train(world, state, steps=9), imitate])
 def test_bad_steps_in_a_row_are_refused_and_their_samples_named(run):
-    world, state = World(), State()
+    world, state = World(), TrainingState()
     world.skipped = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
     with pytest.raises(UserError, match="2 steps in a row had a gradient that is not finite.* are in kept-6"):
         run(world, state)
-    assert (state.step, state.bad_steps) == (6, 2)
+    assert (state.step, state.nonfinite_steps) == (6, 2)
     assert world.shown == [1, 4, 5, 6]
 
 
 def test_imitation_walks_the_data_and_tells():
-    world, state = World(done_at=3), State(cursor=4)
+    world, state = World(done_at=3), TrainingState(data_position=4)
     imitate(world, state)
-    assert (state.step, state.cursor, state.version, state.stage_done) == (3, 10, 3, True)
+    assert (state.step, state.data_position, state.version, state.stage_done) == (3, 10, 3, True)
     assert [call for call in world.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
     assert [e.advantage for e in world.learned[0]] == [0.0, 0.0]
 
 
 def test_a_lesson_is_the_label_or_the_target():
-    careless = Target(kind=Kind.NUMBER, value=2)
-    assert sft.lesson(sample(1, label=careless), "label") is careless
-    assert sft.lesson(sample(1, label=careless), "target") is NUMBER
+    careless = Target(answer_type=AnswerType.NUMBER, value=2)
+    assert sft.demonstration_text(sample(1, label=careless), "label") is careless
+    assert sft.demonstration_text(sample(1, label=careless), "target") is NUMBER
     with pytest.raises(UserError, match="sample 7 has no label to imitate"):
-        sft.lesson(sample(7), "label")
+        sft.demonstration_text(sample(7), "label")
 
 
 def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_metrics():
@@ -284,7 +301,7 @@ def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_me
         return replace(group, scores=scores)
 
     world = World(rewards=(1.0, 1.0))
-    train(world, State(), steps=1, shape=first_is_best)
+    train(world, TrainingState(), steps=1, shape=first_is_best)
     assert [experience.advantage for experience in world.learned[0]] == [0.5, -0.5] * 2
     metrics, _ = world.told[0]
     assert (metrics["reward/total"], metrics["reward/term/order"]) == (1.5, 0.5)

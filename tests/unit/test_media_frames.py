@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.config.schema import Limits, Video
-from mmrl.media.cache import MediaStore
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.cache import MediaCache
 from mmrl.media.image import MediaError
-from mmrl.media.video import ClipRule
-from mmrl.types import Access, ImageRef, Size, UserError, VideoRef
-from mmrl.utils.files import digest_of, frames_in, sha256_of
+from mmrl.media.video import FrameSampling
+from mmrl.types import ImageRef, MediaPolicy, Size, UserError, VideoRef
+from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames
 
-RULE = ClipRule(video=Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch=14)
+RULE = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 SIZE = (56, 28)  # a multiple of the patches, so nothing is resized
 
 
@@ -36,17 +36,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ref(folder: Path, **options: Any) -> VideoRef:
-    frames = {file.name: sha256_of(file) for file in frames_in(folder, (folder.parent,))}
-    return VideoRef(path=str(folder), sha256=digest_of(frames), fps=3.0, **options)
+    frames = {file.name: compute_sha256(file) for file in list_frames(folder, (folder.parent,))}
+    return VideoRef(path=str(folder), sha256=compute_frames_digest(frames), fps=3.0, **options)
 
 
-def store(folder: Path, **limits: Any) -> MediaStore:
-    return MediaStore(Access(roots=(folder.parent,)), Limits(**limits), max_bytes=0)
+def store(folder: Path, **limits: Any) -> MediaCache:
+    return MediaCache(MediaPolicy(roots=(folder.parent,)), MediaLimitsConfig(**limits), max_bytes=0)
 
 
 def seen(folder: Path, **options: Any) -> list[int]:
     """Which frames a clip shows; every pixel of each has its shade."""
-    clip = store(folder).clip(ref(folder, **options), RULE)
+    clip = store(folder).read_video(ref(folder, **options), RULE)
     shades = [np.unique(frame.numpy()).tolist() for frame in clip.frames_TCHW]
     assert all(len(values) == 1 for values in shades)
     return [round(values[0] / shade(1)) for values in shades]
@@ -55,8 +55,8 @@ def seen(folder: Path, **options: Any) -> list[int]:
 def test_frames_are_seen_in_natural_order_at_the_rate_of_the_config(folder: Path) -> None:
     # 12 frames at 3 a second last 4 s; at 2 a second 8 of them are seen, spread evenly from the first to the last
     assert seen(folder) == [0, 2, 3, 5, 6, 8, 9, 11]
-    plan = store(folder).plan(ref(folder), RULE)
-    assert (plan.fps, plan.total, plan.original, plan.resized) == (3.0, 12, Size(*SIZE), Size(*SIZE))
+    plan = store(folder).get_frame_plan(ref(folder), RULE)
+    assert (plan.fps, plan.total_frames, plan.original_size, plan.resized_size) == (3.0, 12, Size(*SIZE), Size(*SIZE))
 
 
 def test_a_part_is_that_of_its_seconds(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_part_is_that_of_its_seconds(folder: Path) -> None:
 
 def test_a_tool_may_show_one_of_them(folder: Path) -> None:
     whole = ref(folder)
-    picture = store(folder).open(ImageRef(path=whole.path, sha256=whole.sha256, at=2.5, fps=whole.fps))
+    picture = store(folder).get_image(ImageRef(path=whole.path, sha256=whole.sha256, timestamp=2.5, fps=whole.fps))
     assert picture.getpixel((0, 0)) == (shade(7),) * 3  # the eighth is shown from 7/3 s on
 
 
@@ -74,16 +74,16 @@ def test_what_changed_is_noticed_and_names_the_folder(folder: Path) -> None:
     before = ref(folder)
     Image.new("RGB", SIZE).save(folder / "7.png")
     with pytest.raises(MediaError, match=r"clip: changed since it was referenced"):
-        store(folder).plan(before, RULE)
+        store(folder).get_frame_plan(before, RULE)
     (folder / "12.png").unlink()
     with pytest.raises(MediaError, match=r"clip: changed since it was referenced"):
-        store(folder).plan(before, RULE)
+        store(folder).get_frame_plan(before, RULE)
 
 
 def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
     Image.new("RGB", (28, 28)).save(folder / "12.png")
     with pytest.raises(MediaError, match=r"12\.png: a frame of 28x28 in a folder of 56x28; make them one size"):
-        store(folder).clip(ref(folder), RULE)
+        store(folder).read_video(ref(folder), RULE)
 
 
 @pytest.mark.parametrize(
@@ -97,25 +97,27 @@ def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
 )
 def test_limits_hold(folder: Path, limits: dict[str, Any], said: str) -> None:
     with pytest.raises(MediaError, match=said):
-        store(folder, **limits).plan(ref(folder), RULE)
+        store(folder, **limits).get_frame_plan(ref(folder), RULE)
 
 
 def test_what_is_no_folder_of_pictures_is_refused(folder: Path, tmp_path: Path) -> None:
     good = ref(folder)
     with pytest.raises(MediaError, match="no such folder of frames"):
-        store(folder).plan(VideoRef(path=str(folder / "1.png"), sha256="", fps=3.0), RULE)
+        store(folder).get_frame_plan(VideoRef(path=str(folder / "1.png"), sha256="", fps=3.0), RULE)
     with pytest.raises(MediaError, match="lies outside"):
-        MediaStore(Access(roots=(tmp_path / "elsewhere",)), Limits(), max_bytes=0).plan(good, RULE)
+        MediaCache(MediaPolicy(roots=(tmp_path / "elsewhere",)), MediaLimitsConfig(), max_bytes=0).get_frame_plan(
+            good, RULE
+        )
     (folder / "notes.txt").touch()
     with pytest.raises(MediaError, match=r"holds notes\.txt, which is no picture"):
-        store(folder).plan(good, RULE)
+        store(folder).get_frame_plan(good, RULE)
 
 
 def test_links_and_empty_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no frames"):
-        frames_in(tmp_path / "empty", (tmp_path,))
+        list_frames(tmp_path / "empty", (tmp_path,))
     (tmp_path / "secret.png").write_bytes((folder / "1.png").read_bytes())
     (folder / "13.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(UserError, match="lies outside"):
-        frames_in(folder, (folder,))
+        list_frames(folder, (folder,))

@@ -13,13 +13,15 @@ from PIL import Image
 from videos import picture, video_ref, write_video
 from waiting import PATIENCE_S, bounded
 
-from mmrl.config.schema import Limits, Video
-from mmrl.media.cache import MediaStore
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.cache import MediaCache
 from mmrl.media.image import MediaError
-from mmrl.media.video import ClipRule
-from mmrl.types import Access, ImageRef
+from mmrl.media.video import FrameSampling
+from mmrl.types import ImageRef, MediaPolicy
 
-SOME, ALL = (ClipRule(video=Video(fps=fps, min_pixels=784, max_pixels=3136), patch=14) for fps in (6.0, 12.0))
+SOME, ALL = (
+    FrameSampling(video=VideoConfig(fps=fps, min_pixels=784, max_pixels=3136), patch_size=14) for fps in (6.0, 12.0)
+)
 VIDEOS = {
     "h264.mp4": {},
     "front.mp4": {"container": {"movflags": "faststart"}},  # the index comes first: truncation spares it
@@ -66,11 +68,11 @@ def open_it(path, rule=SOME):
     """The frames a file gives, a picture being one, or None when it is refused. Runs in a process of its own."""
     torch.set_num_threads(1)
     path = Path(path)
-    store, ref = MediaStore(Access(roots=(path.parent,)), Limits(), max_bytes=0), video_ref(path)
+    store, ref = MediaCache(MediaPolicy(roots=(path.parent,)), MediaLimitsConfig(), max_bytes=0), video_ref(path)
     try:
         if path.suffix[1:].upper() in PICTURES:
-            return np.asarray(store.open(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
-        return store.clip(ref, rule).frames_TCHW.numpy()
+            return np.asarray(store.get_image(ImageRef(path=ref.path, sha256=ref.sha256)))[None]
+        return store.read_video(ref, rule).frames_TCHW.numpy()
     except MediaError as error:
         assert path.name in str(error)
         return None

@@ -14,25 +14,25 @@ import torch
 from qwen_vl_utils import vision_process
 from videos import picture, video_ref, write_sound, write_video
 
-from mmrl.config.schema import Limits, Video
-from mmrl.media.cache import MediaStore
+from mmrl.config.schema import MediaLimitsConfig, VideoConfig
+from mmrl.media.cache import MediaCache
 from mmrl.media.image import MediaError
-from mmrl.media.video import ClipRule
-from mmrl.media.video_reader import open_track
-from mmrl.types import Access, Size, VideoRef
+from mmrl.media.video import FrameSampling
+from mmrl.media.video_reader import open_video_file
+from mmrl.types import MediaPolicy, Size, VideoRef
 
-SMALL = ClipRule(video=Video(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch=14)
+SMALL = FrameSampling(video=VideoConfig(min_pixels=28 * 28, max_pixels=28 * 28 * 8), patch_size=14)
 ROOTS = (Path("/"),)
 
 
 def store(roots=ROOTS, **limits):
-    return MediaStore(Access(roots=roots), Limits(**limits), max_bytes=0)
+    return MediaCache(MediaPolicy(roots=roots), MediaLimitsConfig(**limits), max_bytes=0)
 
 
 def all_frames(ref):
     """Every frame of a video, in order, at full size."""
-    with open_track(ref, ROOTS, Limits()) as reader:
-        return np.stack(list(reader.pictures(range(len(reader.track.times)))))
+    with open_video_file(ref, ROOTS, MediaLimitsConfig()) as reader:
+        return np.stack(list(reader.read_frames(range(len(reader.timeline.timestamps)))))
 
 
 def nearest(frames, size):
@@ -44,11 +44,11 @@ def nearest(frames, size):
 @pytest.mark.parametrize(
     ("rule", "patch"),
     [
-        (Video(), 14),
-        (Video(), 16),
-        (Video(), 8),  # 768 tokens a frame are less than max_pixels
-        (Video(fps=4.0, max_frames=6, min_pixels=784, max_pixels=6272), 14),
-        (Video(fps=0.5, min_frames=5, min_pixels=784, max_pixels=78400, total_pixels=40000), 14),
+        (VideoConfig(), 14),
+        (VideoConfig(), 16),
+        (VideoConfig(), 8),  # 768 tokens a frame are less than max_pixels
+        (VideoConfig(fps=4.0, max_frames=6, min_pixels=784, max_pixels=6272), 14),
+        (VideoConfig(fps=0.5, min_frames=5, min_pixels=784, max_pixels=78400, total_pixels=40000), 14),
     ],
 )
 @pytest.mark.parametrize("span", [{}, {"start": 0.5, "end": 3.1}], ids=["whole", "part"])
@@ -65,14 +65,14 @@ def test_a_clip_is_what_fetch_video_gives(tmp_path, monkeypatch, rule, patch, sp
     )
     opener, ref = store(), video_ref(tmp_path / "v.mp4", **span)
     plan, clip = (
-        opener.plan(ref, ClipRule(video=rule, patch=patch)),
-        opener.clip(ref, ClipRule(video=rule, patch=patch)),
+        opener.get_frame_plan(ref, FrameSampling(video=rule, patch_size=patch)),
+        opener.read_video(ref, FrameSampling(video=rule, patch_size=patch)),
     )
     assert torch.equal(clip.frames_TCHW, theirs)
     assert clip.plan == plan
     assert list(plan.indices) == metadata["frames_indices"]
-    assert (plan.fps, plan.total, plan.sample_fps) == (metadata["fps"], 48, sample_fps)
-    assert (plan.original, plan.resized) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
+    assert (plan.fps, plan.total_frames, plan.sampled_fps) == (metadata["fps"], 48, sample_fps)
+    assert (plan.original_size, plan.resized_size) == (Size(128, 96), Size(theirs.shape[3], theirs.shape[2]))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_every_frame_is_the_one_decord_decodes(tmp_path, name, options):
     reader = decord.VideoReader(ref.path)
     theirs = reader.get_batch(range(24)).asnumpy()
     assert np.array_equal(all_frames(ref), theirs)
-    with open_track(ref, ROOTS, Limits()) as ours:
-        assert ours.track.fps == reader.get_avg_fps()
+    with open_video_file(ref, ROOTS, MediaLimitsConfig()) as ours:
+        assert ours.timeline.fps == reader.get_avg_fps()
         assert ours.size == Size(theirs.shape[2], theirs.shape[1])
 
 
@@ -110,8 +110,8 @@ def test_a_frame_is_the_same_however_one_comes_to_it(tmp_path, groups):
     whole = all_frames(ref)
     assert nearest(whole, (128, 96)) == list(range(48))
     for indices in ([0, 47], [23], range(3, 48, 5), range(24, 30)):
-        with open_track(ref, ROOTS, Limits()) as reader:
-            assert np.array_equal(np.stack(list(reader.pictures(indices))), whole[list(indices)])
+        with open_video_file(ref, ROOTS, MediaLimitsConfig()) as reader:
+            assert np.array_equal(np.stack(list(reader.read_frames(indices))), whole[list(indices)])
 
 
 def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
@@ -128,16 +128,16 @@ def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
 
 def test_a_long_clip_is_resized_in_pieces_to_the_same_pixels(tmp_path, monkeypatch):
     ref = write_video(tmp_path / "v.mp4")
-    at_once = store().clip(ref, SMALL).frames_TCHW
+    at_once = store().read_video(ref, SMALL).frames_TCHW
     monkeypatch.setattr("mmrl.media.video._CHUNK_BYTES", 3 * 128 * 96 * 3)
-    assert torch.equal(store().clip(ref, SMALL).frames_TCHW, at_once)
+    assert torch.equal(store().read_video(ref, SMALL).frames_TCHW, at_once)
 
 
 def test_a_turned_video_is_shown_upright(tmp_path):
     ref = write_video(tmp_path / "v.mp4", size=(160, 96), turn=90)
-    plan = store().plan(ref, SMALL)
-    assert plan.original == Size(96, 160)
-    assert plan.resized.height > plan.resized.width
+    plan = store().get_frame_plan(ref, SMALL)
+    assert plan.original_size == Size(96, 160)
+    assert plan.resized_size.height > plan.resized_size.width
     upright = np.rot90(picture(0, 160, 96), 1).astype(int)
     assert np.abs(all_frames(ref)[0].astype(int) - upright).mean() < 20
 
@@ -146,20 +146,20 @@ def test_a_mirrored_video_is_refused(tmp_path):
     unit = 2**16
     ref = write_video(tmp_path / "v.mp4", matrix=(-unit, 0, 0, 0, unit, 0, 0, 0, 2**30))
     with pytest.raises(MediaError, match="is shown mirrored or slanted"):
-        store().plan(ref, SMALL)
+        store().get_frame_plan(ref, SMALL)
 
 
 def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
     steady = [*range(24), *(24 + 1.2 * step for step in range(24))]
     ref = write_video(tmp_path / "v.mp4", steady)
-    plan = store().plan(ref, SMALL)
+    plan = store().get_frame_plan(ref, SMALL)
     assert plan.fps == pytest.approx(12 * 48 / 52.8, rel=0.02)
     with pytest.raises(
         MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which exceeds"
     ):
-        store(max_drift_s=0.05).plan(ref, SMALL)
+        store(max_drift_s=0.05).get_frame_plan(ref, SMALL)
     slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
-    for look in (store().plan, store().clip):
+    for look in (store().get_frame_plan, store().read_video):
         with pytest.raises(MediaError, match=r"frame 7 stands at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
             look(slides, SMALL)
 
@@ -167,29 +167,29 @@ def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
 @pytest.mark.parametrize("count", [1, 3])
 def test_fewer_frames_than_asked_for_are_refused(tmp_path, count):
     with pytest.raises(MediaError, match=rf"asks for 4 frames \(fps=2, min_frames=4\) of {count}; lower them"):
-        store().plan(write_video(tmp_path / "v.mp4", range(count)), SMALL)
+        store().get_frame_plan(write_video(tmp_path / "v.mp4", range(count)), SMALL)
 
 
 def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
     ref = write_video(tmp_path / "v.mp4")
-    quick = ClipRule(video=SMALL.video.model_copy(update={"fps": 24.0}), patch=14)
+    quick = FrameSampling(video=SMALL.video.model_copy(update={"fps": 24.0}), patch_size=14)
     with pytest.raises(MediaError, match=r"asks for 96 frames \(fps=24, min_frames=4\) of 48"):
-        store().plan(ref, quick)
-    own_rate = ClipRule(video=SMALL.video.model_copy(update={"fps": 12.0}), patch=14)
-    assert store().plan(ref, own_rate).indices == tuple(range(48))
+        store().get_frame_plan(ref, quick)
+    own_rate = FrameSampling(video=SMALL.video.model_copy(update={"fps": 12.0}), patch_size=14)
+    assert store().get_frame_plan(ref, own_rate).indices == tuple(range(48))
 
 
 @pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
 def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
     write_video(tmp_path / "v.mp4")
     with pytest.raises(MediaError, match=r"s is no part of its 4\.000 s; correct start and end"):
-        store().plan(video_ref(tmp_path / "v.mp4", **span), SMALL)
+        store().get_frame_plan(video_ref(tmp_path / "v.mp4", **span), SMALL)
 
 
 def test_a_part_between_two_frames_is_refused(tmp_path):
     write_video(tmp_path / "v.mp4")
     with pytest.raises(MediaError, match=r"no two frames from 1\.01 to 1\.05 s"):
-        store().plan(video_ref(tmp_path / "v.mp4", start=1.01, end=1.05), SMALL)
+        store().get_frame_plan(video_ref(tmp_path / "v.mp4", start=1.01, end=1.05), SMALL)
 
 
 @pytest.mark.parametrize(
@@ -205,25 +205,25 @@ def test_a_part_between_two_frames_is_refused(tmp_path):
 def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
     for name in ("v.mp4", "v.mkv"):  # an MKV does not say how many frames it has
         with pytest.raises(MediaError, match=message):
-            store(**limits).plan(write_video(tmp_path / name), SMALL)
+            store(**limits).get_frame_plan(write_video(tmp_path / name), SMALL)
 
 
 def test_sound_alone_is_refused(tmp_path):
     with pytest.raises(MediaError, match="has no moving pictures"):
-        store().plan(write_sound(tmp_path / "v.mp4"), SMALL)
+        store().get_frame_plan(write_sound(tmp_path / "v.mp4"), SMALL)
 
 
 def test_deep_colours_are_refused(tmp_path):
     ref = write_video(tmp_path / "v.mkv", range(4), codec="ffv1", pixels="yuv420p10le")
     with pytest.raises(MediaError, match=r"more than 8 bits per channel \(yuv420p10le\)"):
-        store().plan(ref, SMALL)
+        store().get_frame_plan(ref, SMALL)
 
 
 def test_no_frames_are_refused(tmp_path):
     """Real headers of pictures, and not one picture behind them."""
     write_video(tmp_path / "v.mp4", (), container={"movflags": "empty_moov+frag_keyframe"})
     with pytest.raises(MediaError, match=r"v\.mp4: (contains no frames|damaged|has no)"):
-        store().plan(video_ref(tmp_path / "v.mp4"), SMALL)
+        store().get_frame_plan(video_ref(tmp_path / "v.mp4"), SMALL)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
@@ -233,7 +233,7 @@ def test_a_truncated_file_is_refused(tmp_path, share, name, flags):
     whole = Path(write_video(tmp_path / name, container=flags).path).read_bytes()
     (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(MediaError, match=r"(empty file|no MP4|damaged|is cut off)"):
-        store().plan(video_ref(tmp_path / name), SMALL)
+        store().get_frame_plan(video_ref(tmp_path / name), SMALL)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +244,16 @@ def test_texts_and_play_lists_are_refused(tmp_path, content):
     write_video(tmp_path / "v.mp4")
     (tmp_path / "list.mp4").write_bytes(content)
     with pytest.raises(MediaError, match=r"list\.mp4: no MP4, MOV, MKV, WEBM or AVI video"):
-        store().plan(video_ref(tmp_path / "list.mp4"), SMALL)
+        store().get_frame_plan(video_ref(tmp_path / "list.mp4"), SMALL)
 
 
 def test_a_file_that_changed_is_refused(tmp_path):
     ref = write_video(tmp_path / "v.mp4")
     opener = store()
-    opener.plan(ref, SMALL)
+    opener.get_frame_plan(ref, SMALL)
     write_video(tmp_path / "v.mp4", range(40))
     with pytest.raises(MediaError, match="changed since it was referenced"):
-        opener.clip(ref, SMALL)
+        opener.read_video(ref, SMALL)
 
 
 def test_a_pipe_a_folder_and_a_file_outside_the_roots_are_refused(tmp_path):
@@ -263,23 +263,23 @@ def test_a_pipe_a_folder_and_a_file_outside_the_roots_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.mp4")
     for path, problem in [(tmp_path, "not a file"), (tmp_path / "pipe.mp4", "not a file"), (tmp_path / "n", "no such")]:
         with pytest.raises(MediaError, match=problem):
-            store().plan(VideoRef(path=str(path), sha256=""), SMALL)
+            store().get_frame_plan(VideoRef(path=str(path), sha256=""), SMALL)
     with pytest.raises(MediaError, match=r"lies outside data\.roots"):
-        store(((tmp_path / "inner").resolve(),)).plan(video_ref(tmp_path / "inner" / "link.mp4"), SMALL)
+        store(((tmp_path / "inner").resolve(),)).get_frame_plan(video_ref(tmp_path / "inner" / "link.mp4"), SMALL)
 
 
 def test_a_plan_is_made_once(tmp_path):
     ref, opener = write_video(tmp_path / "v.mp4"), store()
-    plan = opener.plan(ref, SMALL)
+    plan = opener.get_frame_plan(ref, SMALL)
     shutil.move(ref.path, tmp_path / "elsewhere.mp4")
-    assert opener.plan(ref, SMALL) is plan
+    assert opener.get_frame_plan(ref, SMALL) is plan
 
 
 def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
     ref, opener = write_video(tmp_path / "v.mp4"), store()
-    opener._plans[ref, SMALL] = replace(opener.plan(ref, SMALL), total=47)
+    opener._frame_plans[ref, SMALL] = replace(opener.get_frame_plan(ref, SMALL), total=47)
     with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
-        opener.clip(ref, SMALL)
+        opener.read_video(ref, SMALL)
 
 
 def test_nothing_is_printed(tmp_path):

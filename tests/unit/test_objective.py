@@ -9,13 +9,13 @@ import pytest
 import torch
 from objectives import LOSSES, SETTINGS
 
-from mmrl.config.schema import Coefficient, Correction, Kl, Loss, Nll
-from mmrl.learner.objective import Objective, Scores
-from mmrl.types import Answer, Author, Experience, Finish, Rollout, Sample, SamplingLaw, Segment, Target
+from mmrl.config.schema import KlConfig, LossCoefficientConfig, LossConfig, RolloutCorrectionConfig, SftLossConfig
+from mmrl.learner.objective import LossInputs, Objective
+from mmrl.types import Answer, Author, Experience, FinishReason, Rollout, Sample, SamplingParams, Segment, Target
 
 STEPS, STEP = 10, 4
-LAW = SamplingLaw(max_new_tokens=8)
-AUTHORS = {"p": Author.POLICY, "t": Author.TRIGGER, "d": Author.TEACHER, "e": Author.ENV}
+LAW = SamplingParams(max_new_tokens=8)
+AUTHORS = {"p": Author.POLICY, "t": Author.FORCED, "d": Author.DEMONSTRATION, "e": Author.ENVIRONMENT}
 # One letter a token, runs are segments; the advantage.
 RESPONSES = [
     ("ppp", 1.0),
@@ -30,24 +30,24 @@ RESPONSES = [
 RIGHT = {"ppttppp": True, "pppptp": True, "tpp": False}
 
 
-def experience(authors, advantage, *, name="q", behaviour=None, finish=Finish.EOS):
+def experience(authors, advantage, *, name="q", behaviour=None, finish=FinishReason.EOS):
     segments, at = [], 0
     behaviour = [-1.0] * len(authors) if behaviour is None else behaviour
     while at < len(authors):
         run = len(authors[at:]) - len(authors[at:].lstrip(authors[at]))
         logps = tuple(behaviour[at : at + run])
-        segments.append(Segment(ids=(7,) * run, logps=logps, author=AUTHORS[authors[at]]))
+        segments.append(Segment(token_ids=(7,) * run, logprobs=logps, author=AUTHORS[authors[at]]))
         at += run
-    sample = Sample(id=name, task="t", parts=(), target=Target(kind="number", value=0))
+    sample = Sample(id=name, task="t", parts=(), target=Target(answer_type="number", value=0))
     rollout = Rollout(
         prompt=SimpleNamespace(sample=sample),
         index=3,
         segments=tuple(segments),
         text="",
-        answer=Answer(text=None, thought=None, value=None),
-        finish=finish,
-        law=LAW,
-        right=RIGHT.get(authors),
+        answer=Answer(text=None, thinking=None, value=None),
+        finish_reason=finish,
+        sampling_params=LAW,
+        is_correct=RIGHT.get(authors),
     )
     return Experience(rollout=rollout, advantage=advantage)
 
@@ -66,16 +66,20 @@ def problem():
         for (authors, advantage), values in zip(RESPONSES, behaviour.split(widths), strict=True)
     ]
     start = behaviour + noise(2, 0.15, count)
-    scores = Scores(start + noise(3, 0.2, count), 1.0 + noise(4, 0.2, count).abs(), start, start + noise(5, 0.3, count))
+    scores = LossInputs(
+        start + noise(3, 0.2, count), 1.0 + noise(4, 0.2, count).abs(), start, start + noise(5, 0.3, count)
+    )
     learned = torch.tensor([letter in "pd" for authors, _ in RESPONSES for letter in authors])
     widths = [sum(letter in "pd" for letter in authors) for authors, _ in RESPONSES]
-    return experiences, Scores(*(values[learned] for values in scores)), widths
+    return experiences, LossInputs(*(values[learned] for values in scores)), widths
 
 
 def taken(scores, reference, begin=0, end=None):
     """A part of the scores with leaves for what has a gradient; without the reference where there is none."""
     logps_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
-    return Scores(logps_N, entropies_N, scores.start_N[begin:end], scores.reference_N[begin:end] if reference else None)
+    return LossInputs(
+        logps_N, entropies_N, scores.start_N[begin:end], scores.reference_N[begin:end] if reference else None
+    )
 
 
 def slow(options, experiences, scores):
@@ -88,16 +92,16 @@ def slow(options, experiences, scores):
     for each in experiences:
         tokens, triggered = [], False
         for segment in each.rollout.segments:
-            triggered = triggered or segment.author is Author.TRIGGER
+            triggered = triggered or segment.author is Author.FORCED
             for behaviour in segment.logps:
                 if segment.author is Author.POLICY:
                     tokens.append((at, behaviour))
                     whole = options.nll.on == "response"
                     if options.nll.coef and (each.advantage > 0 if whole else triggered and each.rollout.right):
                         imitated.append(at)
-                if segment.author is Author.TEACHER:
+                if segment.author is Author.DEMONSTRATION:
                     taught.append(at)
-                at += segment.author in (Author.POLICY, Author.TEACHER)
+                at += segment.author in (Author.POLICY, Author.DEMONSTRATION)
         if tokens:
             responses.append((each, tokens))
     total_tokens = sum(len(tokens) for _, tokens in responses)
@@ -175,7 +179,7 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
     whose = [replayed[i % 3] if replayed else None for i in range(len(experiences))]
     experiences = [replace(e, age=int(old is not None), old=old) for e, old in zip(experiences, whose, strict=True)]
     objective = Objective(options, STEPS)
-    counts = objective.count(experiences)
+    counts = objective.count_denominators(experiences)
     slowly = taken(scores, reference=True)
     expected = slow(options, experiences, slowly)
     expected.backward()
@@ -184,7 +188,7 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
     loss, metrics = objective(experiences, whole, counts, step=STEP)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-    assert distance(whole.logps_N.grad, slowly.logps_N.grad) < 1e-5
+    assert distance(whole.logprobs_N.grad, slowly.logprobs_N.grad) < 1e-5
     if objective.has_entropy_bonus:
         assert distance(whole.entropies_N.grad, slowly.entropies_N.grad) < 1e-5
 
@@ -195,31 +199,31 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
         if one.requires_grad:
             one.backward()
         losses.append(one.item())
-        slopes.append(part.logps_N.grad if part.logps_N.grad is not None else torch.zeros(width))
+        slopes.append(part.logprobs_N.grad if part.logprobs_N.grad is not None else torch.zeros(width))
         for name, value in said.items():
             joined = {"max": max, "min": min}.get(name[-3:], operator.add)
             summed[name] = joined(summed[name], value) if name in summed else value
         at += width
     assert sum(losses) == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert distance(torch.cat(slopes), whole.logps_N.grad) < 1e-5
+    assert distance(torch.cat(slopes), whole.logprobs_N.grad) < 1e-5
     assert summed == pytest.approx(metrics, rel=1e-4)
 
 
 def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
     experiences, scores, _ = problem()
-    objective = Objective(Loss(), STEPS)
+    objective = Objective(LossConfig(), STEPS)
     aged = [replace(experience, age=i % 2) for i, experience in enumerate(experiences)]
     gaps, at = [], 0
     for each in aged:
         for segment in each.rollout.segments:
-            if segment.author in (Author.POLICY, Author.TEACHER):
-                own = scores.logps_N[at : at + len(segment.ids)] - torch.tensor(segment.logps)
-                gaps += own.abs().tolist() if segment.author is Author.POLICY and not each.age else []
-                at += len(segment.ids)
-    _, metrics = objective(aged, taken(scores, reference=False), objective.count(aged), step=STEP)
+            if segment.author in (Author.POLICY, Author.DEMONSTRATION):
+                own = scores.logprobs_N[at : at + len(segment.token_ids)] - torch.tensor(segment.logprobs)
+                gaps += own.abs().tolist() if segment.author is Author.POLICY and not each.staleness else []
+                at += len(segment.token_ids)
+    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
     assert metrics["rollout/logp_gap_nats"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
     aged = [replace(experience, age=1) for experience in experiences]
-    _, metrics = objective(aged, taken(scores, reference=False), objective.count(aged), step=STEP)
+    _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
     assert "rollout/logp_gap_nats" not in metrics
 
 
@@ -233,42 +237,61 @@ def test_every_setting_matters(name):
     """Or the comparison above would prove little."""
     experiences, scores, _ = problem()
     slopes = []
-    for options in (LOSSES[name], Loss()):
+    for options in (LOSSES[name], LossConfig()):
         objective = Objective(options, STEPS)
         part = taken(scores, objective.needs_reference)
-        objective(experiences, part, objective.count(experiences), step=STEP)[0].backward()
-        slopes.append(torch.cat([part.logps_N.grad, torch.zeros_like(part.logps_N)]))
+        objective(experiences, part, objective.count_denominators(experiences), step=STEP)[0].backward()
+        slopes.append(torch.cat([part.logprobs_N.grad, torch.zeros_like(part.logprobs_N)]))
         if part.entropies_N.grad is not None:
-            slopes[-1][len(part.logps_N) :] = part.entropies_N.grad
+            slopes[-1][len(part.logprobs_N) :] = part.entropies_N.grad
     assert distance(*slopes) > 5e-3
 
 
 def test_counts():
     experiences, *_ = problem()
-    assert Objective(Loss(), STEPS).count(experiences) == (21, 21, 7, 2, 0)
-    assert Objective(Loss(nll=Nll(coef=0.1)), STEPS).count(experiences).imitated == 3 + 1
-    assert Objective(Loss(nll=Nll(coef=0.1, on="response")), STEPS).count(experiences).imitated == 3 + 5 + 2
-    assert Objective(Loss(), STEPS).count([experience("", 1.0), experience("p", 0.0)]) == (1, 1, 1, 0, 0)
+    assert Objective(LossConfig(), STEPS).count_denominators(experiences) == (21, 21, 7, 2, 0)
+    assert (
+        Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).count_denominators(experiences).sft_loss_tokens
+        == 3 + 1
+    )
+    assert (
+        Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1, on="response")), STEPS)
+        .count_denominators(experiences)
+        .sft_loss_tokens
+        == 3 + 5 + 2
+    )
+    assert Objective(LossConfig(), STEPS).count_denominators([experience("", 1.0), experience("p", 0.0)]) == (
+        1,
+        1,
+        1,
+        0,
+        0,
+    )
 
 
 def test_an_advantage_that_is_no_number_is_refused_by_name():
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"sample count-7, rollout 3: advantage {bad} is not finite"):
-            Objective(Loss(), STEPS).admit([experience("p", 0.0), experience("p", bad, name="count-7")])
+            Objective(LossConfig(), STEPS).mask([experience("p", 0.0), experience("p", bad, name="count-7")])
 
 
 def test_truncated_responses_take_no_part_where_they_are_masked():
-    whole, cut = experience("pp", 1.0), experience("pppp", -1.0, finish=Finish.LENGTH)
-    assert Objective(Loss(), STEPS).admit([whole, cut]) == [whole, cut]
-    masking = Objective(Loss(mask_truncated=True), STEPS)
-    assert masking.admit([whole, cut]) == [whole]
-    assert masking.count(masking.admit([whole, cut])).tokens == 2
-    assert masking.admit([cut]) == []
+    whole, cut = experience("pp", 1.0), experience("pppp", -1.0, finish=FinishReason.LENGTH)
+    assert Objective(LossConfig(), STEPS).mask([whole, cut]) == [whole, cut]
+    masking = Objective(LossConfig(mask_truncated=True), STEPS)
+    assert masking.mask([whole, cut]) == [whole]
+    assert masking.count_denominators(masking.mask([whole, cut])).policy_tokens == 2
+    assert masking.mask([cut]) == []
 
 
 def test_who_teaches():
     plain, kl, entropy = (
-        Objective(options, STEPS) for options in (Loss(), Loss(kl=Kl(coef=0.1)), Loss(entropy=Coefficient(coef=0.1)))
+        Objective(options, STEPS)
+        for options in (
+            LossConfig(),
+            LossConfig(kl=KlConfig(coef=0.1)),
+            LossConfig(entropy=LossCoefficientConfig(coef=0.1)),
+        )
     )
     for authors, advantage, expected in (
         ("pp", 1.0, (True, True, True)),
@@ -278,33 +301,40 @@ def test_who_teaches():
         ("dd", 0.0, (True, True, True)),
     ):
         each = experience(authors, advantage)
-        assert tuple(objective.teaches(each) for objective in (plain, kl, entropy)) == expected
+        assert tuple(objective.has_gradient(each) for objective in (plain, kl, entropy)) == expected
 
 
 @pytest.mark.parametrize(("authors", "teaches"), [("ppttppp", True), ("tpp", False), ("pp", False)])
 def test_a_second_look_that_ended_right_is_imitated_though_its_whole_group_was(authors, teaches):
     """Where all are right no advantage is left, and the verdict still counts."""
     each = experience(authors, 0.0)
-    assert Objective(Loss(nll=Nll(coef=0.1)), STEPS).teaches(each) is teaches
-    assert not Objective(Loss(), STEPS).teaches(each)
-    assert not Objective(Loss(nll=Nll(coef=0.1, on="response")), STEPS).teaches(each)
+    assert Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1)), STEPS).has_gradient(each) is teaches
+    assert not Objective(LossConfig(), STEPS).has_gradient(each)
+    assert not Objective(LossConfig(sft_loss=SftLossConfig(coef=0.1, on="response")), STEPS).has_gradient(each)
 
 
 def test_an_empty_completion_among_others_changes_nothing_but_the_count_of_responses():
     rollout = experience("pp", 1.0).rollout
-    nothing = Segment(ids=(), logps=(), author=Author.POLICY)
+    nothing = Segment(token_ids=(), logprobs=(), author=Author.POLICY)
     empty = Experience(rollout=replace(rollout, segments=(nothing,)), advantage=1.0)
-    objective = Objective(Loss(aggregate="sequence"), STEPS)
-    assert objective.count([empty, experience("pp", 1.0)]) == (2, 2, 2, 0, 0)
-    scores = Scores(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
+    objective = Objective(LossConfig(aggregation="sequence"), STEPS)
+    assert objective.count_denominators([empty, experience("pp", 1.0)]) == (2, 2, 2, 0, 0)
+    scores = LossInputs(torch.tensor([-1.0, -1.0], requires_grad=True), torch.ones(2), torch.tensor([-1.0, -1.0]), None)
     pair = [empty, experience("pp", 1.0)]
-    loss, _ = objective(pair, scores, objective.count(pair), step=0)
+    loss, _ = objective(pair, scores, objective.count_denominators(pair), step=0)
     assert loss.item() == pytest.approx(-0.5)
 
 
 def test_importance_weights_are_watched():
     experiences, scores, _ = problem()
-    objective = Objective(Loss(old="learner", correction=Correction(kind="mask", low=0.8, high=1.2)), STEPS)
-    _, metrics = objective(experiences, taken(scores, reference=False), objective.count(experiences), step=0)
+    objective = Objective(
+        LossConfig(
+            old_logprobs="learner", rollout_correction=RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
+        ),
+        STEPS,
+    )
+    _, metrics = objective(
+        experiences, taken(scores, reference=False), objective.count_denominators(experiences), step=0
+    )
     assert 0.0 < metrics["learner/correction_mean"] < 1.0
     assert metrics["rollout/logp_gap_nats"] > 0.0

@@ -5,19 +5,21 @@ from itertools import count, islice
 
 import pytest
 
-from mmrl.data.mixture import BLOCK, fixed, quotas
-from mmrl.data.order import Remembered, Shuffled
-from mmrl.data.streaming import Streamed
-from mmrl.types import Kind, Reject, Sample, Target, UserError
+from mmrl.data.mixture import BLOCK_SIZE, allocate_quotas, fixed_mixture
+from mmrl.data.order import CachedOrder, ShuffledOrder
+from mmrl.data.streaming import StreamingOrder
+from mmrl.types import AnswerType, RejectedRow, Sample, Target, UserError
 
 
 def rows(name, size=None):
     """`size` rows, or rows without end; every seventh is unusable."""
     for i in count() if size is None else range(size):
         if i % 7 == 6:
-            yield Reject(f"{name}-{i}", "no answer")
+            yield RejectedRow(f"{name}-{i}", "no answer")
         else:
-            yield Sample(id=f"{name}-{i}", task=name, parts=("?",), target=Target(kind=Kind.NUMBER, value=i))
+            yield Sample(
+                id=f"{name}-{i}", task=name, parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=i)
+            )
 
 
 def ids(taken):
@@ -29,20 +31,22 @@ def source(row):
 
 
 def held(name, size, seed=3):
-    return Shuffled(list(rows(name, size)), seed)
+    return ShuffledOrder(list(rows(name, size)), seed)
 
 
 def streamed(name="s", size=50, buffer=8, seed=5):
-    return Streamed(lambda: rows(name, size), buffer=buffer, seed=seed)
+    return StreamingOrder(lambda: rows(name, size), buffer=buffer, seed=seed)
 
 
 ORDERS = {
-    "mixture": lambda: fixed([held("a", 10), held("b", 300), held("c", 7)], [1, 2.5, 0.5], seed=1),
+    "mixture": lambda: fixed_mixture([held("a", 10), held("b", 300), held("c", 7)], [1, 2.5, 0.5], seed=1),
     "stream": streamed,
     "stream held whole": lambda: streamed(size=5, buffer=100),
     "endless stream": lambda: streamed(size=None),
-    "stream, remembered": lambda: Remembered(streamed()),
-    "mixture of streams": lambda: fixed([streamed("a", 20), streamed("b", None), held("c", 5)], [3, 2, 1], seed=1),
+    "stream, remembered": lambda: CachedOrder(streamed()),
+    "mixture of streams": lambda: fixed_mixture(
+        [streamed("a", 20), streamed("b", None), held("c", 5)], [3, 2, 1], seed=1
+    ),
 }
 
 
@@ -62,35 +66,39 @@ def test_a_cursor_means_the_same_row_however_it_is_reached(name):
 
 
 def test_quotas_by_hand():
-    assert quotas([1, 1], 10) == [5, 5]
-    assert quotas([1, 1, 1], 10) == [4, 3, 3]
-    assert quotas([0.1, 0.2, 0.7], 1000) == [100, 200, 700]
-    assert quotas([5, 3, 1], 4) == [2, 1, 1]  # exactly 2.22, 1.33, 0.44: the last seat goes to the largest remainder
-    assert quotas([1000, 1], 10) == [10, 0]
+    assert allocate_quotas([1, 1], 10) == [5, 5]
+    assert allocate_quotas([1, 1, 1], 10) == [4, 3, 3]
+    assert allocate_quotas([0.1, 0.2, 0.7], 1000) == [100, 200, 700]
+    assert allocate_quotas([5, 3, 1], 4) == [
+        2,
+        1,
+        1,
+    ]  # exactly 2.22, 1.33, 0.44: the last seat goes to the largest remainder
+    assert allocate_quotas([1000, 1], 10) == [10, 0]
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (0.7, 0.2, 0.1), (3, 1, 2), (1, 100, 10)])
 def test_shares_are_exact_in_every_block(weights):
     names = ("a", "b", "c")
-    taken = fixed([held(name, 9) for name in names], weights, seed=0).take(0, 3 * BLOCK)
-    expected = dict(zip(names, quotas(weights, BLOCK), strict=True))
-    assert all(abs(expected[n] - BLOCK * w / sum(weights)) < 1 for n, w in zip(names, weights, strict=True))
-    blocks = [taken[start : start + BLOCK] for start in range(0, len(taken), BLOCK)]
+    taken = fixed_mixture([held(name, 9) for name in names], weights, seed=0).take(0, 3 * BLOCK_SIZE)
+    expected = dict(zip(names, allocate_quotas(weights, BLOCK_SIZE), strict=True))
+    assert all(abs(expected[n] - BLOCK_SIZE * w / sum(weights)) < 1 for n, w in zip(names, weights, strict=True))
+    blocks = [taken[start : start + BLOCK_SIZE] for start in range(0, len(taken), BLOCK_SIZE)]
     assert all(Counter(map(source, block)) == expected for block in blocks)
     orders = {tuple(map(source, block)) for block in blocks}
     assert len(orders) == 3  # no block is arranged like another
 
 
 def test_a_source_of_a_mixture_goes_through_its_own_order():
-    taken = fixed([held("a", 10), held("b", 400)], [1, 1], seed=0).take(0, 2 * BLOCK)
+    taken = fixed_mixture([held("a", 10), held("b", 400)], [1, 1], seed=0).take(0, 2 * BLOCK_SIZE)
     for name, size in (("a", 10), ("b", 400)):
         own = [row for row in taken if source(row) == name]
-        assert ids(own) == ids(held(name, size).take(0, BLOCK))
+        assert ids(own) == ids(held(name, size).take(0, BLOCK_SIZE))
 
 
 def test_seeds_and_weights_give_mixtures_of_their_own():
     def order(weights, seed):
-        return ids(fixed([held("a", 5), held("b", 5)], weights, seed).take(0, 50))
+        return ids(fixed_mixture([held("a", 5), held("b", 5)], weights, seed).take(0, 50))
 
     assert order([1, 1], 0) == order([2, 2], 0)
     assert order([1, 1], 0) != order([1, 1], 1)
@@ -99,7 +107,7 @@ def test_seeds_and_weights_give_mixtures_of_their_own():
 
 def test_a_weight_too_small_to_count_is_refused():
     with pytest.raises(UserError, match=r"weight 1 of 10001 in all is less than one sample in 1000"):
-        fixed([held("a", 5), held("b", 5)], [10_000, 1], seed=0)
+        fixed_mixture([held("a", 5), held("b", 5)], [10_000, 1], seed=0)
 
 
 def test_a_stream_gives_every_row_once_per_epoch_in_an_order_of_its_own():
@@ -119,7 +127,7 @@ def test_a_stream_holds_no_more_rows_than_its_buffer(buffer):
             read.append(row)
             yield row
 
-    stream = Streamed(watched, buffer=buffer, seed=0)
+    stream = StreamingOrder(watched, buffer=buffer, seed=0)
     for drawn in range(500):
         (row,) = stream.take(drawn, 1)
         assert len(read) - drawn <= buffer + 1
@@ -135,7 +143,7 @@ def test_returning_to_a_cursor_reads_one_epoch_and_a_part_at_most():
             next(read)
             yield row
 
-    Streamed(counted, buffer=8, seed=0).take(50 * 7 + 20, 1)
+    StreamingOrder(counted, buffer=8, seed=0).take(50 * 7 + 20, 1)
     assert next(read) <= 50 + 20 + 8 + 1
 
 

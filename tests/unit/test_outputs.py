@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.data.stage_tables import read, row_of, write
-from mmrl.types import Access, Frame, Kind, Place, Sample, Target, UserError, VideoRef
-from mmrl_datasets.export import columns_of, write_table
+from mmrl.data.stage_tables import build_sample_row, read_table, save_table
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, MediaPolicy, Sample, Target, UserError, VideoRef
+from mmrl_datasets.export import sample_columns, write_table
 from mmrl_datasets.generators import scenes
 from mmrl_datasets.readers import table
 
@@ -23,7 +23,9 @@ READ = {
 @pytest.fixture
 def run(tmp_path):
     """A run directory whose data lie within."""
-    return Place(work=tmp_path / "run" / "data", base=tmp_path, seed=0, access=Access(roots=(Path("/"),)))
+    return DatasetContext(
+        work_dir=tmp_path / "run" / "data", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(Path("/"),))
+    )
 
 
 @pytest.fixture
@@ -32,9 +34,17 @@ def samples(run, clip):
     counted, *_ = scenes.counting(run, split="train", size=1, label_miss=1.0)
     grounded, *_ = scenes.grounding(run, split="train", size=1)
     film = replace(clip, path=str(Path(clip.path).resolve()), start=0.1, end=0.6)
-    seen = Sample(id="film/train/a", task="film", parts=(film, "Which way?"), target=Target(kind=Kind.TEXT, value="up"))
+    seen = Sample(
+        id="film/train/a",
+        task="film",
+        parts=(film, "Which way?"),
+        target=Target(answer_type=AnswerType.TEXT, value="up"),
+    )
     logic = Sample(
-        id="mine", task="logic", parts=("<image> is a word here?",), target=Target(kind=Kind.JSON, value={"a": 1})
+        id="mine",
+        task="logic",
+        parts=("<image> is a word here?",),
+        target=Target(answer_type=AnswerType.JSON, value={"a": 1}),
     )
     return (replace(counted, thought="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
 
@@ -45,7 +55,7 @@ def back(run, folder, name="t.jsonl"):
 
 
 def replace_base(run, folder):
-    return Place(work=run.work, base=folder, seed=0, access=run.access)
+    return DatasetContext(work_dir=run.work, base_dir=folder, seed=0, media_policy=run.access)
 
 
 def facts(sample):
@@ -61,11 +71,11 @@ def clip_of(ref):
 
 def test_samples_of_any_kind_come_back(run, samples):
     folder = run.work.parent / "outputs"
-    write(folder / "t.jsonl", [row_of(sample, folder) for sample in samples[0]])
+    save_table(folder / "t.jsonl", [build_sample_row(sample, folder) for sample in samples[0]])
     again = back(run, folder)
     assert [facts(sample) for sample in again] == [facts(sample) for sample in samples[0]]
-    assert again[1].target.frame is Frame.PX_ORIGINAL
-    rows = read(folder / "t.jsonl")
+    assert again[1].target.coordinate_system is CoordinateSystem.PX_ORIGINAL
+    rows = read_table(folder / "t.jsonl")
     assert rows[0]["images"] == [f"../data/count-train/{Path(samples[0][0].images[0].path).name}"]  # a run may be moved
     assert Path(rows[2]["videos"][0]).is_absolute()
     assert again[0].meta["sample"] == samples[0][0].id
@@ -74,10 +84,10 @@ def test_samples_of_any_kind_come_back(run, samples):
 def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
     folder = run.work.parent / "outputs"
     logic = replace(samples[1], parts=("Is it so?",))
-    write(folder / "t.jsonl", [row_of(logic, folder)])
+    save_table(folder / "t.jsonl", [build_sample_row(logic, folder)])
     (again,) = back(run, folder)
     assert again.id == "logic/train/mine"  # an id that does not say task and split gets them
-    assert (again.target.value, again.target.frame) == ({"a": 1}, None)
+    assert (again.target.value, again.target.coordinate_system) == ({"a": 1}, None)
 
 
 def test_a_frame_by_template_goes_with_a_kind_by_template(run, samples):
@@ -90,16 +100,16 @@ def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
         id="t/train/a",
         task="t",
         parts=(clip, replace(clip, end=0.5), "Which?"),
-        target=Target(kind=Kind.TEXT, value="a"),
+        target=Target(answer_type=AnswerType.TEXT, value="a"),
     )
     with pytest.raises(UserError, match="t/train/a shows a part of one of 2 videos"):
-        columns_of(two, lambda ref: ref.path)
+        sample_columns(two, lambda ref: ref.path)
 
 
 def test_a_part_of_a_picture_cannot_be_said(samples):
     part = replace(samples[0][0], parts=(replace(samples[0][0].images[0], crop=(0, 0, 4, 4)), "Which?"))
     with pytest.raises(UserError, match="shows a part of a picture or a video's frame"):
-        columns_of(part, lambda ref: ref.path)
+        sample_columns(part, lambda ref: ref.path)
 
 
 def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp_path):
@@ -107,11 +117,11 @@ def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp
     folder = tmp_path / "made"
     folder.mkdir()
     options = write_table([film], folder, "jsonl")
-    place = Place(work=folder, base=folder, seed=0, access=run.access)
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0, media_policy=run.access)
     (again,) = table.rows(place, **options)
     assert facts(again) == facts(film)
 
 
 def test_lines_end_where_they_should(tmp_path):
-    write(tmp_path / "t.jsonl", [{"response": "a\u2028b\x85c"}, {"response": "d"}])
-    assert [row["response"] for row in read(tmp_path / "t.jsonl")] == ["a\u2028b\x85c", "d"]
+    save_table(tmp_path / "t.jsonl", [{"response": "a\u2028b\x85c"}, {"response": "d"}])
+    assert [row["response"] for row in read_table(tmp_path / "t.jsonl")] == ["a\u2028b\x85c", "d"]

@@ -15,16 +15,16 @@ from test_loop import World, answer, ask, sample, train
 from mmrl.algo.select_experiences import Everything
 from mmrl.algo.staleness import Lagging
 from mmrl.checkpoint.json_codec import dumps, loads
-from mmrl.config.schema import Lora
-from mmrl.distributed.ranks import Alone, SharedProgram
-from mmrl.policy.lora import Adapter
+from mmrl.config.schema import LoraConfig
+from mmrl.distributed.ranks import SharedRolloutPipeline, SingleProcess
+from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.engines.policy_copy import Copied
-from mmrl.rollout.pipeline import Generate
+from mmrl.rollout.engines.policy_copy import PolicyCopySampler
+from mmrl.rollout.pipeline import CompleteRollouts
 from mmrl.training import rl
-from mmrl.training.async_rollouts import Overlap
-from mmrl.types import Answers, Group, State, UserError
+from mmrl.training.async_rollouts import ThreadedAsyncRollouts
+from mmrl.types import Group, RolloutBatch, TrainingState, UserError
 
 
 class AtOnce:
@@ -40,8 +40,10 @@ class AtOnce:
 
 
 def overlap(program, *, ranks=None, places=2, thread=None):
-    shared = SharedProgram(program=program, ranks=ranks or Alone(), places=places, whole=None)
-    return Overlap(shared=shared, thread=thread or AtOnce())
+    shared = SharedRolloutPipeline(
+        pipeline=program, ranks=ranks or SingleProcess(), prompts_per_round=places, gather_for_sampling=None
+    )
+    return ThreadedAsyncRollouts(pipeline=shared, executor=thread or AtOnce())
 
 
 def drawn(groups):
@@ -50,7 +52,7 @@ def drawn(groups):
 
 def adapted(world):
     """The world with a new adapter, of which some is left out in learning, and nothing in drawing."""
-    Adapter(world.policy.model, Lora(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
+    LoraAdapter(world.policy.model, LoraConfig(targets=("language.attention", "vision.mlp"), dropout=0.5), seed=7)
     return replace(world, policy=Policy(world.policy.model))
 
 
@@ -61,18 +63,18 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     prompts = [world.processor.ask(each) for each in world.samples[:5]]
     salted = partial(HfSampler, processor=world.processor, salt=("a",))
     before = salted(world.policy).generate(prompts, 2, world.law, step=1)
-    copied = Copied(world.policy, salted)
+    copied = PolicyCopySampler(world.policy, salted)
     begun, changed = threading.Event(), threading.Event()
 
-    class Slowly(Generate):
+    class Slowly(CompleteRollouts):
         def answer(self, prompts, *, step, pending=()):
             begun.set()
             assert changed.wait(60)
-            return super().answer(prompts, step=step)
+            return super().generate(prompts, step=step)
 
     program = Slowly(sampler=copied, group_size=2, law=world.law)
     with ThreadPoolExecutor(1) as thread:
-        finish = overlap(program, thread=thread, places=5).begin(prompts, step=1, version=0)
+        finish = overlap(program, thread=thread, places=5).start(prompts, step=1, version=0)
         assert begun.wait(60)
         with torch.no_grad():
             for parameter in world.policy.learned.values():
@@ -92,7 +94,7 @@ class Ahead(World):
 
     def begin(self, prompts, *, step, version):
         self.calls.append(("begin", step))
-        drawn_now = Answers(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
+        drawn_now = RolloutBatch(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
 
         def finish():
             self.calls.append(("finish", step))
@@ -107,8 +109,8 @@ class Ahead(World):
 
 def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkeypatch):
     """The first step is drawn as ever, and behind the last nothing is."""
-    monkeypatch.setattr(rl, "Parts", partial(rl.Parts, foresight=(world := Ahead())))
-    state = State(version=6)
+    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, foresight=(world := Ahead())))
+    state = TrainingState(version=6)
     train(world, state, steps=2)
     around = ["judge", "begin", "learn", "finish", "sync", "show", "tell", "keep"]
     first, second = world.calls[: 2 + len(around) + 1], world.calls[2 + len(around) + 1 :]
@@ -120,16 +122,16 @@ def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkey
         ("begin", 1),
         ("due", 7),
     ]
-    assert (state.cursor, state.ahead) == (4, None)
+    assert (state.data_position, state.prefetched) == (4, None)
 
 
 def test_a_round_that_lies_ahead_is_part_of_the_state(monkeypatch):
     """A step after a restart learns from what was drawn before it, and asks nobody."""
     groups = tuple((answer(ask(sample(i)), 0), answer(ask(sample(i)), 1)) for i in range(2))
-    ahead = Answers(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
-    state = loads(dumps(State(step=2, cursor=6, ahead=ahead)), State)
-    assert state.ahead == ahead
-    monkeypatch.setattr(rl, "Parts", partial(rl.Parts, foresight=(world := Ahead())))
+    ahead = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
+    state = loads(dumps(TrainingState(step=2, data_position=6, prefetched=ahead)), TrainingState)
+    assert state.prefetched == ahead
+    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, foresight=(world := Ahead())))
     train(world, state, steps=3)
     assert [name for name, _ in world.calls][:2] == ["due", "judge"]
     assert {e.rollout.prompt.sample.id for e in world.learned[0]} == {"0", "1"}
@@ -142,7 +144,7 @@ def test_an_error_in_the_thread_is_raised_where_it_is_waited_for_and_says_for_wh
             raise UserError("sample 7: its picture is gone")
 
     with ThreadPoolExecutor(1) as thread:
-        finish = overlap(Broken(), thread=thread).begin([ask(sample(7)), ask(sample(8))], step=3, version=1)
+        finish = overlap(Broken(), thread=thread).start([ask(sample(7)), ask(sample(8))], step=3, version=1)
         with pytest.raises(UserError, match="sample 7: its picture is gone") as caught:
             finish()
     assert caught.value.__notes__ == ["while the rollouts of step 4 were drawn ahead, for samples 7, 8"]
@@ -153,15 +155,15 @@ def versioned(rollout, version):
 
 
 def test_no_rollout_is_more_than_a_version_old():
-    drawn_by_3 = Answers(groups=tuple((versioned(answer(ask(sample(i)), 0), 3),) for i in range(2)))
+    drawn_by_3 = RolloutBatch(groups=tuple((versioned(answer(ask(sample(i)), 0), 3),) for i in range(2)))
     foresight = overlap(World())
     for version in (3, 4):
-        assert foresight.due(drawn_by_3, version=version) == drawn_by_3
+        assert foresight.take(drawn_by_3, version=version) == drawn_by_3
     for version in (2, 5):
         with pytest.raises(RuntimeError, match="sample 0, rollout 0: drawn by policy 3, where .* by one version"):
-            foresight.due(drawn_by_3, version=version)
+            foresight.take(drawn_by_3, version=version)
     with pytest.raises(RuntimeError, match="drawn by policy 0, where 1 to 1 are allowed"):  # not the one that was told
-        foresight.begin([ask(sample(1))], step=1, version=1)()
+        foresight.start([ask(sample(1))], step=1, version=1)()
 
 
 def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
@@ -180,11 +182,11 @@ def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
 
     two = Counting().answer([ask(sample(0)), ask(sample(1))], step=0)
     foresight = overlap(Counting(), ranks=Between(1, 3), places=4)
-    whole = foresight.begin([ask(sample(2))], step=0, version=0)()
+    whole = foresight.start([ask(sample(2))], step=0, version=0)()
     assert [group[0].prompt.sample.id for group in whole.groups] == ["0", "1", "2"]
     assert len(whole.probes) == 3
     assert whole.metrics == {"n": 3.0, "data/skipped": 1.0}
-    mine = foresight.due(whole, version=1)
+    mine = foresight.take(whole, version=1)
     assert [group[0].prompt.sample.id for group in mine.groups] == ["1"]
     assert len(mine.probes) == 1
 
@@ -195,7 +197,7 @@ def test_what_is_old_is_known_to_be(corrected, old):
     rollouts = [versioned(answer(ask(sample(0)), i), version) for i, version in enumerate((5, 4))]
     group = Group(prompt=ask(sample(0)), rollouts=tuple(rollouts), scores=World().scores())
     chooser = Lagging(Everything(lambda groups: [(0.5, -0.5)] * len(groups)), corrected=corrected)
-    choice = chooser.choose([group], State(version=5))
-    assert [(e.age, e.old) for e in choice.experiences] == [(0, None), (1, old)]
+    choice = chooser.select([group], TrainingState(version=5))
+    assert [(e.staleness, e.old_logprobs_source) for e in choice.experiences] == [(0, None), (1, old)]
     assert choice.metrics == {"rollout/version_gap_mean": 0.5, "rollout/version_gap_max": 1.0}
-    assert chooser.choose([], State(version=5)).metrics == {}
+    assert chooser.select([], TrainingState(version=5)).metrics == {}

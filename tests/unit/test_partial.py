@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mmrl.checkpoint.json_codec import dumps, loads
-from mmrl.rollout.steps.partial import InChunks
-from mmrl.types import Finish, State
+from mmrl.rollout.steps.partial import PartialRollouts
+from mmrl.types import FinishReason, TrainingState
 
 GROUP, LONGEST = 2, 12
 
@@ -31,11 +31,11 @@ def prompts(world):
 
 def chunks(world, law, *, sampler=None, **options):
     options = {"chunk": 3, "wanted": 6, **options}
-    return InChunks(sampler=sampler or world.sampler(), group_size=GROUP, law=law, **options)
+    return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=law, **options)
 
 
 def ended(rollout):
-    return rollout.finish is not Finish.LENGTH or rollout.num_tokens == LONGEST
+    return rollout.finish is not FinishReason.LENGTH or rollout.num_tokens == LONGEST
 
 
 def digests(groups):
@@ -43,23 +43,25 @@ def digests(groups):
 
 
 def test_without_a_hurry_every_response_is_completed(world, law, prompts):
-    answers = chunks(world, law).answer(prompts, step=0)
-    assert answers.pending == ()
+    answers = chunks(world, law).generate(prompts, step=0)
+    assert answers.unfinished == ()
     assert digests(answers.groups) == [prompt.digest for prompt in prompts]
     rollouts = [rollout for group in answers.groups for rollout in group]
     assert all(map(ended, rollouts))
     assert {rollout.num_tokens for rollout in rollouts} >= {LONGEST}
-    assert all(len(s.ids) <= 3 for r in rollouts for s in r.segments)
+    assert all(len(s.token_ids) <= 3 for r in rollouts for s in r.segments)
     assert [r.index for r in answers.groups[0]] == list(range(GROUP))
 
 
 def test_chunks_drawn_greedily_are_what_is_drawn_at_once(world, law, prompts):
     greedy = replace(law, temperature=0.0)
     whole = world.sampler().generate(prompts, 1, greedy, step=0)
-    parts = InChunks(sampler=world.sampler(), group_size=1, law=greedy, chunk=5, wanted=6).answer(prompts, step=0)
+    parts = PartialRollouts(
+        sampler=world.sampler(), group_size=1, sampling_params=greedy, chunk_tokens=5, groups_per_step=6
+    ).generate(prompts, step=0)
     for (a,), (b,) in zip(whole, parts.groups, strict=True):
-        assert (a.text, a.finish, a.answer) == (b.text, b.finish, b.answer)
-        assert sum((s.logps for s in b.segments), ()) == pytest.approx(a.segments[0].logps, abs=1e-5)
+        assert (a.text, a.finish, a.answer) == (b.text, b.finish_reason, b.answer)
+        assert sum((s.logprobs for s in b.segments), ()) == pytest.approx(a.segments[0].logps, abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
@@ -70,43 +72,45 @@ def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
     across = {world.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
     stopping = replace(greedy, stop=tuple(sorted(text for text in across if len(text) > 2 and text.isascii())))
     whole = world.sampler().generate(prompts, 1, stopping, step=0)
-    program = InChunks(sampler=world.sampler(), group_size=1, law=stopping, chunk=chunk, wanted=6)
-    parts = program.answer(prompts, step=0).groups
+    program = PartialRollouts(
+        sampler=world.sampler(), group_size=1, sampling_params=stopping, chunk_tokens=chunk, groups_per_step=6
+    )
+    parts = program.generate(prompts, step=0).groups
     for (a,), (b,) in zip(whole, parts, strict=True):
-        assert (a.segments[0].ids, a.finish) == (sum((s.ids for s in b.segments), ()), b.finish)
-    assert Finish.STOP in {rollout.finish for (rollout,) in whole}
+        assert (a.segments[0].ids, a.finish) == (sum((s.token_ids for s in b.segments), ()), b.finish_reason)
+    assert FinishReason.STOP in {rollout.finish for (rollout,) in whole}
 
 
 def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, law, prompts):
     sampler = world.sampler()
     step = chunks(world, law, sampler=sampler, wanted=2)
-    first = step.answer(prompts, step=0)
+    first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
-    assert len(first.groups) + len(first.pending) == 6
-    assert first.metrics["rollout/pending_groups"] == len(first.pending)
+    assert len(first.groups) + len(first.unfinished) == 6
+    assert first.metrics["rollout/pending_groups"] == len(first.unfinished)
     assert all(ended(r) for group in first.groups for r in group)
-    assert not any(all(map(ended, group)) for group in first.pending)
+    assert not any(all(map(ended, group)) for group in first.unfinished)
     sampler.sync(7)
-    second = replace(step, wanted=len(first.pending)).answer(prompts[:0], step=1, pending=first.pending)
-    assert digests(second.groups) == digests(first.pending)
+    second = replace(step, wanted=len(first.unfinished)).generate(prompts[:0], step=1, unfinished=first.unfinished)
+    assert digests(second.groups) == digests(first.unfinished)
     versions = [[s.version for s in r.segments] for group in second.groups for r in group]
     assert [0, 7] in [sorted(set(of)) for of in versions]
     assert second.metrics["rollout/resumed"] == sum(len(set(of)) > 1 for of in versions)
-    for before, after in zip(first.pending, second.groups, strict=True):
+    for before, after in zip(first.unfinished, second.groups, strict=True):
         for cut, whole in zip(before, after, strict=True):
             assert whole.segments[: len(cut.segments)] == cut.segments  # what was drawn stays, with its log-probs
 
 
 def test_a_budget_ends_a_step_once_a_group_is_complete(world, law, prompts):
-    free = chunks(world, law).answer(prompts, step=0)
-    tight = chunks(world, law, token_budget=1).answer(prompts, step=0)
+    free = chunks(world, law).generate(prompts, step=0)
+    tight = chunks(world, law, token_budget=1).generate(prompts, step=0)
     assert 1 <= len(tight.groups) < len(free.groups)
 
 
 def test_what_waits_is_part_of_the_state(world, law, prompts):
-    pending = chunks(world, law, wanted=1).answer(prompts, step=0).pending
+    pending = chunks(world, law, wanted=1).generate(prompts, step=0).unfinished
     assert pending
-    again = loads(dumps(State(pending=pending)), State).pending
+    again = loads(dumps(TrainingState(unfinished=pending)), TrainingState).unfinished
     assert again == pending
     step = chunks(world, law)
-    assert step.answer([], step=1, pending=again) == step.answer([], step=1, pending=pending)
+    assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=pending)

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from mmrl.types import UserError
-from mmrl.utils.plugin_args import options_of, settle
-from mmrl.utils.plugins import resolve
+from mmrl.utils.plugin_args import read_plugin_options, validate_args
+from mmrl.utils.plugins import load_object
 
 
 @pytest.fixture
@@ -26,21 +26,21 @@ def file(tmp_path):
 
 def test_a_module_and_a_file_resolve(tmp_path, file):
     file("mine.py", "def double(x):\n    return 2 * x\n")
-    assert resolve("json:loads", tmp_path)("[1]") == [1]
-    assert resolve("./mine.py:double", tmp_path)(3) == 6
-    assert resolve(f"{tmp_path}/mine.py:double", tmp_path / "elsewhere")(3) == 6
-    assert resolve("./mine.py:double", tmp_path) is resolve("mine.py:double", tmp_path)
+    assert load_object("json:loads", tmp_path)("[1]") == [1]
+    assert load_object("./mine.py:double", tmp_path)(3) == 6
+    assert load_object(f"{tmp_path}/mine.py:double", tmp_path / "elsewhere")(3) == 6
+    assert load_object("./mine.py:double", tmp_path) is load_object("mine.py:double", tmp_path)
 
 
 def test_two_files_of_one_name_do_not_collide(tmp_path, file):
     file("a/mine.py", "def fn():\n    return 'a'\n")
     file("b/mine.py", "def fn():\n    return 'b'\n")
-    assert [resolve(f"{where}/mine.py:fn", tmp_path)() for where in "ab"] == ["a", "b"]
+    assert [load_object(f"{where}/mine.py:fn", tmp_path)() for where in "ab"] == ["a", "b"]
 
 
 def test_what_a_file_defines_can_be_pickled(tmp_path, file):
     file("mine.py", "class Thing:\n    pass\n")
-    thing = resolve("mine.py:Thing", tmp_path)
+    thing = load_object("mine.py:Thing", tmp_path)
     assert vars(sys.modules[thing.__module__])["Thing"] is thing
 
 
@@ -61,14 +61,14 @@ def test_what_a_file_defines_can_be_pickled(tmp_path, file):
 )
 def test_a_wrong_name_is_refused(tmp_path, name, message):
     with pytest.raises(UserError, match=message):
-        resolve(name, tmp_path)
+        load_object(name, tmp_path)
 
 
 def test_an_import_error_inside_a_users_file_keeps_its_traceback(tmp_path, file):
     file("mine.py", "import no_such_library\n")
     for _ in range(2):  # a failed import leaves nothing behind
         with pytest.raises(ModuleNotFoundError, match="no_such_library") as caught:
-            resolve("mine.py:fn", tmp_path)
+            load_object("mine.py:fn", tmp_path)
         assert any(str(entry.path).endswith("mine.py") for entry in caught.traceback)
 
 
@@ -80,7 +80,7 @@ def test_an_import_error_inside_a_users_module_keeps_its_traceback(tmp_path, fil
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "helpers", raising=False)
     with pytest.raises(ModuleNotFoundError, match=inner):
-        resolve("helpers.rewards:fn", tmp_path)
+        load_object("helpers.rewards:fn", tmp_path)
 
 
 class Color(StrEnum):
@@ -100,7 +100,7 @@ def plugin(
     return place, size, ratio, span, color, mode, limit
 
 
-OPTIONS = options_of(plugin, after=1)
+OPTIONS = read_plugin_options(plugin, skip=1)
 
 
 def test_options_are_the_keyword_only_parameters():
@@ -111,14 +111,14 @@ def test_options_are_the_keyword_only_parameters():
 
 def test_options_take_the_types_of_the_signature():
     args = {"size": 3, "ratio": 1, "span": [0, 2.5], "color": "red", "mode": "b", "limit": None}
-    settled = settle("plugin", OPTIONS, args)
+    settled = validate_args("plugin", OPTIONS, args)
     assert settled == args | {"span": (0.0, 2.5), "color": Color.RED}
     assert isinstance(settled["color"], Color)
-    assert settle("plugin", OPTIONS, {"size": 3}) == {"size": 3}
+    assert validate_args("plugin", OPTIONS, {"size": 3}) == {"size": 3}
 
 
 def test_an_infinite_option_stays_infinite():
-    assert settle("plugin", OPTIONS, {"size": 3, "limit": float("inf")})["limit"] == float("inf")
+    assert validate_args("plugin", OPTIONS, {"size": 3, "limit": float("inf")})["limit"] == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_an_infinite_option_stays_infinite():
 )
 def test_wrong_options_are_refused(args, message):
     with pytest.raises(UserError, match=message):
-        settle("plugin", OPTIONS, args)
+        validate_args("plugin", OPTIONS, args)
 
 
 def test_a_plugin_without_options_says_so():
     with pytest.raises(UserError, match="it has none"):
-        settle("plugin", options_of(lambda place: place, after=1), {"size": 3})
+        validate_args("plugin", read_plugin_options(lambda place: place, skip=1), {"size": 3})
 
 
 def test_options_must_be_keyword_only_and_typed():
@@ -153,4 +153,4 @@ def test_options_must_be_keyword_only_and_typed():
 
     for fn in (positional, untyped):
         with pytest.raises(UserError, match="option 'size' must come after `\\*` and have a type"):
-            options_of(fn, after=1)
+            read_plugin_options(fn, skip=1)

@@ -10,15 +10,15 @@ from PIL import Image
 from safetensors.torch import load, save
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mmrl.config.schema import LanguageScratch, Model, Scratch, VisionScratch
+from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.policy.batch import collate
-from mmrl.policy.components import role_of
+from mmrl.policy.components import component_of
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.logits import draw
+from mmrl.policy.logits import sample_tokens
 from mmrl.policy.pretrained import load_pretrained
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.types import Experience, SamplingLaw, UserError
+from mmrl.types import Experience, SamplingParams, UserError
 
 NAMES = tuple(FAMILIES)
 ROLES = ("vision", "projector", "language")
@@ -31,8 +31,11 @@ def tokenizer():
 
 
 def spec(family, **options):
-    vision, language = VisionScratch(width=32, heads=2, mlp=32), LanguageScratch(width=48, mlp=64, vocab=330)
-    return Scratch(**({"family": family, "vision": vision, "language": language} | options))
+    vision, language = (
+        VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
+        LanguageFromScratchConfig(hidden_size=48, intermediate_size=64, vocab_size=330),
+    )
+    return FromScratchConfig(**({"family": family, "vision": vision, "language": language} | options))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_a_model_from_nothing_survives_a_folder(tokenizer, family, tmp_path):
     )
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    loaded = load_pretrained(Model(path=str(tmp_path), dtype="float32", min_pixels=400, max_pixels=2304))
+    loaded = load_pretrained(ModelConfig(path=str(tmp_path), dtype="float32", min_pixels=400, max_pixels=2304))
     assert type(loaded.model) is type(model)
     assert loaded.family.model_type == family
     ours, theirs = inputs(model, processor), inputs(loaded.model, loaded.processor)
@@ -104,7 +107,9 @@ def test_a_model_from_nothing_survives_a_folder(tokenizer, family, tmp_path):
 def test_a_loaded_model_keeps_to_the_types_and_pixels_asked_for(tokenizer, tmp_path):
     make_model(spec("qwen2_5_vl"), tokenizer, seed=1).save_pretrained(tmp_path)
     make_processor(spec("qwen2_5_vl"), tokenizer, (400, 2304)).save_pretrained(tmp_path)
-    loaded = load_pretrained(Model(path=str(tmp_path), min_pixels=1000, max_pixels=1600, attention="eager"))
+    loaded = load_pretrained(
+        ModelConfig(path=str(tmp_path), min_pixels=1000, max_pixels=1600, attn_implementation="eager")
+    )
     assert loaded.model.dtype is torch.bfloat16
     assert loaded.model.config._attn_implementation == "eager"
     grid = inputs(loaded.model, loaded.processor)["image_grid_thw"][0]
@@ -113,7 +118,7 @@ def test_a_loaded_model_keeps_to_the_types_and_pixels_asked_for(tokenizer, tmp_p
 
 def test_a_folder_that_is_no_model_is_refused(tokenizer, tmp_path):
     def attempt():
-        load_pretrained(Model(path=str(tmp_path / "m")))
+        load_pretrained(ModelConfig(path=str(tmp_path / "m")))
 
     with pytest.raises(UserError, match=r"model\.path: cannot load .*neither a model folder nor a hub id"):
         attempt()
@@ -150,7 +155,7 @@ def test_a_seed_makes_the_model_and_leaves_the_generator_alone(tokenizer):
 
 
 def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
-    odd = spec("qwen2_vl", vision=VisionScratch(width=32, heads=2, mlp=48))
+    odd = spec("qwen2_vl", vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=48))
     with pytest.raises(UserError, match="in qwen2_vl, mlp 48 must be a multiple of width 32"):
         make_model(odd, tokenizer, seed=1)
     make_model(odd.model_copy(update={"family": "qwen2_5_vl"}), tokenizer, seed=1)
@@ -159,7 +164,7 @@ def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
 @pytest.mark.parametrize("family", NAMES)
 def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family):
     named = dict(make_model(spec(family), tokenizer, seed=1).named_parameters())
-    of = {role: {name for name in named if role_of(name) == role} for role in ROLES}
+    of = {role: {name for name in named if component_of(name) == role} for role in ROLES}
     assert all(of.values())
     assert sum(map(len, of.values())) == len(named)
     assert all("visual" in name for name in of["vision"] | of["projector"])
@@ -174,21 +179,21 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     prompt = world.processor.ask(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
     batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
-    policy.score(batch).logps_N.sum().backward()
-    moved = {role_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
+    policy.compute_logprobs(batch).logprobs_N.sum().backward()
+    moved = {component_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == set(ROLES) - set(freeze)
-    frozen = [p for name, p in policy.model.named_parameters() if role_of(name) in freeze]
+    frozen = [p for name, p in policy.model.named_parameters() if component_of(name) in freeze]
     assert all(p.grad is None for p in frozen)
-    assert {role for role, own in policy.trainable.items() if own} == moved
-    assert len(policy.learned) == sum(map(len, policy.trainable.values()))
-    assert len(policy.learned) + len(policy.given) == len(list(policy.model.parameters()))
-    assert all(a is b for a, b in zip(policy.given.values(), frozen, strict=True))
+    assert {role for role, own in policy.trained_by_component.items() if own} == moved
+    assert len(policy.trained) == sum(map(len, policy.trained_by_component.values()))
+    assert len(policy.trained) + len(policy.frozen) == len(list(policy.model.parameters()))
+    assert all(a is b for a, b in zip(policy.frozen.values(), frozen, strict=True))
 
 
 def test_prefixes_are_shared_with_any_attention_but_eager(tokenizer):
     for attention, shares in (("sdpa", True), ("eager", False)):
         policy = Policy(make_model(spec("qwen2_5_vl"), tokenizer, seed=1, attention=attention))
-        assert policy.shares_prefixes == policy.frozen_copy().shares_prefixes == shares
+        assert policy.supports_shared_prefix == policy.frozen_copy().supports_shared_prefix == shares
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 0.6), (2, 0.5), (4, 0.9), (0, 0.7), (3, 1.0)])
@@ -199,10 +204,10 @@ def test_truncation_keeps_what_transformers_keeps(top_k, top_p):
         kept = TopKLogitsWarper(top_k)(None, kept)
     if top_p < 1:
         kept = TopPLogitsWarper(top_p)(None, kept)
-    law = SamplingLaw(top_k=top_k, top_p=top_p, max_new_tokens=1)
+    law = SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=1)
     uniforms = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64)
     for row, allowed in zip(torch.log_softmax(logits, -1), kept, strict=True):
-        drawn = set(draw(row.expand(400, -1), law, uniforms).tolist())
+        drawn = set(sample_tokens(row.expand(400, -1), law, uniforms).tolist())
         assert drawn <= set(torch.isfinite(allowed).nonzero().flatten().tolist())
         if top_k <= 4 and top_p > 0.6:
             assert len(drawn) > 1 or torch.isfinite(allowed).sum() == 1

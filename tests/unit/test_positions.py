@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.mrope import Run, mrope_positions
+from mmrl.policy.mrope import PlaceholderRun, mrope_positions
 from mmrl.types import UserError
 
 IMAGE, VIDEO, TEXT = 7, 8, 1
@@ -21,7 +21,7 @@ PROMPTS = {
 
 
 def positions(ids, images=(), videos=()):
-    return mrope_positions(ids, {IMAGE: [Run(grid) for grid in images], VIDEO: list(videos)}, merge=2)
+    return mrope_positions(ids, {IMAGE: [PlaceholderRun(grid) for grid in images], VIDEO: list(videos)}, merge_size=2)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -54,7 +54,7 @@ def test_two_pictures_side_by_side_need_no_text_between_them():
 
 def test_text_after_a_video_goes_on_after_its_last_moment():
     """Two pairs of frames a second and a half apart, at two positions a second, 2 x 1 tokens each."""
-    run = Run((2, 4, 2), time_step=2 * 1.5)
+    run = PlaceholderRun((2, 4, 2), time_step=2 * 1.5)
     assert positions([TEXT, *[VIDEO] * 4, TEXT, TEXT], videos=[run]).tolist() == [
         [0, 1, 1, 4, 4, 5, 6],
         [0, 1, 2, 1, 2, 5, 6],
@@ -73,21 +73,21 @@ def test_text_after_a_video_goes_on_after_its_last_moment():
     ],
 )
 def test_how_the_families_tell_time(family, second_per_grid, times):
-    runs = FAMILIES[family].video_runs((3, 2, 4), second_per_grid)
+    runs = FAMILIES[family].video_placeholder_runs((3, 2, 4), second_per_grid)
     assert positions([*[VIDEO] * 6, TEXT], videos=runs)[0].tolist() == times
 
 
 def test_seconds_are_those_of_a_float32_tensor_as_in_vllm():
     """0.7 is 0.69999999 there, so ten steps of two positions a second are 13 positions, not 14."""
     family = replace(FAMILIES["qwen2_5_vl"], tokens_per_second=2)
-    assert positions([VIDEO] * 11, videos=family.video_runs((11, 2, 2), 0.7))[0, 10] == 13
+    assert positions([VIDEO] * 11, videos=family.video_placeholder_runs((11, 2, 2), 0.7))[0, 10] == 13
 
 
 def test_qwen3_reads_each_pair_of_frames_as_a_picture_after_its_stamp():
-    runs = FAMILIES["qwen3_vl"].video_runs((2, 2, 4), 1.0)
+    runs = FAMILIES["qwen3_vl"].video_placeholder_runs((2, 2, 4), 1.0)
     ids = [TEXT, VIDEO, VIDEO, TEXT, VIDEO, VIDEO, TEXT]
     assert positions(ids, videos=runs)[0].tolist() == [0, 1, 1, 3, 4, 4, 6]
-    assert positions(ids, videos=runs).tolist() == positions(ids, videos=[Run((1, 2, 4))] * 2).tolist()
+    assert positions(ids, videos=runs).tolist() == positions(ids, videos=[PlaceholderRun((1, 2, 4))] * 2).tolist()
 
 
 @pytest.mark.parametrize(

@@ -6,46 +6,56 @@ import pytest
 from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
-from mmrl.config import load
+from mmrl.config import load_config
 from mmrl.config.explain.config import explain
-from mmrl.config.export import dump
-from mmrl.config.load import settings
-from mmrl.config.schema import Replay, Rl
-from mmrl.config.schema.presets import PRESETS
+from mmrl.config.export import dump_yaml
+from mmrl.config.load import flatten_settings
+from mmrl.config.schema import ReplayConfig, RlStage
+from mmrl.config.schema.presets import ALGORITHM_PRESETS
 from mmrl.config.schema.replay import REPLAY_PRESETS
 
 
 def loaded(tmp_path, *overrides):
-    return load(write(tmp_path, SMALL), overrides)
+    return load_config(write(tmp_path, SMALL), overrides)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALGORITHM_PRESETS)
 def test_a_bundle_is_in_place_with_its_origin_and_nothing_else_changes(tmp_path, name):
-    plain = settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
+    plain = flatten_settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
     result = loaded(tmp_path, f"stages.rl.algorithm={name}")
-    ours = settings(result.config.stages[1].model_dump(mode="json"))
-    bundle = settings(PRESETS[name]) if PRESETS[name] else {}
+    ours = flatten_settings(result.config.stages[1].model_dump(mode="json"))
+    bundle = flatten_settings(ALGORITHM_PRESETS[name]) if ALGORITHM_PRESETS[name] else {}
     assert {key: ours[key] for key in bundle} == bundle
     assert {key for key in ours if ours[key] != plain[key]} <= {*bundle, "algorithm"}
     origins = {key.removeprefix("stages.1."): origin for key, origin in result.origins.items() if "stages.1" in key}
     assert {key for key, origin in origins.items() if origin == f"algorithm {name}"} == bundle.keys()
-    assert load(write(tmp_path, dump(result.config), "again.yaml")).config == result.config
+    assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
 def test_what_the_stage_says_wins_wherever_it_says_it(tmp_path):
     write(tmp_path, SMALL.replace("name: rl", "name: rl\n    algorithm: gspo\n    loss: {clip_low: 0.1}"), "base.yaml")
     above = write(tmp_path, "extends: base.yaml\n")
-    loss = load(above, ["stages.rl.loss.clip_high=0.2"]).config.stages[1].loss
-    assert (loss.ratio, loss.clip_low, loss.clip_high, loss.aggregate) == ("sequence", 0.1, 0.2, "sequence")
-    loss = load(above, ["stages.rl.algorithm=cispo"]).config.stages[1].loss
-    assert (loss.ratio, loss.surrogate, loss.clip_low, loss.clip_high) == ("token", "cispo", 0.1, 4.0)
+    loss = load_config(above, ["stages.rl.loss.clip_high=0.2"]).config.stages[1].loss
+    assert (loss.importance_ratio_level, loss.clip_low, loss.clip_high, loss.aggregation) == (
+        "sequence",
+        0.1,
+        0.2,
+        "sequence",
+    )
+    loss = load_config(above, ["stages.rl.algorithm=cispo"]).config.stages[1].loss
+    assert (loss.importance_ratio_level, loss.policy_loss, loss.clip_low, loss.clip_high) == (
+        "token",
+        "cispo",
+        0.1,
+        4.0,
+    )
 
 
 def test_a_stage_made_in_code_says_what_its_algorithm_stands_for():
     with pytest.raises(ValidationError, match="algorithm 'dr_grpo' stands for advantage.scale too"):
-        Rl(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
+        RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
     whole = {"advantage": {"scale": "none"}, "loss": {"aggregate": "fixed"}}
-    assert Rl(kind="rl", name="rl", steps=1, algorithm="dr_grpo", **whole).loss.aggregate == "fixed"
+    assert RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo", **whole).loss.aggregation == "fixed"
 
 
 FORMULAS = {
@@ -65,7 +75,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALGORITHM_PRESETS)
 def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
     words = explain(loaded(tmp_path, f"stages.rl.algorithm={name}"))
     assert f"Stage 2 of 2, rl: {name}\n" in words
@@ -153,16 +163,16 @@ def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said
 def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tmp_path, name):
     result = loaded(tmp_path, f"stages.rl.replay.preset={name}", "stages.rl.replay.alpha=0.5")
     replay = result.config.stages[1].replay.model_dump()
-    expected = {**Replay().model_dump(), "preset": name, **REPLAY_PRESETS[name], "alpha": 0.5}
+    expected = {**ReplayConfig().model_dump(), "preset": name, **REPLAY_PRESETS[name], "alpha": 0.5}
     assert replay == expected
     origins = {key.rpartition(".")[2] for key, origin in result.origins.items() if origin == f"preset {name}"}
     assert origins == REPLAY_PRESETS[name].keys()
-    assert load(write(tmp_path, dump(result.config), "again.yaml")).config == result.config
+    assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
 def test_replay_made_in_code_says_what_its_preset_stands_for():
     with pytest.raises(ValidationError, match="preset 'paper' stands for capacity too"):
-        Replay(preset="paper")
+        ReplayConfig(preset="paper")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,26 @@ from scoring import judge_of, term
 from videos import SMALL
 
 from mmrl.algo.blind_gap import blind_gaps
-from mmrl.config.schema import ContinueWith, Generate, Limits, Probe, Trigger
-from mmrl.media.cache import MediaStore
-from mmrl.media.video import ClipRule
-from mmrl.rollout.build import Kit, compose
-from mmrl.rollout.steps.blind_probe import Blindfold
-from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.registry import find_tool
-from mmrl.types import Access, Author, Frame, Group, ImageRef, Score, Term, TooLongError, UserError, Veil, VideoRef
+from mmrl.config.schema import BlindProbeConfig, GenerateConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
+from mmrl.media.cache import MediaCache
+from mmrl.media.video import FrameSampling
+from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.steps.blind_probe import BlindProbe
+from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.registry import load_tool
+from mmrl.types import (
+    Author,
+    CoordinateSystem,
+    Corruption,
+    Group,
+    ImageRef,
+    MediaPolicy,
+    PromptTooLongError,
+    RewardValue,
+    Score,
+    UserError,
+    VideoRef,
+)
 from mmrl_rewards.contract import reward
 
 
@@ -42,29 +54,29 @@ def counted(world):
 
 
 def program(world, *steps, group_size=2, others=None):
-    kit = Kit(
+    kit = RolloutContext(
         sampler=world.sampler(),
-        judge=judge_of(term(length)),
+        scorer=judge_of(term(length)),
         processor=world.processor,
-        law=world.law,
+        sampling_params=world.law,
         group_size=group_size,
-        groups=1,
+        groups_per_step=1,
         seed=0,
-        workshop=Workshop(partial(find_tool, Path.cwd())),
-        others=world.samples if others is None else others,
+        tool_runner=ToolRunner(partial(load_tool, Path.cwd())),
+        swap_samples=world.samples if others is None else others,
     )
-    return compose((Generate(kind="generate"), *steps), kit)
+    return build_pipeline((GenerateConfig(kind="generate"), *steps), kit)
 
 
 def hide(what, **options):
-    return Probe(kind="probe", what=what, **options)
+    return BlindProbeConfig(kind="probe", corruption=what, **options)
 
 
 @pytest.mark.parametrize("what", ["left_out", "grey", "noise", "shuffled"])
 def test_a_probe_hides_the_media_and_nothing_else(world, what):
     prompts = counted(world)
-    answers = program(world, hide(what, rollouts=3)).answer(prompts, step=0)
-    plain = program(world).answer(prompts, step=0)
+    answers = program(world, hide(what, rollouts=3)).run(prompts, step=0)
+    plain = program(world).run(prompts, step=0)
     assert answers.groups == plain.groups
     for prompt, probes in zip(prompts, answers.probes, strict=True):
         before, kinds = prompt.sample, {type(ref) for ref in prompt.sample.media}
@@ -80,7 +92,7 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
         if what == "left_out":
             assert after.sample.media == () and not after.grids
         else:
-            assert after.ids == prompt.ids and after.grids == prompt.grids
+            assert after.token_ids == prompt.ids and after.grids == prompt.grids
             seen, hidden = (world.processor.tensors(p) for p in (prompt, after))
             assert not torch.equal(
                 torch.cat([seen.images_ND, seen.videos_ND]), torch.cat([hidden.images_ND, hidden.videos_ND])
@@ -91,7 +103,7 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
 def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
     prompts = counted(world)
     step = hide("cropped", share=share)
-    answers, again = (program(world, step).answer(prompts, step=turn) for turn in (0, 1))
+    answers, again = (program(world, step).run(prompts, step=turn) for turn in (0, 1))
     places = set()
     for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
         if not prompt.sample.images:
@@ -115,7 +127,7 @@ def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
 def test_a_part_of_a_part_lies_within_it(world):
     sample = world.samples[0]
     part = replace(sample, id="part", parts=(replace(sample.images[0], crop=(20, 8, 44, 40)), "How many?"))
-    answers = program(world, hide("cropped")).answer([world.processor.ask(part)], step=0)
+    answers = program(world, hide("cropped")).run([world.processor.ask(part)], step=0)
     left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
     assert (right - left, bottom - top) == (12, 16)
     assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
@@ -144,7 +156,7 @@ def test_swapped_media_are_those_of_another_sample(world):
 
 def hidden_in(world, prompts, step):
     """The media that stand for those of prompts."""
-    answers = program(world, hide("swapped")).answer(prompts, step=step)
+    answers = program(world, hide("swapped")).run(prompts, step=step)
     return [probes["swapped"][0].prompt.sample.media if probes else None for probes in answers.probes]
 
 
@@ -154,11 +166,13 @@ def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
     class Narrow:
         def ask(self, sample):
             if sample.media == large.media:
-                raise TooLongError("too long")
+                raise PromptTooLongError("too long")
             return world.processor.ask(sample)
 
-    answers = program(world).answer([world.processor.ask(sample)], step=0)
-    step = Blindfold(options=hide("swapped"), asker=Narrow(), sampler=world.sampler(), law=world.law)
+    answers = program(world).run([world.processor.ask(sample)], step=0)
+    step = BlindProbe(
+        options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.law
+    )
     assert replace(step, others=(large, sample))(answers, step=0).probes == ({},)
     (probes,) = replace(step, others=(large, sample, small))(answers, step=0).probes
     assert probes["swapped"][0].prompt.sample.media == small.media
@@ -167,25 +181,27 @@ def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
 def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
     prompts = counted(world)[:2]
     both = program(world, hide("grey", every=3), hide("noise", name="snow", every=2))
-    names = [[set(probes) for probes in both.answer(prompts, step=step).probes] for step in range(4)]
+    names = [[set(probes) for probes in both.run(prompts, step=step).probes] for step in range(4)]
     assert names == [[{"grey", "snow"}] * 2, [], [{"snow"}] * 2, [{"grey"}] * 2]
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
 def test_a_probe_does_all_that_the_program_does_and_counts_none_of_it(world, first):
     """Or what a second look adds would pass for what looking adds."""
-    look = ContinueWith(kind="continue_with", correct=("length",), max_new_tokens=3, triggers=(Trigger(text=" Wait."),))
+    look = RethinkConfig(
+        kind="continue_with", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
+    )
     ending = replace(world, law=replace(world.law, stop=tuple("aeiou ")))  # most responses end themselves
     steps = [look, hide("grey", rollouts=4)]
-    answers = program(ending, *(reversed(steps) if first == 0 else steps)).answer(counted(ending)[:2], step=0)
+    answers = program(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
     forced = [
-        any(segment.author is Author.TRIGGER for segment in rollout.segments)
+        any(segment.author is Author.FORCED for segment in rollout.segments)
         for probes in answers.probes
         for rollout in probes["grey"]
     ]
     assert len(forced) == 8 and any(forced)
     trained = [rollout for group in answers.groups for rollout in group]
-    assert answers.metrics["rethink/attempted"] == sum(rollout.parent is not None for rollout in trained) > 0
+    assert answers.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained) > 0
 
 
 def test_a_probe_draws_numbers_of_its_own(world):
@@ -200,19 +216,19 @@ def test_a_probe_draws_numbers_of_its_own(world):
 
 
 def test_what_cannot_be_scored_without_a_picture_is_refused(world):
-    boxed = next(sample for sample in world.samples if sample.target.frame is Frame.PX_ORIGINAL)
+    boxed = next(sample for sample in world.samples if sample.target.frame is CoordinateSystem.PX_ORIGINAL)
     prompts = [world.processor.ask(boxed)]
     for what in ("left_out", "cropped"):
         with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
-            program(world, hide(what)).answer(prompts, step=0)
+            program(world, hide(what)).run(prompts, step=0)
     judge = judge_of(term(length))
-    answers = program(world, hide("grey")).answer(prompts, step=0)
-    (group,) = judge.judge(answers.groups, step=0, probes=answers.probes)
+    answers = program(world, hide("grey")).run(prompts, step=0)
+    (group,) = judge.score_groups(answers.groups, step=0, probes=answers.probes)
     assert len(group.probes["grey"]) == 1
 
 
 def score(**terms):
-    return Score(terms={name: Term(value, "") for name, value in terms.items()}, total=-100.0)
+    return Score(terms={name: RewardValue(value, "") for name, value in terms.items()}, total=-100.0)
 
 
 def test_the_gap_is_by_term_and_over_groups_that_have_the_probe(world):
@@ -228,28 +244,28 @@ def test_the_gap_is_by_term_and_over_groups_that_have_the_probe(world):
 
 @pytest.fixture
 def store():
-    return MediaStore(Access(roots=("/",)), Limits(), max_bytes=10**8)
+    return MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=10**8)
 
 
 def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
     ref: ImageRef = world.samples[0].images[0]
     seen = np.asarray(store.open(ref))
-    grey, noise = (np.asarray(store.open(replace(ref, veil=veil))) for veil in (Veil.GREY, Veil.NOISE))
+    grey, noise = (np.asarray(store.open(replace(ref, veil=veil))) for veil in (Corruption.GREY, Corruption.NOISE))
     assert grey.shape == noise.shape == seen.shape
     assert set(grey.flat) == {128}
     assert noise.std() > 50
-    afresh = MediaStore(Access(roots=("/",)), Limits(), max_bytes=0)
-    assert (np.asarray(afresh.open(replace(ref, veil=Veil.NOISE))) == noise).all()
+    afresh = MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=0)
+    assert (np.asarray(afresh.get_image(replace(ref, veil=Corruption.NOISE))) == noise).all()
     other = world.samples[5].images[0]
-    assert not np.array_equal(np.asarray(store.open(replace(other, veil=Veil.NOISE))), noise)
+    assert not np.array_equal(np.asarray(store.open(replace(other, veil=Corruption.NOISE))), noise)
 
 
 def test_a_shuffled_video_has_its_frames_in_another_order(clip, store):
-    rule = ClipRule(video=SMALL, patch=8)
-    seen, hidden = (store.clip(replace(clip, veil=veil), rule) for veil in (None, Veil.SHUFFLED))
+    rule = FrameSampling(video=SMALL, patch_size=8)
+    seen, hidden = (store.clip(replace(clip, veil=veil), rule) for veil in (None, Corruption.SHUFFLED))
     assert hidden.plan == seen.plan
     place = [next(i for i, own in enumerate(seen.frames_TCHW) if torch.equal(own, f)) for f in hidden.frames_TCHW]
     assert sorted(place) == list(range(len(place)))
     assert place != sorted(place)
-    grey = store.clip(replace(clip, veil=Veil.GREY), rule)
+    grey = store.clip(replace(clip, veil=Corruption.GREY), rule)
     assert set(grey.frames_TCHW.flatten().tolist()) == {128.0}

@@ -10,11 +10,22 @@ import torch
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.select_experiences import MediaCheck, look
-from mmrl.policy.chat_template import Wording
-from mmrl.types import Author, Finish, Frame, ImageRef, Kind, Sample, Size, Target, TooLongError, UserError
+from mmrl.algo.select_experiences import ChangedMediaDetector, find_media_problems
+from mmrl.policy.chat_template import ChatTemplate
+from mmrl.types import (
+    AnswerType,
+    Author,
+    CoordinateSystem,
+    FinishReason,
+    ImageRef,
+    PromptTooLongError,
+    Sample,
+    Size,
+    Target,
+    UserError,
+)
 
-NUMBER = Target(kind=Kind.NUMBER, value=3)
+NUMBER = Target(answer_type=AnswerType.NUMBER, value=3)
 
 
 @pytest.fixture
@@ -88,17 +99,17 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
             told.append("cut")
             return hf.tokenizer(text)
 
-    wording, parts = Wording(Telling()), (("image", ""), ("text", "How many?"))
+    wording, parts = ChatTemplate(Telling()), (("image", ""), ("text", "How many?"))
     text = hf.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]}],
         add_generation_prompt=True,
         tokenize=False,
     )
-    assert [wording.chat(parts), wording.chat(parts)] == [text, text]
-    assert [wording.tokens(text), wording.tokens(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
+    assert [wording.render(parts), wording.render(parts)] == [text, text]
+    assert [wording.tokenize(text), wording.tokenize(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
     assert told == ["worded", "cut"]
-    assert wording.chat((("video", ""), ("text", "How many?"))) != text != wording.chat((("text", "How many?"),))
-    assert pickle.loads(pickle.dumps(Wording(hf))).chat(parts) == text
+    assert wording.render((("video", ""), ("text", "How many?"))) != text != wording.render((("text", "How many?"),))
+    assert pickle.loads(pickle.dumps(ChatTemplate(hf))).chat(parts) == text
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):
@@ -142,14 +153,17 @@ def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny,
     said, ref = [], keep(Image.new("RGB", (48, 48), "red"))
     sample = Sample(id="s", task="t", parts=(ref, "?"), target=NUMBER)
     processor = tiny().fresh()
-    check, prompt = MediaCheck(partial(look, processor.ask), said.append), processor.ask(sample)
-    assert check.changed([prompt, prompt]) == set()
+    check, prompt = (
+        ChangedMediaDetector(partial(find_media_problems, processor.ask), said.append),
+        processor.ask(sample),
+    )
+    assert check.find_changed_digests([prompt, prompt]) == set()
     keep(Image.new("RGB", (48, 48), "blue"))
-    assert check.changed([prompt]) == set()  # the pixels that were seen are still there
+    assert check.find_changed_digests([prompt]) == set()  # the pixels that were seen are still there
     processor.ask(Sample(id="s", task="t", parts=("nothing to see",), target=NUMBER))  # takes their place
-    assert check.changed([prompt, prompt]) == {prompt.digest}
+    assert check.find_changed_digests([prompt, prompt]) == {prompt.digest}
     assert len(said) == 1 and "sample s: " in said[0] and "changed since it was referenced" in said[0]
-    assert check.changed([replace(tiny().processor.ask(tiny().samples[0]), digest="0" * 64)]) == {"0" * 64}
+    assert check.find_changed_digests([replace(tiny().processor.ask(tiny().samples[0]), digest="0" * 64)]) == {"0" * 64}
     assert said[1].endswith(
         "its media changed while the run was using them; its rollouts of earlier steps are forgotten"
     )
@@ -170,7 +184,7 @@ def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, 
     length = len(world.processor.ask(sample).ids)
     assert len(world.fresh(max_prompt_tokens=length).encoder.measure(sample).ids) == length
     short = world.fresh(max_prompt_tokens=length - 1)
-    with pytest.raises(TooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
+    with pytest.raises(PromptTooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
         short.encoder.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
         short.ask(sample)
@@ -198,14 +212,18 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
         assert torch.equal(tight.tensors(prompt).positions_3P, roomy.tensors(prompt).positions_3P)
 
 
-@pytest.mark.parametrize(("family", "frame"), [("qwen2_5_vl", Frame.PX_RESIZED), ("qwen3_vl", Frame.NORM_1000)])
+@pytest.mark.parametrize(
+    ("family", "frame"), [("qwen2_5_vl", CoordinateSystem.PX_RESIZED), ("qwen3_vl", CoordinateSystem.NORM_1000)]
+)
 def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family, frame):
     world = tiny(family)
     sample = Sample(id="s", task="t", parts=(keep(Image.new("RGB", (96, 24))), "Where?"), target=NUMBER)
     prompt = world.processor.ask(sample)
-    box = Target(kind=Kind.BOX, value=(24.0, 6.0, 48.0, 24.0), frame=Frame.PX_ORIGINAL)
+    box = Target(
+        answer_type=AnswerType.BOX, value=(24.0, 6.0, 48.0, 24.0), coordinate_system=CoordinateSystem.PX_ORIGINAL
+    )
     rollout = world.processor.demonstrate(prompt, box)
-    width, height = (1000, 1000) if frame is Frame.NORM_1000 else prompt.resizes[0].resized
+    width, height = (1000, 1000) if frame is CoordinateSystem.NORM_1000 else prompt.resizes[0].resized
     expected = (round(width / 4), round(height / 4), round(width / 2), height)
     assert prompt.frame is frame
     assert rollout.answer.value == expected
@@ -218,11 +236,11 @@ def test_a_demonstration_is_the_text_and_eos_by_the_teacher(tiny):
     rollout = world.processor.demonstrate(prompt, NUMBER)
     (segment,) = rollout.segments
     assert rollout.text == "<answer>3</answer>"
-    assert segment.author is Author.TEACHER
+    assert segment.author is Author.DEMONSTRATION
     assert segment.ids[-1] == world.eos_id
     assert world.eos_id not in segment.ids[:-1]
     assert world.processor.decode(segment.ids) == rollout.text
-    assert rollout.finish is Finish.EOS
+    assert rollout.finish is FinishReason.EOS
     assert len(segment.logps) == len(segment.ids) == rollout.law.max_new_tokens
 
 
@@ -230,7 +248,7 @@ def test_a_demonstration_spells_special_tokens_out(tiny):
     """An annotator's text is text: it must neither end the response nor stand for a picture."""
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    answer = Target(kind=Kind.TEXT, value="a <|image_pad|> and <|im_end|>")
+    answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
     (segment,) = world.processor.demonstrate(prompt, answer).segments
     assert world.processor.placeholders.image not in segment.ids
     assert segment.ids.count(world.eos_id) == 1

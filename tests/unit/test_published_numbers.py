@@ -6,15 +6,15 @@ import pytest
 import torch
 from scoring import constant, judge_of, rollout, scored, term
 
-from mmrl.algo.group_filter import rejection
-from mmrl.algo.kl import estimate
-from mmrl.answer import Grammar
+from mmrl.algo.group_filter import rejection_reason
+from mmrl.algo.kl import estimate_kl
+from mmrl.answer import ResponseFormat
 from mmrl.benchmarks.report.stats import pass_at_k
-from mmrl.config.schema import Band, Filter
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import UserError
 from mmrl_rewards import format, number, reasoning
 
-THINKING = Grammar(think="required")
+THINKING = ResponseFormat(thinking="required")
 LOOK = "Wait, look at number {} of them again. "
 
 
@@ -103,13 +103,25 @@ def test_pass_at_2_of_four_of_which_two_are_right():
 
 def test_a_log_difference_of_20_is_clamped_to_11_before_exp():
     gap = torch.tensor([20.0], dtype=torch.float64)
-    assert estimate(torch.zeros_like(gap), gap, "k3", clamp=11.0).item() == pytest.approx(math.exp(11) - 11 - 1)
+    assert estimate_kl(torch.zeros_like(gap), gap, "k3", log_ratio_clip=11.0).item() == pytest.approx(
+        math.exp(11) - 11 - 1
+    )
 
 
 def test_a_group_that_differs_in_format_alone_is_left_out_by_a_filter_on_accuracy():
     judge = judge_of(term(number.exact), term(format.tags, weight=0.5))
     texts = ["<answer>3</answer>", "So <answer>3</answer>"]
-    (group,) = judge.judge([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
+    (group,) = judge.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
     assert group.totals == (1.5, 1.0)
-    assert rejection(group, Filter(bands=(Band(term="number", mixed=True),))) == "number"
-    assert rejection(group, Filter(bands=(Band(term="format", mixed=True),))) is None
+    assert (
+        rejection_reason(
+            group, DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="number", require_mixed=True),))
+        )
+        == "number"
+    )
+    assert (
+        rejection_reason(
+            group, DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="format", require_mixed=True),))
+        )
+        is None
+    )

@@ -14,15 +14,15 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from mmrl.answer import Grammar
+from mmrl.answer import ResponseFormat
 from mmrl.types import (
-    Access,
-    Finish,
-    Frame,
+    AnswerType,
+    CoordinateSystem,
+    DatasetContext,
+    FinishReason,
     ImageRef,
-    Kind,
-    Place,
-    Reject,
+    MediaPolicy,
+    RejectedRow,
     ResizeMap,
     Response,
     Sample,
@@ -41,7 +41,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
 def place(tmp_path):
     base = tmp_path / "home"
     base.mkdir()
-    return Place(work=base / "work", base=base, seed=0, access=Access(roots=(base,)))
+    return DatasetContext(work_dir=base / "work", base_dir=base, seed=0, media_policy=MediaPolicy(roots=(base,)))
 
 
 def stored(place, content, ending=".png"):
@@ -61,7 +61,7 @@ def picture(place, name, content=b"a picture"):
 
 
 def reasons(results):
-    return [result.reason for result in results if isinstance(result, Reject)]
+    return [result.reason for result in results if isinstance(result, RejectedRow)]
 
 
 # JSON Lines
@@ -98,7 +98,7 @@ def test_a_row_becomes_a_sample(read, place):
         id="bottles/train/k1",
         task="bottles",
         parts=(ref(place, "a"), "How many?"),
-        target=Target(kind=Kind.NUMBER, value=3),
+        target=Target(answer_type=AnswerType.NUMBER, value=3),
         meta={"source": "web"},
     )
 
@@ -114,7 +114,7 @@ def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
         {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
     )
     assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
-    assert one.label == Target(kind=Kind.NUMBER, value=3)
+    assert one.label == Target(answer_type=AnswerType.NUMBER, value=3)
     assert (other.label, other.thought) == (None, None)
 
 
@@ -125,7 +125,9 @@ def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
 def test_answers_of_each_kind(read, kind, answer, value):
     frame = "px_original" if kind == "box" else None
     (sample,) = read(GOOD | {"a": answer}, kind=kind, frame=frame)
-    assert sample.target == Target(kind=Kind(kind), value=value, frame=Frame(frame) if frame else None)
+    assert sample.target == Target(
+        answer_type=AnswerType(kind), value=value, coordinate_system=CoordinateSystem(frame) if frame else None
+    )
 
 
 def test_the_limit_counts_rows(read):
@@ -173,7 +175,7 @@ def test_the_limit_counts_rows(read):
 def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reason):
     good, bad = read(GOOD | {"key": "fine"}, line)
     assert isinstance(good, Sample)
-    assert isinstance(bad, Reject)
+    assert isinstance(bad, RejectedRow)
     assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
     assert reason in bad.reason
 
@@ -302,9 +304,9 @@ def test_each_row_may_have_a_kind_of_its_own(read):
         kind=kind,
         frame="px_original",
     )
-    assert number.target == Target(kind=Kind.NUMBER, value=3)
-    assert (box.target.kind, box.target.frame) == (Kind.BOX, Frame.PX_ORIGINAL)
-    assert letter.target == Target(kind=Kind.CHOICE, value="C")
+    assert number.target == Target(answer_type=AnswerType.NUMBER, value=3)
+    assert (box.target.kind, box.target.frame) == (AnswerType.BOX, CoordinateSystem.PX_ORIGINAL)
+    assert letter.target == Target(answer_type=AnswerType.CHOICE, value="C")
     assert "kind='chioce' is unknown (did you mean 'choice'?)" in bad.reason
 
 
@@ -317,16 +319,19 @@ def test_the_cards_example_of_coordinates_in_json_is_what_the_reward_reads(place
     (sample,) = table.rows(place, **YAML(typ="safe").load(example)["args"])
     assert sample.parts[:2] == tuple(media)
     assert sample.target == Target(
-        kind=Kind.JSON, value={"image": 2, "bbox_2d": [100, 20, 140, 50]}, frame=Frame.PX_ORIGINAL, medium=1
+        answer_type=AnswerType.JSON,
+        value={"image": 2, "bbox_2d": [100, 20, 140, 50]},
+        coordinate_system=CoordinateSystem.PX_ORIGINAL,
+        media_index=1,
     )
     given = '<answer>{"image": 2, "bbox_2d": [500, 200, 700, 500]}</answer>'
     response = Response(
         text=given,
-        answer=Grammar().parse(given, Kind.JSON),
-        finish=Finish.EOS,
+        answer=ResponseFormat().parse(given, AnswerType.JSON),
+        finish_reason=FinishReason.EOS,
         num_tokens=9,
-        resizes=(ResizeMap(Size(640, 480), Size(56, 56)), ResizeMap(Size(200, 100), Size(56, 28))),
-        frame=Frame.NORM_1000,
+        resize_maps=(ResizeMap(Size(640, 480), Size(56, 56)), ResizeMap(Size(200, 100), Size(56, 28))),
+        coordinate_system=CoordinateSystem.NORM_1000,
     )
     assert box.referring(response, sample).value == 1.0
 
@@ -364,7 +369,7 @@ def test_choices_are_listed_and_letters_or_quoted(read, answer, letter):
         assert "answer must be one letter from A to B, or one option" in result.reason
     else:
         assert result.parts[1] == "How many?\nA. a cat\nB. a dog"
-        assert result.target == Target(kind=Kind.CHOICE, value=letter)
+        assert result.target == Target(answer_type=AnswerType.CHOICE, value=letter)
 
 
 def test_an_answer_that_is_one_letter_and_another_option_is_rejected(read):
@@ -380,10 +385,10 @@ def test_a_column_that_some_rows_lack_spoils_only_those(read):
 
 
 def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
-    monkeypatch.setattr(row_to_sample._Census, "PATIENCE", 3)
+    monkeypatch.setattr(row_to_sample._MissingColumnCheck, "PATIENCE", 3)
     (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
     results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
-    assert isinstance(next(results), Reject)
+    assert isinstance(next(results), RejectedRow)
     with pytest.raises(UserError, match=r"a\.jsonl:1: there is no column 'qq' \(did you mean 'q'\?\)"):
         next(results), next(results)
 
@@ -444,12 +449,16 @@ def test_rec_rows_of_vlm_r1(place):
     settings = {"path": "rec.json", "media_root": "coco", "kind": "box", "prompt": "Where is {{ problem }}?"}
     good, *bad = table.rows(place, **settings, columns={"images": "image", "answer": "solution"}, frame="px_original")
     assert good.parts == (ref, "Where is the left cup?")
-    assert good.target == Target(kind=Kind.BOX, value=[10, 20, 30, 40], frame=Frame.PX_ORIGINAL)
+    assert good.target == Target(
+        answer_type=AnswerType.BOX, value=[10, 20, 30, 40], coordinate_system=CoordinateSystem.PX_ORIGINAL
+    )
     assert ["four finite numbers" in bad[0].reason, "inverted" in bad[1].reason] == [True, True]
     first, *_ = table.rows(
         place, **settings, columns={"images": "image", "answer": "normalized_solution"}, frame="norm_1"
     )
-    assert first.target == Target(kind=Kind.BOX, value=[0.1, 0.2, 0.3, 0.4], frame=Frame.NORM_1)
+    assert first.target == Target(
+        answer_type=AnswerType.BOX, value=[0.1, 0.2, 0.3, 0.4], coordinate_system=CoordinateSystem.NORM_1
+    )
 
 
 # Parquet and Hugging Face
@@ -470,7 +479,7 @@ def easy_rows():
 def check_easy(place, results):
     one, word, empty, plain = results
     assert one.parts == (stored(place, PNG), "How long is AB?")
-    assert one.target == Target(kind=Kind.NUMBER, value=3.5)
+    assert one.target == Target(answer_type=AnswerType.NUMBER, value=3.5)
     assert "answer must be a finite number" in word.reason
     assert "embedded picture has 0 bytes, must have 1 to 50,000,000; see data.limits.max_bytes" in empty.reason
     assert plain.parts == ("1+1?",)
@@ -594,7 +603,7 @@ def test_a_benchmark_of_vlmevalkit(place):
     one, same, two, *bad = vlmevalkit.rows(place, path="bench.tsv")
     assert one.id == "bench/test/0"
     assert one.parts == (stored(place, PNG), 'Which "one"?\nLook.\nA. cat\nB. dog')
-    assert one.target == Target(kind=Kind.CHOICE, value="B")
+    assert one.target == Target(answer_type=AnswerType.CHOICE, value="B")
     assert one.meta == {"category": "animals"}
     assert (same.images, same.target) == (one.images, one.target)
     assert same.parts[1].startswith("They bark.\nWhich")
@@ -671,7 +680,7 @@ def test_conversations_of_llava(talk, place):
         id="talk/train/c1",
         task="talk",
         parts=(picture(place, "a.png", b"a"), "\nWhat is it?"),
-        target=Target(kind=Kind.TEXT, value="A cat."),
+        target=Target(answer_type=AnswerType.TEXT, value="A cat."),
         meta={"source": "coco"},
     )
     assert (other.parts, other.target.value) == (("1+1?",), "2")

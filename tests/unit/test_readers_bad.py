@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mmrl.types import Access, Place, Reject, Sample, UserError
+from mmrl.types import DatasetContext, MediaPolicy, RejectedRow, Sample, UserError
 from mmrl_datasets.readers import chat, coco, reason_seg, table, vlmevalkit
 
 COLUMNS = {"question": "q", "answer": "a"}
@@ -15,7 +15,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "1.jpg").write_bytes(PNG)
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0, access=Access(roots=(tmp_path,)))
+    return DatasetContext(
+        work_dir=tmp_path / "work", base_dir=tmp_path, seed=0, media_policy=MediaPolicy(roots=(tmp_path,))
+    )
 
 
 def read(place, name, content, **options):
@@ -45,7 +47,7 @@ def test_wide_encodings_are_refused_or_rejected(place, name, encoding):
         str(error).encode()  # can be printed
     else:
         assert results, "not one row, and nobody told"
-        assert all(isinstance(result, Reject) for result in results)
+        assert all(isinstance(result, RejectedRow) for result in results)
 
 
 def test_a_latin_cell_spoils_its_row_and_a_latin_header_the_file(place):
@@ -85,7 +87,7 @@ def test_a_value_of_any_type_in_any_role_makes_a_sample_or_a_reject(place, role,
     columns = {"question": "q", "answer": "a", role: "x"}
     row = {"q": "?", "a": "A", "x": value}
     results = read(place, "a.jsonl", json.dumps(row).encode(), columns=columns, kind="choice")
-    assert [type(result) for result in results] in ([Sample], [Reject])
+    assert [type(result) for result in results] in ([Sample], [RejectedRow])
 
 
 # Mutations: whatever is done to a good file ends in samples, rejects or a refusal
@@ -151,7 +153,7 @@ def test_mutated_files_end_in_samples_rejects_or_a_refusal(place, name):
         except UserError as error:
             assert str(error)
             ends.add(UserError)
-    assert {UserError, Reject} & ends
+    assert {UserError, RejectedRow} & ends
 
 
 # Joined layouts

@@ -13,7 +13,17 @@ import pytest
 from pyarrow import parquet
 from waiting import bounded
 
-from mmrl.types import Access, ImageRef, Kind, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl.types import (
+    AnswerType,
+    DatasetContext,
+    ImageRef,
+    MediaPolicy,
+    RejectedRow,
+    Sample,
+    Target,
+    UserError,
+    VideoRef,
+)
 from mmrl_datasets.readers import chat, table
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))  # readers never decode
@@ -26,7 +36,7 @@ def place(tmp_path):
     (home / "media").mkdir(parents=True)
     for name, content in {"a.png": PNG, "b.png": PNG + b"b", "v.mp4": MP4, "w.mp4": MP4 + b"w"}.items():
         (home / "media" / name).write_bytes(content)
-    return Place(work=home / "work", base=home, seed=0, access=Access(roots=(home,)))
+    return DatasetContext(work_dir=home / "work", base_dir=home, seed=0, media_policy=MediaPolicy(roots=(home,)))
 
 
 def allowing(place, *schemes, **limits):
@@ -60,7 +70,7 @@ def read(place, *rows, **options):
 
 
 def reasons(results):
-    assert all(isinstance(result, Reject) for result in results), results
+    assert all(isinstance(result, RejectedRow) for result in results), results
     return [result.reason for result in results]
 
 
@@ -81,12 +91,12 @@ def test_media_may_lie_in_any_of_the_declared_folders(place, tmp_path):
     rows = [{"images": "../../other/c.png"}, {"images": str(other / "c.png")}, {"images": "link.png"}]
     outside = read(place, *rows)
     check(outside, [f"lies outside data.roots ({place.base}); add its folder there"] * 3)
-    inside = read(place._replace(access=Access(roots=(place.base, other))), *rows)
+    inside = read(place._replace(access=MediaPolicy(roots=(place.base, other))), *rows)
     assert [sample.images for sample in inside] == [(ImageRef(path=str(other / "c.png"), sha256=sha(PNG)),)] * 3
 
 
 def test_without_a_declared_folder_no_file_is_read(place):
-    (bad,) = read(place._replace(access=Access(roots=())), {"images": "a.png"})
+    (bad,) = read(place._replace(access=MediaPolicy(roots=())), {"images": "a.png"})
     assert "lies outside data.roots (none)" in bad.reason
 
 
@@ -346,7 +356,7 @@ def test_pictures_and_videos_in_messages(place):
     )
     film, later = video(place, "v.mp4"), video(place, "w.mp4", MP4 + b"w", start=1.0)
     assert sample.parts == (film, " before ", image(place, "a.png"), " before ", later)
-    assert sample.target == Target(kind=Kind.TEXT, value="Yes.")
+    assert sample.target == Target(answer_type=AnswerType.TEXT, value="Yes.")
 
 
 def test_videos_of_a_column_in_messages(place):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mmrl.config.schema import Optimizer
-from mmrl.config.schema import Reference as Options
+from mmrl.config.schema import OptimizerConfig
+from mmrl.config.schema import ReferenceConfig as Options
 from mmrl.learner.engine_torch import TorchEngine
-from mmrl.learner.reference import Followed, Reference
+from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
 from mmrl.policy.qwen_vl import Policy
 
 
@@ -22,21 +22,21 @@ def first(model):
 
 def test_a_frozen_one_stays(tiny):
     world = tiny()
-    reference = Reference(world.policy, Options())
+    reference = ReferencePolicy(world.policy, Options())
     begun = first(reference.policy.model)
     nudge(world, 1.0)
-    assert not reference.follow(0)
+    assert not reference.update(0)
     assert first(reference.policy.model) == begun
-    assert reference.frozen and reference.state() == {}
+    assert reference.is_frozen and reference.state() == {}
 
 
 def test_an_average_is_the_recursion_it_says(tiny):
     world = tiny()
-    reference = Reference(world.policy, Options(update="ema", decay=0.75, every=2))
+    reference = ReferencePolicy(world.policy, Options(update="ema", ema_decay=0.75, update_every=2))
     expected = first(world.policy.model)
     for step in range(6):
         nudge(world, 0.5)
-        assert not reference.follow(step)
+        assert not reference.update(step)
         if step % 2:
             expected = 0.75 * expected + 0.25 * first(world.policy.model)
         assert first(reference.policy.model) == pytest.approx(expected, rel=1e-6)
@@ -49,36 +49,36 @@ def test_an_average_of_narrow_weights_loses_nothing_small(tiny):
     with torch.no_grad():
         for parameter in world.policy.learned.values():
             parameter.fill_(1.0)
-    reference = Reference(world.policy, Options(update="ema", decay=0.999))
+    reference = ReferencePolicy(world.policy, Options(update="ema", ema_decay=0.999))
     with torch.no_grad():
         for parameter in world.policy.learned.values():
             parameter.fill_(2.0)
     for step in range(100):
-        reference.follow(step)
+        reference.update(step)
     assert first(reference.policy.model) == pytest.approx(2 - 0.999**100, rel=1e-2)
 
 
 def test_what_is_not_trained_is_not_followed(tiny):
     policy = Policy(tiny().policy.model, freeze=("vision", "projector"))
-    reference = Reference(policy, Options(update="ema"))
+    reference = ReferencePolicy(policy, Options(update="ema"))
     language = [name for name, _ in policy.model.named_parameters() if "visual" not in name]
     assert len(reference.state()["reference"]) == len(language)
-    assert all(reference.policy.given[name] is weight for name, weight in policy.given.items())  # shared, not copied
+    assert all(reference.policy.frozen[name] is weight for name, weight in policy.frozen.items())  # shared, not copied
 
 
 @pytest.mark.parametrize("update", ["ema", "reset"])
 def test_one_restored_goes_on_exactly(tiny, update):
     world = tiny()
-    options = Options(update=update, every=2, decay=0.9)
-    reference = Reference(world.policy, options)
+    options = Options(update=update, update_every=2, ema_decay=0.9)
+    reference = ReferencePolicy(world.policy, options)
     nudge(world, 0.5)
-    reference.follow(1)
+    reference.update(1)
     saved = {table: {place: kept.clone() for place, kept in of.items()} for table, of in reference.state().items()}
     nudge(world, 0.5)
-    again = Reference(world.policy, options)
+    again = ReferencePolicy(world.policy, options)
     again.load_state(saved)
     for step in (2, 3):
-        assert reference.follow(step) == again.follow(step) == (update == "reset" and step == 3)
+        assert reference.update(step) == again.update(step) == (update == "reset" and step == 3)
         pairs = zip(reference.policy.model.parameters(), again.policy.model.parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -91,14 +91,14 @@ class Idle:
 @pytest.mark.parametrize("reset_optimizer", [False, True])
 def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimizer):
     world = tiny()
-    options = Options(update="reset", every=3, reset_optimizer=reset_optimizer)
-    reference = Reference(world.policy, options)
-    engine = TorchEngine(world.policy.trainable, Optimizer(lr=1e-3))
+    options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
+    reference = ReferencePolicy(world.policy, options)
+    engine = TorchEngine(world.policy.trainable, OptimizerConfig(lr=1e-3))
     for parameter in world.policy.learned.values():
         parameter.grad = torch.ones_like(parameter)
     engine.step(1e-3)
-    followed = Followed(Idle(), reference, engine, options)
-    resets = [followed.learn([], step=step) for step in range(3)]
+    followed = ReferenceUpdater(Idle(), reference, engine, options)
+    resets = [followed.step([], step=step) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first(reference.policy.model) == first(world.policy.model)
     assert (engine.state()["moments"] == {}) == reset_optimizer

@@ -9,11 +9,11 @@ import pytest
 from selection import LAWLESS, Bank, asked, group, rollout
 
 from mmrl.algo import replay
-from mmrl.algo.replay import log_weights, remembered
-from mmrl.algo.select_experiences import Everything, MediaCheck, Replaying, look
-from mmrl.config.schema import Replay
+from mmrl.algo.replay import log_weights, update_buffer
+from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, find_media_problems
+from mmrl.config.schema import ReplayConfig
 from mmrl.config.schema.replay import REPLAY_PRESETS
-from mmrl.types import Experience, State, UserError
+from mmrl.types import Experience, TrainingState, UserError
 
 CHI2_999 = {3: 16.27, 5: 20.52}
 """What chi-square with so many degrees of freedom exceeds once in a thousand."""
@@ -25,15 +25,17 @@ def experiences(*advantages, version=0):
 
 
 def options(preset="default", **settings):
-    return Replay(preset=preset, **REPLAY_PRESETS[preset] | settings)
+    return ReplayConfig(preset=preset, **REPLAY_PRESETS[preset] | settings)
 
 
 def drawn(stock, count, law, seed):
-    return [stock[i] for i in replay.drawn(log_weights(stock, law), count, seed, unique=law.unique)]
+    return [
+        stock[i] for i in replay.sample_indices(log_weights(stock, law), count, seed, without_replacement=law.unique)
+    ]
 
 
 def effective_size(stock, law):
-    return replay.effective_size(log_weights(stock, law))
+    return replay.effective_sample_size(log_weights(stock, law))
 
 
 def chi_square(counts, shares):
@@ -86,14 +88,16 @@ def test_the_effective_size_by_hand():
 
 def test_memory_forgets_the_old_and_what_exceeds_it():
     memory = tuple(e for version in range(5) for e in experiences(1.0, -1.0, version=version))
-    kept = remembered(memory, experiences(2.0, version=5), capacity=100, version=5, max_age=2)
+    kept = update_buffer(memory, experiences(2.0, version=5), capacity=100, version=5, max_staleness=2)
     assert [e.rollout.segments[0].version for e in kept] == [3, 3, 4, 4, 5]
-    assert [e.advantage for e in remembered(memory, experiences(2.0, version=5), capacity=2, version=5, max_age=2)] == [
+    assert [
+        e.advantage for e in update_buffer(memory, experiences(2.0, version=5), capacity=2, version=5, max_staleness=2)
+    ] == [
         -1.0,
         2.0,
     ]
-    assert len(remembered(memory, [], capacity=100, version=99, max_age=None)) == 10
-    assert remembered(memory, [], capacity=100, version=99, max_age=1) == ()
+    assert len(update_buffer(memory, [], capacity=100, version=99, max_staleness=None)) == 10
+    assert update_buffer(memory, [], capacity=100, version=99, max_staleness=1) == ()
 
 
 # Whole steps: a bank of groups, each step's with its own policy version.
@@ -101,12 +105,12 @@ def test_memory_forgets_the_old_and_what_exceeds_it():
 
 def run(bank, law, steps, *, size, state=None, media=LAWLESS):
     """The choices of some steps, and the state they leave."""
-    state = state or State()
+    state = state or TrainingState()
     chooser = Replaying(Everything(bank.advantages), law, size=size, seed=("seed", 1), media=media)
     choices = []
     for _ in range(steps):
-        assert chooser.wants_more([], state, rounds=0) and not chooser.wants_more([], state, rounds=1)
-        choices.append(chooser.choose(bank.step(state.version), state))
+        assert chooser.needs_another_round([], state, rounds=0) and not chooser.needs_another_round([], state, rounds=1)
+        choices.append(chooser.select(bank.step(state.version), state))
         state.step, state.version = state.step + 1, state.version + 1
     return choices, state
 
@@ -143,7 +147,7 @@ def test_age_is_bounded_and_nothing_comes_twice():
         ages = [e.age for choice in choices for e in choice.experiences]
         assert max(ages) == most
         assert all(len({id(e.rollout) for e in c.experiences}) == len(c.experiences) for c in choices)
-        assert all(state.version - 1 - e.rollout.segments[0].version <= most for e in state.memory)
+        assert all(state.version - 1 - e.rollout.segments[0].version <= most for e in state.replay_buffer)
 
 
 def test_a_fraction_of_the_step_is_replayed():
@@ -162,20 +166,20 @@ def test_without_drop_zero_all_fresh_rollouts_are_learned():
         Bank(groups=4, informative=1), options(drop_zero=False, refill="fraction", share=0.2), 2, size=16
     )
     assert [len(choice.experiences) for choice in choices] == [16, 20]
-    assert all(e.advantage for e in state.memory)
+    assert all(e.advantage for e in state.replay_buffer)
 
 
 def test_the_smallest_memory_holds_one():
     choices, state = run(Bank(groups=1, informative=1), options("code", share=0.01), 3, size=4)
     assert [len(choice.experiences) for choice in choices] == [1, 1, 1]
-    assert len(state.memory) == 1
+    assert len(state.replay_buffer) == 1
 
 
 def test_nothing_to_learn_is_an_empty_step():
     for preset in REPLAY_PRESETS:
         choices, state = run(Bank(groups=4, informative=0), options(preset), 2, size=16)
         assert [choice.experiences for choice in choices] == [(), ()]
-        assert state.memory == ()
+        assert state.replay_buffer == ()
         assert choices[0].metrics["replay/share"] == 0.0
 
 
@@ -188,11 +192,11 @@ def test_replay_goes_on_where_nothing_is_fresh_until_age_ends_it():
 
 
 def test_an_advantage_that_is_not_finite_is_refused_before_it_is_remembered():
-    state = State()
+    state = TrainingState()
     chooser = Replaying(Everything(lambda groups: [[float("nan"), 1.0]]), options(), size=2, seed=(), media=LAWLESS)
     with pytest.raises(ValueError, match=r"sample s, rollout 0: advantage nan is not finite"):
-        chooser.choose([group("s", 0.0, 1.0)], state)
-    assert state.memory == ()
+        chooser.select([group("s", 0.0, 1.0)], state)
+    assert state.replay_buffer == ()
 
 
 def test_a_step_resumed_from_its_state_draws_the_same():
@@ -216,7 +220,7 @@ def test_media_that_changed_are_dropped_counted_and_named():
             raise UserError("0-0.png: changed since it was referenced")
         return asked(sample.id)
 
-    media = MediaCheck(partial(look, ask), said.append)
+    media = ChangedMediaDetector(partial(find_media_problems, ask), said.append)
     choices, state = run(bank, options(), 3, size=16, media=media)
     assert said == ["sample 0-0: 0-0.png: changed since it was referenced; its rollouts of earlier steps are forgotten"]
     assert "0-0" not in {e.rollout.prompt.sample.id for choice in choices[1:] for e in choice.experiences}
@@ -224,7 +228,7 @@ def test_media_that_changed_are_dropped_counted_and_named():
     assert len(choices[1].experiences) == 8 + 4
     lost |= {f"{version}-{g}" for version in range(9) for g in range(4)}  # everything is gone
     choices, state = run(bank, options(unique=False), 2, size=64, state=state, media=media)
-    assert state.memory == () and len(choices[-1].experiences) == 8
+    assert state.replay_buffer == () and len(choices[-1].experiences) == 8
 
 
 # The published behaviour, on the traces that were measured of it: 64 groups of 8, so 512 rollouts a step.

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from scoring import judge_of, term
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import ContinueWith, Generate, Trigger
-from mmrl.rollout.build import Kit, compose
-from mmrl.rollout.steps.rethink import Rethink, Verdict, tokens_before, trigger_ids
-from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.registry import find_tool
-from mmrl.types import Answers, Author, Finish, Kind, Segment, UserError
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import GenerateConfig, RethinkConfig, RethinkTriggerConfig
+from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, count_tokens_before, tokenize_trigger
+from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.registry import load_tool
+from mmrl.types import AnswerType, Author, FinishReason, RolloutBatch, Segment, UserError
 from mmrl_rewards.contract import reward
 
 GROUP = 8
@@ -38,7 +38,7 @@ def drafts(world):
     """Groups of responses that ended themselves, one of each group aside; with EOS after a token or more."""
     prompts = [world.processor.ask(sample) for sample in world.samples[:3]]
     groups = world.sampler().generate(prompts, GROUP, replace(world.law, max_new_tokens=5), step=0)
-    return Answers(groups=tuple((*map(partial_end(world), group[1:]), group[0]) for group in groups))
+    return RolloutBatch(groups=tuple((*map(partial_end(world), group[1:]), group[0]) for group in groups))
 
 
 def partial_end(world):
@@ -46,51 +46,54 @@ def partial_end(world):
         (segment,) = rollout.segments
         ids = (*segment.ids[: 1 + rollout.index % 4], world.eos_id)
         segment = replace(segment, ids=ids, logps=(-1.0,) * len(ids))
-        return world.processor.read(replace(rollout, segments=(segment,), finish=Finish.EOS))
+        return world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.EOS))
 
     return ended
 
 
-def rethink(world, *, stop=(), **options) -> Rethink:
-    options = {"max_new_tokens": 4, "triggers": (Trigger(text=" Wait."),), **options}
-    settings = ContinueWith(kind="continue_with", correct=("even",), **options)
-    kit = Kit(
+def rethink(world, *, stop=(), **options) -> ForcedRethink:
+    options = {"max_new_tokens": 4, "triggers": (RethinkTriggerConfig(text=" Wait."),), **options}
+    settings = RethinkConfig(kind="continue_with", correct=("even",), **options)
+    kit = RolloutContext(
         sampler=world.sampler(),
-        judge=judge_of(term(even)),
+        scorer=judge_of(term(even)),
         processor=world.processor,
-        law=replace(world.law, stop=stop),
+        sampling_params=replace(world.law, stop=stop),
         group_size=GROUP,
-        groups=1,
+        groups_per_step=1,
         seed=0,
-        workshop=Workshop(partial(find_tool, Path.cwd())),
+        tool_runner=ToolRunner(partial(load_tool, Path.cwd())),
     )
-    (step,) = compose((Generate(kind="generate"), settings), kit).steps
+    (step,) = build_pipeline((GenerateConfig(kind="generate"), settings), kit).steps
     return step
 
 
 def verdicts(world, rollouts):
-    return Verdict(judge=judge_of(term(even)), correct=("even",), threshold=1.0)(rollouts)
+    return CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
 
 
 def test_a_second_look_is_draft_trigger_and_what_the_policy_adds(world, drafts):
     found = rethink(world, temperature=0.7)(drafts, step=0)
-    forced = trigger_ids(" Wait.", world.processor, world.law.banned)
+    forced = tokenize_trigger(" Wait.", world.processor, world.law.banned)
     for before, after in zip(drafts.groups, found.groups, strict=True):
-        assert after[-1] is before[-1] or after[-1].parent == before[-1].index
+        assert after[-1] is before[-1] or after[-1].parent_index == before[-1].index
         for draft, second in zip(before[:-1], after[:-1], strict=True):
             kept, trigger, new = second.segments
-            assert (kept.ids, kept.logps) == (draft.segments[0].ids[:-1], draft.segments[0].logps[:-1])  # no EOS
-            assert (trigger.ids, trigger.author) == (forced, Author.TRIGGER)
+            assert (kept.token_ids, kept.logprobs) == (
+                draft.segments[0].ids[:-1],
+                draft.segments[0].logps[:-1],
+            )  # no EOS
+            assert (trigger.token_ids, trigger.author) == (forced, Author.FORCED)
             assert new.author is Author.POLICY
-            assert (new.law.temperature, new.law.max_new_tokens) == (0.7, 4)
-            assert (second.index, second.parent, second.law) == (draft.index, draft.index, draft.law)
-            assert second.text == draft.text + " Wait." + world.processor.decode(new.ids)
-            assert [second.right] == verdicts(world, [second])
+            assert (new.sampling_params.temperature, new.sampling_params.max_new_tokens) == (0.7, 4)
+            assert (second.index, second.parent_index, second.sampling_params) == (draft.index, draft.index, draft.law)
+            assert second.text == draft.text + " Wait." + world.processor.decode(new.token_ids)
+            assert [second.is_correct] == verdicts(world, [second])
 
 
 def test_a_verdict_ends_where_the_response_goes_on(world, drafts):
     second = rethink(world)(drafts, step=0).groups[0][0]
-    assert second.right is not None
+    assert second.is_correct is not None
     (longer,) = world.sampler().extend([second], world.law, step=0)
     assert longer.right is None
 
@@ -99,18 +102,20 @@ def test_it_is_what_sampling_such_a_rollout_further_gives(world, drafts):
     """No round trip through text, and nothing but the draft decides: neither its siblings nor the other groups."""
     step = rethink(world)
     whole = step(drafts, step=5)
-    alone = step(Answers(groups=(drafts.groups[1][2:4],)), step=5)
+    alone = step(RolloutBatch(groups=(drafts.groups[1][2:4],)), step=5)
     for one, of_all in zip(alone.groups[0], whole.groups[1][2:4], strict=True):
-        assert (one.text, one.parent) == (of_all.text, of_all.parent)
+        assert (one.text, one.parent_index) == (of_all.text, of_all.parent_index)
         for mine, theirs in zip(one.segments, of_all.segments, strict=True):
-            assert (mine.ids, mine.author) == (theirs.ids, theirs.author)
-            assert mine.logps == pytest.approx(theirs.logps, abs=1e-5)  # sums depend on the batch in the last digits
+            assert (mine.token_ids, mine.author) == (theirs.token_ids, theirs.author)
+            assert mine.logprobs == pytest.approx(
+                theirs.logprobs, abs=1e-5
+            )  # sums depend on the batch in the last digits
     other = step(drafts, step=6)
     assert other.groups[1] != whole.groups[1]
 
 
 def test_a_truncated_draft_and_one_without_room_stay(world, drafts):
-    cut = Answers(groups=(tuple(replace(draft, finish=Finish.LENGTH) for draft in drafts.groups[0]),))
+    cut = RolloutBatch(groups=(tuple(replace(draft, finish=FinishReason.LENGTH) for draft in drafts.groups[0]),))
     assert rethink(world)(cut, step=0).groups == cut.groups
     room = world.law.max_new_tokens - 3
     found = rethink(world, room=room)(drafts, step=0)
@@ -137,7 +142,7 @@ def test_only_groups_within_the_band_take_part(world, drafts):
 
 
 def test_a_fraction_goes_on_and_no_more_of_a_group_than_allowed(world, drafts):
-    many = Answers(groups=tuple(group[:-1] for group in drafts.groups))
+    many = RolloutBatch(groups=tuple(group[:-1] for group in drafts.groups))
     attempted = [rethink(world, fraction=0.5)(many, step=step).metrics["rethink/attempted"] for step in range(12)]
     assert 0.4 < sum(attempted) / (12 * 21) < 0.6
     assert len(set(attempted)) > 1
@@ -172,8 +177,8 @@ def test_what_counts_and_the_account_of_all_that_was_tried(world, drafts, keep):
     assert {name: found.metrics[name] for name in tally} == tally
     assert found.metrics["rethink/kept"] == kept
     assert found.metrics["rethink/attempted"] == tally.total()
-    new = [r.segments[-1] for g in everything.groups for r in g if r.parent is not None]
-    assert found.metrics["rethink/new_tokens"] == sum(len(segment.ids) for segment in new)
+    new = [r.segments[-1] for g in everything.groups for r in g if r.parent_index is not None]
+    assert found.metrics["rethink/new_tokens"] == sum(len(segment.token_ids) for segment in new)
 
 
 def test_second_looks_may_stand_beside_their_drafts(world, drafts):
@@ -184,30 +189,30 @@ def test_second_looks_may_stand_beside_their_drafts(world, drafts):
         assert len(after) == GROUP + 3
         assert [r.index for r in after[GROUP:]] == [GROUP, GROUP + 1, GROUP + 2]
         for second in after[GROUP:]:
-            twin = next(r for r in inplace if r.index == second.parent)
+            twin = next(r for r in inplace if r.index == second.parent_index)
             assert twin.segments == second.segments
 
 
 def test_short_second_looks_are_dropped(world, drafts):
     found = rethink(world, min_new_tokens=4, stop=("e", "t"))(drafts, step=0)
-    seconds = [r for group in found.groups for r in group if r.parent is not None]
+    seconds = [r for group in found.groups for r in group if r.parent_index is not None]
     assert 0 < len(seconds) < found.metrics["rethink/attempted"]
-    assert {len(r.segments[-1].ids) for r in seconds} == {4}
+    assert {len(r.segments[-1].token_ids) for r in seconds} == {4}
 
 
 def test_triggers_are_drawn_by_weight_and_by_verdict_where_they_say_so(world, drafts):
     triggers = (
-        Trigger(text=" one", weight=3.0),
-        Trigger(text=" two", verdict="right"),
-        Trigger(text=" three", verdict="wrong"),
+        RethinkTriggerConfig(text=" one", weight=3.0),
+        RethinkTriggerConfig(text=" two", only="right"),
+        RethinkTriggerConfig(text=" three", only="wrong"),
     )
     counts = Counter()
     for turn in range(10):
         found = rethink(world, triggers=triggers)(drafts, step=turn)
         for before, after in zip(drafts.groups, found.groups, strict=True):
             for ok, second in zip(verdicts(world, before), after, strict=True):
-                if second.parent is not None:
-                    counts[ok, world.processor.decode(second.segments[1].ids)] += 1
+                if second.parent_index is not None:
+                    counts[ok, world.processor.decode(second.segments[1].token_ids)] += 1
     assert counts.keys() == {(True, " one"), (True, " two"), (False, " one"), (False, " three")}
     assert 0.65 < (counts[True, " one"] + counts[False, " one"]) / counts.total() < 0.85
 
@@ -218,7 +223,7 @@ def answered(world, text, *, ended=True):
     ids = (*world.processor.tokenizer(text).input_ids, *([world.eos_id] if ended else []))
     (rollout,) = world.sampler().generate([prompt], 1, world.law, step=0)[0]
     segment = replace(rollout.segments[0], ids=ids, logps=(-1.0,) * len(ids))
-    return world.processor.read(replace(rollout, segments=(segment,), finish=Finish.EOS))
+    return world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.EOS))
 
 
 @pytest.mark.parametrize(
@@ -233,25 +238,27 @@ def answered(world, text, *, ended=True):
 )
 def test_the_last_answer_can_be_cut_off(world, draft, kept):
     rollout = answered(world, draft)
-    found = rethink(world, cut_fraction=1.0)(Answers(groups=((rollout,),)), step=0)
+    found = rethink(world, cut_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
     ((second,),) = found.groups
-    assert second.segments[-2].author is Author.TRIGGER
-    before = [token for segment in second.segments[:-2] for token in segment.ids]
+    assert second.segments[-2].author is Author.FORCED
+    before = [token for segment in second.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == kept
     assert tuple(before) == rollout.segments[0].ids[: len(before)]
-    assert all(segment.ids for segment in second.segments)
+    assert all(segment.token_ids for segment in second.segments)
 
 
 @pytest.mark.parametrize(("last", "kept"), [("So<answer>3</answer>", "So"), ("No idea.", "No idea.")])
 def test_what_a_tool_says_is_no_answer_to_cut_off(world, last, kept):
     draft, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
     told = Segment(
-        ids=world.processor.tokens(reply), logps=(0.0,) * len(world.processor.tokens(reply)), author=Author.ENV
+        token_ids=world.processor.tokens(reply),
+        logprobs=(0.0,) * len(world.processor.tokens(reply)),
+        author=Author.ENVIRONMENT,
     )
     segments = (*draft.segments, told, *rest.segments)
     rollout = world.processor.read(replace(draft, segments=segments))
-    ((second,),) = rethink(world, cut_fraction=1.0)(Answers(groups=((rollout,),)), step=0).groups
-    before = [token for segment in second.segments[:-2] for token in segment.ids]
+    ((second,),) = rethink(world, cut_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
+    before = [token for segment in second.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == f"Hm.{reply}{kept}"
 
 
@@ -261,15 +268,17 @@ def test_a_cut_never_divides_a_token():
     decode = lambda ids: "".join(words[i] for i in ids)  # noqa: E731
     text = decode(range(5))
     at = text.index("<")
-    assert tokens_before(range(5), text[:at], decode) == 2  # "Well; so": the blank before `<` is in a token with it
-    assert [tokens_before(range(5), text[:n], decode) for n in (0, 4, 5, len(text))] == [0, 1, 1, 5]
+    assert (
+        count_tokens_before(range(5), text[:at], decode) == 2
+    )  # "Well; so": the blank before `<` is in a token with it
+    assert [count_tokens_before(range(5), text[:n], decode) for n in (0, 4, 5, len(text))] == [0, 1, 1, 5]
 
 
 def test_a_cut_never_divides_a_character(world):
     ids = world.processor.tokenizer("é€😀<answer>").input_ids
     text = world.processor.decode(ids)
     for n in range(len(text) + 1):
-        count = tokens_before(ids, text[:n], world.processor.decode)
+        count = count_tokens_before(ids, text[:n], world.processor.decode)
         assert text[:n].startswith(world.processor.decode(ids[:count]))
 
 
@@ -283,27 +292,34 @@ def test_a_cut_never_divides_a_character(world):
 )
 def test_triggers_that_cannot_be_said_are_refused(world, text, complaint):
     with pytest.raises(UserError, match=complaint):
-        trigger_ids(text, world.processor, world.law.banned)
+        tokenize_trigger(text, world.processor, world.law.banned)
 
 
 def test_a_sample_that_nothing_judges_is_named(world, drafts):
-    blind = Verdict(judge=judge_of(term(even)), correct=("accuracy",), threshold=1.0)
+    blind = CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("accuracy",), threshold=1.0)
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* says whether sample .* is right; there is even"):
         blind(drafts.groups[0])
 
 
-THINKS = Grammar(think="required")
-BOXED = Grammar(think="optional", style="boxed")
-JSON = Grammar(think="optional", style="json")
+THINKS = ResponseFormat(thinking="required")
+BOXED = ResponseFormat(thinking="optional", style="boxed")
+JSON = ResponseFormat(thinking="optional", style="json")
 
 
 @pytest.mark.parametrize(
     ("grammar", "draft", "text", "value", "thought", "problems"),
     [
-        (Grammar(), "<answer>3</answer>", " Wait.<answer>4</answer>", 4, None, ()),
-        (Grammar(), "<answer>3</answer>", " Wait.", None, None, ("no answer tag",)),
-        (Grammar(), "<answer>3</answer>", " Wait.<answer>4</answer><answer>5</answer>", None, None, ("two answers",)),
-        (Grammar(), "<answer>3</answer>", "<answer>4</answer> so", None, None, ("text after the answer",)),
+        (ResponseFormat(), "<answer>3</answer>", " Wait.<answer>4</answer>", 4, None, ()),
+        (ResponseFormat(), "<answer>3</answer>", " Wait.", None, None, ("no answer tag",)),
+        (
+            ResponseFormat(),
+            "<answer>3</answer>",
+            " Wait.<answer>4</answer><answer>5</answer>",
+            None,
+            None,
+            ("two answers",),
+        ),
+        (ResponseFormat(), "<answer>3</answer>", "<answer>4</answer> so", None, None, ("text after the answer",)),
         (THINKS, "<think>a</think><answer>3</answer>", " Hm<answer>4</answer>", 4, "a", ()),
         (THINKS, "<think>a</think>", "<think>Wait, b</think><answer>4</answer>", 4, "Wait, b", ()),
         (THINKS, "<answer>3</answer>", " Wait<answer>4</answer>", 4, None, ("no thinking",)),
@@ -313,7 +329,7 @@ JSON = Grammar(think="optional", style="json")
     ],
 )
 def test_behind_a_trigger_the_last_answer_counts(grammar, draft, text, value, thought, problems):
-    answer = grammar.parse_second(draft, text, Kind.NUMBER)
+    answer = grammar.parse_second(draft, text, AnswerType.NUMBER)
     assert (answer.value, answer.thought, answer.problems) == (value, thought, problems)
     if value is not None and "3" in draft:
-        assert grammar.parse(draft + text, Kind.NUMBER).value is None  # without a trigger, two answers are none
+        assert grammar.parse(draft + text, AnswerType.NUMBER).value is None  # without a trigger, two answers are none

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmrl.cli import main
-from mmrl.scoring.lint import lint, subjects
-from mmrl.scoring.registry import find, rewards
-from mmrl.types import Kind, UserError
-from mmrl_rewards.cases import load
+from mmrl.scoring.lint import lint_reward, make_samples
+from mmrl.scoring.registry import builtin_rewards, load_bound_reward
+from mmrl.types import AnswerType, UserError
+from mmrl_rewards.cases import load_case_table
 
 HEAD = """\
 import os, random, re, time
@@ -39,8 +39,8 @@ def made(tmp_path):
     return make
 
 
-def report_on(name, kinds=(Kind.NUMBER,), **args):
-    return lint(find(name, Path(), args), subjects(kinds))
+def report_on(name, kinds=(AnswerType.NUMBER,), **args):
+    return lint_reward(load_bound_reward(name, Path(), args), make_samples(kinds))
 
 
 def wrong_with(report):
@@ -52,7 +52,7 @@ def wrong_with(report):
 def test_list_names_every_reward(capsys):
     assert main(["reward", "list"]) == 0
     printed = capsys.readouterr().out
-    assert all(name.removeprefix("mmrl_rewards.") in printed for name in rewards())
+    assert all(name.removeprefix("mmrl_rewards.") in printed for name in builtin_rewards())
 
 
 def test_show_prints_formula_options_and_place(capsys):
@@ -182,7 +182,7 @@ def test_help_starts_at_once_and_loads_nothing_heavy():
 def test_every_reward_of_ours_is_fit():
     done = subprocess.run([sys.executable, "-m", "mmrl", "reward", "lint"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"{name}: fit" in done.stdout for name in rewards())
+    assert all(f"{name}: fit" in done.stdout for name in builtin_rewards())
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_lint_finds(made, body, check, detail):
 
 def test_lint_finds_what_cannot_be_pickled(made):
     name = made("return right * 1.0")
-    bound = find(name, Path(), {"factor": 2.0})
+    bound = load_bound_reward(name, Path(), {"factor": 2.0})
     del sys.modules[bound.reward.fn.__module__]
-    report = lint(bound, subjects((Kind.NUMBER,)))
+    report = lint_reward(bound, make_samples((AnswerType.NUMBER,)))
     assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
 
 
@@ -298,12 +298,12 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
     }
     path = tmp_path / "t.json"
     path.write_text(json.dumps([row]))
-    (case,) = load(path)
+    (case,) = load_case_table(path)
     response, sample = case.build()
-    assert (response.answer.value, response.finish, response.num_tokens) == (3, "length", 7)
-    assert [resize.resized for resize in response.resizes] == [(5, 5), (8, 8)]
-    assert (sample.media[1].end, sample.target.medium, sample.label.value, sample.thought) == (4.5, 1, 4, "hm")
+    assert (response.answer.value, response.finish_reason, response.num_tokens) == (3, "length", 7)
+    assert [resize.resized for resize in response.resize_maps] == [(5, 5), (8, 8)]
+    assert (sample.media[1].end, sample.target.media_index, sample.label.value, sample.thinking) == (4.5, 1, 4, "hm")
     assert sample.meta == {"unit": "cm"}
     path.write_text(json.dumps([row | {"grammar": {"stile": "boxed"}}]))
     with pytest.raises(UserError, match="a grammar has no 'stile'"):
-        load(path)
+        load_case_table(path)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from waiting import bounded
 
-from mmrl.scoring.registry import rewards
-from mmrl.types import Kind, Sample, Target, Term, Unscorable, UserError
-from mmrl.utils.plugins import resolve
+from mmrl.scoring.registry import builtin_rewards
+from mmrl.types import AnswerType, RewardValue, Sample, Target, Unscorable, UserError
+from mmrl.utils.plugins import load_object
 from mmrl_rewards import box, choice, number, ocr, text
-from mmrl_rewards.cases import Case, load
-from mmrl_rewards.contract import bind, gold, reward
+from mmrl_rewards.cases import Case, load_case_table
+from mmrl_rewards.contract import bind, reward, target_value
 
 REWARDS = Path(__file__).parents[2] / "rewards"
 TABLES = sorted((REWARDS / "cases").glob("*.json"))
-ALL = rewards()
-ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumerate(load(table))]
+ALL = builtin_rewards()
+ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumerate(load_case_table(table))]
 
 
 @pytest.mark.parametrize(("table", "index", "case"), ROWS, ids=[f"{table}-{index}" for table, index, _ in ROWS])
@@ -39,7 +39,7 @@ def test_every_row_gives_the_same_value_in_range_with_a_reason(fn):
     for _, _, case in ROWS:
         if ALL[case.fn] is fn and case.expected != "unscorable":
             first, second = (bind(fn, case.args)(*case.build()) for _ in range(2))
-            assert isinstance(first, Term)
+            assert isinstance(first, RewardValue)
             assert first == second
             assert fn.low <= first.value <= fn.high
             assert 0 < len(first.reason) < 250
@@ -68,10 +68,10 @@ def test_a_case_can_fail():
             "source": "s",
         }
     )
-    assert "expected 1.0, got 0.0 (4, expected 3); source: s" in case.failure(bind(number.exact, {}))
+    assert "expected 1.0, got 0.0 (4, expected 3); source: s" in case.failure_message(bind(number.exact, {}))
     unscorable = case.model_copy(update={"expected": "unscorable"})
-    assert "expected unscorable, got 0.0" in unscorable.failure(bind(number.exact, {}))
-    assert "it is unscorable" in case.failure(bind(text.exact, {}))
+    assert "expected unscorable, got 0.0" in unscorable.failure_message(bind(number.exact, {}))
+    assert "it is unscorable" in case.failure_message(bind(text.exact, {}))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_broken_table_is_refused(tmp_path, content, complaint):
     if content is not None:
         path.write_text(content)
     with pytest.raises(UserError, match=complaint) as caught:
-        load(path)
+        load_case_table(path)
     assert "table.json" in str(caught.value)
 
 
@@ -141,10 +141,10 @@ def test_declaring_refuses_a_range_or_an_option_that_means_nothing():
 
 
 def test_gold_refuses_another_kind():
-    sample = Sample(id="s", task="t", parts=("q",), target=Target(kind=Kind.TEXT, value="x"))
-    assert gold(sample, Kind.TEXT) == "x"
+    sample = Sample(id="s", task="t", parts=("q",), target=Target(answer_type=AnswerType.TEXT, value="x"))
+    assert target_value(sample, AnswerType.TEXT) == "x"
     with pytest.raises(Unscorable, match="the target is a text, this reward compares a box"):
-        gold(sample, Kind.BOX)
+        target_value(sample, AnswerType.BOX)
 
 
 def test_the_reason_of_a_box_shows_both_boxes_in_the_original_frame():
@@ -203,8 +203,8 @@ def test_the_example_of_the_readme_works(tmp_path):
     cases = [Case.model_validate(row) for row in rows]
     assert [case.fn for case in cases] == ["./my_rewards.py:close"]
     for case in cases:
-        bound = bind(resolve(case.fn, tmp_path), case.args)
-        assert case.failure(bound) == ""
+        bound = bind(load_object(case.fn, tmp_path), case.args)
+        assert case.failure_message(bound) == ""
         assert pickle.loads(pickle.dumps(bound)) == bound
 
 

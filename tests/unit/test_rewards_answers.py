@@ -15,23 +15,23 @@ import pytest
 import scipy.constants
 import scipy.stats
 
-from mmrl.answer import Grammar
+from mmrl.answer import ResponseFormat
 from mmrl.types import (
-    Finish,
-    Frame,
+    AnswerType,
+    CoordinateSystem,
+    FinishReason,
     ImageRef,
-    Kind,
     ResizeMap,
     Response,
+    RewardValue,
     Sample,
     Size,
     Target,
-    Term,
     Unscorable,
     UserError,
 )
 from mmrl_rewards import choice, classify, count, format, gui, jigsaw, maths, number, schema
-from mmrl_rewards.cases import load
+from mmrl_rewards.cases import load_case_table
 from mmrl_rewards.contract import Reward, bind
 
 CASES = Path(__file__).parents[2] / "rewards" / "cases"
@@ -44,17 +44,21 @@ def pair(kind, target, answer, *, question="?", frame=None, meta=None, grammar=N
     text = answer if raw else f"<answer>{answer}</answer>"
     response = Response(
         text=text,
-        answer=(grammar or Grammar(think="optional")).parse(text, kind),
-        finish=Finish.EOS,
+        answer=(grammar or ResponseFormat(thinking="optional")).parse(text, kind),
+        finish_reason=FinishReason.EOS,
         num_tokens=0,
-        resizes=(RESIZE,),
-        frame=frame or Frame.PX_ORIGINAL,
+        resize_maps=(RESIZE,),
+        coordinate_system=frame or CoordinateSystem.PX_ORIGINAL,
     )
     sample = Sample(
         id="s",
         task="t",
         parts=(ImageRef(path="p.png", sha256=""), question),
-        target=Target(kind=kind, value=target, frame=Frame.PX_ORIGINAL if kind is Kind.ACTION else None),
+        target=Target(
+            answer_type=kind,
+            value=target,
+            coordinate_system=CoordinateSystem.PX_ORIGINAL if kind is AnswerType.ACTION else None,
+        ),
         meta=meta or {},
     )
     return response, sample
@@ -97,9 +101,9 @@ def test_neighbours_equal_looking_at_every_seam(grid, says):
     for _ in range(60):
         target, answer = (shuffled(rng, grid[0] * grid[1]) for _ in range(2))
         expected = slow_neighbours(target, answer, says, *grid)
-        given = value(jigsaw.neighbours, Kind.PERMUTATION, target, answer, options=options)
+        given = value(jigsaw.neighbours, AnswerType.PERMUTATION, target, answer, options=options)
         assert given == pytest.approx(expected)
-        assert value(jigsaw.neighbours, Kind.PERMUTATION, target, target, options=options) == 1
+        assert value(jigsaw.neighbours, AnswerType.PERMUTATION, target, target, options=options) == 1
 
 
 def test_both_ways_to_write_an_order_earn_the_same():
@@ -108,8 +112,10 @@ def test_both_ways_to_write_an_order_earn_the_same():
         target, answer = shuffled(rng, 6), shuffled(rng, 6)
         for reward, options in ((jigsaw.positions, {}), (jigsaw.order, {}), (jigsaw.neighbours, {"grid": [2, 3]})):
             says = [{}, {}] if reward is jigsaw.positions else [{"answer": "tiles"}, {"answer": "places"}]
-            tiles = value(reward, Kind.PERMUTATION, target, answer, options={**options, **says[0]})
-            places = value(reward, Kind.PERMUTATION, inverse(target), inverse(answer), options={**options, **says[1]})
+            tiles = value(reward, AnswerType.PERMUTATION, target, answer, options={**options, **says[0]})
+            places = value(
+                reward, AnswerType.PERMUTATION, inverse(target), inverse(answer), options={**options, **says[1]}
+            )
             assert tiles == pytest.approx(places)
 
 
@@ -126,7 +132,7 @@ def test_both_ways_to_write_an_order_earn_the_same():
 def test_the_chance_level_is_what_the_docstring_says_and_leaving_things_as_they_lie_earns_it(reward, options, chance):
     orders = list(itertools.permutations(range(1, 5)))
     for fixed in (list(orders[0]), [3, 1, 4, 2]):
-        blind = [value(reward, Kind.PERMUTATION, list(target), fixed, options=options) for target in orders]
+        blind = [value(reward, AnswerType.PERMUTATION, list(target), fixed, options=options) for target in orders]
         assert np.mean(blind) == pytest.approx(chance)
 
 
@@ -137,7 +143,7 @@ def test_above_chance_pays_less_than_chance_for_a_blind_answer(reward, options):
     orders = list(itertools.permutations(range(1, 5)))
     raw, above = (
         [
-            value(reward, Kind.PERMUTATION, list(t), [1, 2, 3, 4], options={**options, "above_chance": corrected})
+            value(reward, AnswerType.PERMUTATION, list(t), [1, 2, 3, 4], options={**options, "above_chance": corrected})
             for t in orders
         ]
         for corrected in (False, True)
@@ -153,10 +159,10 @@ def test_order_equals_scipys_kendall_tau():
         things = rng.randint(2, 9)
         target, answer = shuffled(rng, things), shuffled(rng, things)
         tau = scipy.stats.kendalltau(inverse(answer), inverse(target)).statistic
-        assert value(jigsaw.order, Kind.PERMUTATION, target, answer) == pytest.approx(max(0, tau))
+        assert value(jigsaw.order, AnswerType.PERMUTATION, target, answer) == pytest.approx(max(0, tau))
         tau = scipy.stats.kendalltau(answer, target).statistic
         places = {"answer": "places"}
-        assert value(jigsaw.order, Kind.PERMUTATION, target, answer, options=places) == pytest.approx(max(0, tau))
+        assert value(jigsaw.order, AnswerType.PERMUTATION, target, answer, options=places) == pytest.approx(max(0, tau))
 
 
 def slow_common(a, b):
@@ -173,7 +179,7 @@ def test_fuzzy_equals_the_textbook_subsequence():
     for _ in range(300):
         answer, target = ("".join(rng.choices("abc", k=rng.randint(1, 12))) for _ in range(2))
         ratio = 2 * slow_common(answer, target) / (len(answer) + len(target))
-        near = value(classify.fuzzy, Kind.TEXT, target, answer, options={"threshold": 0.6})
+        near = value(classify.fuzzy, AnswerType.TEXT, target, answer, options={"threshold": 0.6})
         assert near == float(ratio >= 0.6 - 1e-12)
 
 
@@ -190,10 +196,10 @@ def test_units_agree_with_scipy():
 def test_a_quantity_is_the_same_in_every_unit_of_its_measure_and_in_no_other():
     for (name, unit), (other_name, other) in itertools.product(number.UNITS.items(), repeat=2):
         given = f"{7 * unit.factor / other.factor!r} {other_name}"
-        assert value(number.quantity, Kind.TEXT, f"7 {name}", given) == float(unit.measure == other.measure)
-        if unit.measure == other.measure:
+        assert value(number.quantity, AnswerType.TEXT, f"7 {name}", given) == float(unit.dimension == other.dimension)
+        if unit.dimension == other.dimension:
             wrong = f"{7.1 * unit.factor / other.factor!r} {other_name}"
-            assert value(number.quantity, Kind.TEXT, f"7 {name}", wrong) == 0
+            assert value(number.quantity, AnswerType.TEXT, f"7 {name}", wrong) == 0
 
 
 def test_option_follows_its_text_when_options_are_shuffled():
@@ -218,7 +224,7 @@ def test_option_follows_its_text_when_options_are_shuffled():
         for way in ways:
             for index, expected in ((right, 1), (given, 0)):
                 answer = way.format(l="ABCDE"[index], t=texts[index])
-                got = value(choice.option, Kind.CHOICE, "ABCDE"[right], answer, question=question)
+                got = value(choice.option, AnswerType.CHOICE, "ABCDE"[right], answer, question=question)
                 assert got == expected, answer
 
 
@@ -226,7 +232,11 @@ DEPARTURES = {("3", "3.0000001"), ("1000", "1e3")}  # plain numbers are compared
 
 
 def test_maths_says_what_math_verify_says_when_it_is_called_bare():
-    rows = [row for row in load(CASES / "maths.json") if row.sample.kind is Kind.LATEX and row.expected != "unscorable"]
+    rows = [
+        row
+        for row in load_case_table(CASES / "maths.json")
+        if row.sample.kind is AnswerType.LATEX and row.expected != "unscorable"
+    ]
     compared = 0
     for row in rows:
         response, sample = row.build()
@@ -241,11 +251,11 @@ def test_maths_says_what_math_verify_says_when_it_is_called_bare():
 
 
 def test_maths_works_in_a_thread_and_is_quiet(caplog):
-    maths._math_verify.cache_clear()
+    maths._load_math_verify.cache_clear()
     logging.getLogger("math_verify").setLevel(logging.NOTSET)
     got = []
     with caplog.at_level(logging.WARNING):
-        thread = threading.Thread(target=lambda: got.append(value(maths.equal, Kind.LATEX, "1/2", "0.5")))
+        thread = threading.Thread(target=lambda: got.append(value(maths.equal, AnswerType.LATEX, "1/2", "0.5")))
         thread.start()
         thread.join()
     assert got == [1]
@@ -279,9 +289,12 @@ def test_a_step_is_right_when_all_of_it_is():
     for _ in range(600):
         target, answer = random_action(rng), random_action(rng)
         given = json.dumps(answer)
-        parts = [value(gui.action, Kind.ACTION, target, given), value(gui.click, Kind.ACTION, target, given)]
-        parts.append(value(gui.argument, Kind.ACTION, target, given))
-        step = value(gui.step, Kind.ACTION, target, given)
+        parts = [
+            value(gui.action, AnswerType.ACTION, target, given),
+            value(gui.click, AnswerType.ACTION, target, given),
+        ]
+        parts.append(value(gui.argument, AnswerType.ACTION, target, given))
+        step = value(gui.step, AnswerType.ACTION, target, given)
         assert step == min(parts)
         outcomes[step, parts[1]] += 1
         if target["action"] == answer["action"] and "coordinate" in target and "coordinate" in answer:
@@ -294,18 +307,18 @@ def clicked(place):
     return json.dumps({"action": "click", "coordinate": place})
 
 
-@pytest.mark.parametrize("frame", list(Frame))
+@pytest.mark.parametrize("frame", list(CoordinateSystem))
 def test_a_click_is_judged_alike_in_every_frame(frame):
     rng = random.Random(6)
     for _ in range(200):
         target = {"action": "click", "coordinate": [rng.uniform(0, 400), rng.uniform(0, 800)]}
         place = [x + rng.uniform(-80, 80) for x in target["coordinate"]]
-        converted = list(RESIZE.convert(place, Frame.PX_ORIGINAL, frame))
+        converted = list(RESIZE.convert(place, CoordinateSystem.PX_ORIGINAL, frame))
         meta = {"box": [0, 0, *target["coordinate"]]}
         for options in ({}, {"column": "box"}):
             pixels, other = (
-                value(gui.step, Kind.ACTION, target, click, options=options, frame=measured, meta=meta)
-                for click, measured in ((clicked(place), Frame.PX_ORIGINAL), (clicked(converted), frame))
+                value(gui.step, AnswerType.ACTION, target, click, options=options, frame=measured, meta=meta)
+                for click, measured in ((clicked(place), CoordinateSystem.PX_ORIGINAL), (clicked(converted), frame))
             )
             assert other == pixels
 
@@ -319,7 +332,7 @@ def test_the_f1_of_an_argument_equals_counting():
         precision, recall = shared / len(answer), shared / len(target)
         expected = 2 * precision * recall / (precision + recall) if shared else 0
         actions = [{"action": "type", "text": " ".join(words)} for words in (target, answer)]
-        got = value(gui.argument, Kind.ACTION, actions[0], json.dumps(actions[1]), options={"measure": "f1"})
+        got = value(gui.argument, AnswerType.ACTION, actions[0], json.dumps(actions[1]), options={"measure": "f1"})
         assert got == pytest.approx(expected)
 
 
@@ -328,12 +341,12 @@ TOKENS = ["<think>", "</think>", "<answer>", "</answer>", "a", " ", "\n"]
 
 def test_the_partial_format_is_whole_exactly_where_the_grammar_has_no_complaint():
     rng = random.Random(8)
-    grammar = Grammar(think="required")
+    grammar = ResponseFormat(thinking="required")
     whole = 0
     texts = ["".join(rng.choices(TOKENS, k=rng.randint(0, 9))) for _ in range(3000)]
     texts += ["".join(parts) for parts in itertools.permutations(["<think>a</think>", "<answer>b</answer>", " ", "\n"])]
     for text in texts:
-        given = pair(Kind.TEXT, "b", text, grammar=grammar, raw=True)
+        given = pair(AnswerType.TEXT, "b", text, grammar=grammar, raw=True)
         strict, partial = format.tags(*given).value, format.partial(*given).value
         assert (partial == 1) == (strict == 1), text
         assert partial in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
@@ -343,10 +356,10 @@ def test_the_partial_format_is_whole_exactly_where_the_grammar_has_no_complaint(
 
 def test_counting_in_words():
     for n in range(21):
-        assert value(count.exact, Kind.NUMBER, n, f"{count._WORDS[n]} cups", options={"words": True}) == 1
+        assert value(count.exact, AnswerType.NUMBER, n, f"{count._NUMBER_WORDS[n]} cups", options={"words": True}) == 1
     for target, answer in itertools.product(range(6), range(-2, 9)):
         expected = max(0, 1 - abs(answer - target) / max(1, target))
-        assert value(count.graded, Kind.NUMBER, target, answer) == pytest.approx(expected)
+        assert value(count.graded, AnswerType.NUMBER, target, answer) == pytest.approx(expected)
 
 
 NOISE = [
@@ -386,14 +399,14 @@ NOISE = [
     *("\x00", "\ud800", "\u202e", "\U0001f600", "３", "²", "\n", " ", "+", "!", "=", "<", ">"),
 ]
 SUBJECTS = {
-    Kind.CHOICE: "B",
-    Kind.TEXT: "3",
-    Kind.NUMBER: 3,
-    Kind.LATEX: "x+1",
-    Kind.LIST: ["a"],
-    Kind.PERMUTATION: [2, 1, 3, 4],
-    Kind.JSON: {"a": 1},
-    Kind.ACTION: {"action": "click", "coordinate": [1, 2], "text": "a b"},
+    AnswerType.CHOICE: "B",
+    AnswerType.TEXT: "3",
+    AnswerType.NUMBER: 3,
+    AnswerType.LATEX: "x+1",
+    AnswerType.LIST: ["a"],
+    AnswerType.PERMUTATION: [2, 1, 3, 4],
+    AnswerType.JSON: {"a": 1},
+    AnswerType.ACTION: {"action": "click", "coordinate": [1, 2], "text": "a b"},
 }
 
 
@@ -406,11 +419,11 @@ def test_no_response_makes_a_reward_fail(module):
     assert rewards
     texts = ["".join(rng.choices(NOISE, k=rng.randint(0, 12))) for _ in range(150 if module is not maths else 60)]
     for reward, text in itertools.product(rewards, [*texts, *(f"<answer>{text}</answer>" for text in texts)]):
-        for kind in reward.kinds or (Kind.TEXT,):
+        for kind in reward.answer_types or (AnswerType.TEXT,):
             target = "yes" if reward is choice.yes_no else SUBJECTS[kind]
             given = pair(kind, target, text, raw=True, meta={"rows": 2, "columns": 2})
             term = reward(*given)
-            assert isinstance(term, Term)
+            assert isinstance(term, RewardValue)
             assert 0 <= term.value <= 1
             assert "\n" not in term.reason
             assert len(term.reason) < 250
@@ -419,12 +432,12 @@ def test_no_response_makes_a_reward_fail(module):
 @pytest.mark.parametrize(
     ("reward", "kind", "target", "options"),
     [
-        (maths.equal, Kind.BOX, [1, 2, 3, 4], {}),
-        (maths.equal, Kind.LATEX, "{", {}),
-        (number.quantity, Kind.TEXT, "3 parsec", {}),
-        (choice.yes_no, Kind.TEXT, "unsure", {}),
-        (jigsaw.neighbours, Kind.PERMUTATION, [1, 2, 3], {"grid": [2, 2]}),
-        (gui.click, Kind.ACTION, {"action": "click", "coordinate": [1, 2]}, {"column": "box"}),
+        (maths.equal, AnswerType.BOX, [1, 2, 3, 4], {}),
+        (maths.equal, AnswerType.LATEX, "{", {}),
+        (number.quantity, AnswerType.TEXT, "3 parsec", {}),
+        (choice.yes_no, AnswerType.TEXT, "unsure", {}),
+        (jigsaw.neighbours, AnswerType.PERMUTATION, [1, 2, 3], {"grid": [2, 2]}),
+        (gui.click, AnswerType.ACTION, {"action": "click", "coordinate": [1, 2]}, {"column": "box"}),
     ],
 )
 def test_unusable_targets_are_unscorable_before_the_answer_is_read(reward, kind, target, options):

@@ -10,10 +10,10 @@ from skimage.measure import points_in_poly
 
 from mmrl.types import (
     Answer,
-    Finish,
-    Frame,
+    AnswerType,
+    CoordinateSystem,
+    FinishReason,
     ImageRef,
-    Kind,
     Region,
     ResizeMap,
     Response,
@@ -28,23 +28,28 @@ SQUARE = (Size(100, 100),)
 LISTS = [detect.iou, detect.f1, detect.average_precision, detect.confidence]
 
 
-def pair(kind, target, answer, *, frame=Frame.PX_ORIGINAL, sizes=SQUARE, resized=None, medium=0, meta=None):
+def pair(kind, target, answer, *, frame=CoordinateSystem.PX_ORIGINAL, sizes=SQUARE, resized=None, medium=0, meta=None):
     """A response whose answer is parsed already (None: unreadable), and its sample with pictures of these sizes."""
     resizes = tuple(ResizeMap(size, small) for size, small in zip(sizes, resized or sizes, strict=True))
     response = Response(
         text="",
-        answer=Answer(text="", thought=None, value=answer, problems=("no answer tag",) if answer is None else ()),
-        finish=Finish.EOS,
+        answer=Answer(text="", thinking=None, value=answer, problems=("no answer tag",) if answer is None else ()),
+        finish_reason=FinishReason.EOS,
         num_tokens=0,
-        resizes=resizes,
-        frame=frame,
+        resize_maps=resizes,
+        coordinate_system=frame,
     )
-    timed = kind in (Kind.SPAN, Kind.SPANS, Kind.LIST)
+    timed = kind in (AnswerType.SPAN, AnswerType.SPANS, AnswerType.LIST)
     sample = Sample(
         id="s",
         task="t",
         parts=(*(ImageRef(path="p.png", sha256="") for _ in sizes), "?"),
-        target=Target(kind=kind, value=target, frame=None if timed else Frame.PX_ORIGINAL, medium=medium),
+        target=Target(
+            answer_type=kind,
+            value=target,
+            coordinate_system=None if timed else CoordinateSystem.PX_ORIGINAL,
+            media_index=medium,
+        ),
         meta=meta or {},
     )
     return response, sample
@@ -78,12 +83,12 @@ def test_overlaps_equal_counting_pixels():
     rng = random.Random(0)
     for _ in range(300):
         a, b = random_box(rng), random_box(rng)
-        union, hull = pixels(a) | pixels(b), pixels(geometry.hull(a, b))
+        union, hull = pixels(a) | pixels(b), pixels(geometry.enclosing_box(a, b))
         iou = jaccard(pixels(a), pixels(b))
         assert geometry.iou(a, b) == pytest.approx(iou)
         assert geometry.giou(a, b) == pytest.approx(iou - len(hull - union) / len(hull))
         centres = [((c[0] + c[2]) / 2, (c[1] + c[3]) / 2) for c in (a, b)]
-        corners = [geometry.hull(a, b)[:2], geometry.hull(a, b)[2:]]
+        corners = [geometry.enclosing_box(a, b)[:2], geometry.enclosing_box(a, b)[2:]]
         assert geometry.diou(a, b) == pytest.approx(iou - math.dist(*centres) ** 2 / math.dist(*corners) ** 2)
 
 
@@ -106,25 +111,25 @@ def test_a_known_giou_and_diou():
     a, b = (0, 0, 10, 10), (10, 0, 20, 10)
     assert geometry.giou(a, b) == 0  # side by side: the hull is the union
     assert geometry.diou(a, b) == pytest.approx(-(10**2) / (20**2 + 10**2))
-    assert value(box.giou, Kind.BOX, a, (20, 0, 30, 10), options={"floor": -1.0}) == pytest.approx(1 / 3)
+    assert value(box.giou, AnswerType.BOX, a, (20, 0, 30, 10), options={"floor": -1.0}) == pytest.approx(1 / 3)
 
 
 def test_whatever_the_grammar_lets_through_stays_finite():
     huge = (0.0, 0.0, 1e9, 1e9)
     for reward in (box.iou, box.ladder, box.giou, box.diou):
-        term = reward(*pair(Kind.BOX, [0, 0, 10, 10], huge, frame=Frame.NORM_1))
+        term = reward(*pair(AnswerType.BOX, [0, 0, 10, 10], huge, frame=CoordinateSystem.NORM_1))
         assert 0 <= term.value < 0.01
         assert len(term.reason) < 250
     for reward in LISTS:
-        assert value(reward, Kind.BOXES, [[0, 0, 10, 10]], regions([huge, (-1e9, -1e9, 1e9, -1e8)])) < 0.01
-    assert value(point.distance, Kind.POINT, [5, 5], huge[2:], options={"falloff": "linear"}) == 0
-    assert value(span.iou, Kind.SPAN, [1, 2], (0, 1e9)) < 0.01
-    assert value(span.union_iou, Kind.SPANS, [[1, 2]], ((0, 1e9), (3, 1e9))) < 0.01
+        assert value(reward, AnswerType.BOXES, [[0, 0, 10, 10]], regions([huge, (-1e9, -1e9, 1e9, -1e8)])) < 0.01
+    assert value(point.distance, AnswerType.POINT, [5, 5], huge[2:], options={"falloff": "linear"}) == 0
+    assert value(span.iou, AnswerType.SPAN, [1, 2], (0, 1e9)) < 0.01
+    assert value(span.union_iou, AnswerType.SPANS, [[1, 2]], ((0, 1e9), (3, 1e9))) < 0.01
     for entry in ((10**400, 1), (1.7e308, 1), (-1, 1), ("1", 1), (True, 1), (1, 1e308)):
         answer = [{"time": entry[0], "bbox_2d": [0, 0, 1, entry[1]]}]
-        assert value(video.tube, Kind.JSON, [{"time": 1, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
+        assert value(video.tube, AnswerType.JSON, [{"time": 1, "bbox_2d": [0, 0, 1, 1]}], answer) == 0
     term = box.referring(
-        *pair(Kind.JSON, {"image": 1, "bbox_2d": [0, 0, 1, 1]}, {"image": 10**4000, "bbox_2d": [0, 0, 1, 1]})
+        *pair(AnswerType.JSON, {"image": 1, "bbox_2d": [0, 0, 1, 1]}, {"image": 10**4000, "bbox_2d": [0, 0, 1, 1]})
     )
     assert term.value == 0
     assert len(term.reason) < 250
@@ -138,35 +143,37 @@ def test_rounding_lifts_nothing_above_one():
         near = (math.nextafter(x, 0), y, math.nextafter(x + width, 999), y + height)
         for other in (same, near):
             for reward in (box.iou, box.giou, box.diou):
-                assert 0.999 < value(reward, Kind.BOX, list(same), other) <= 1
+                assert 0.999 < value(reward, AnswerType.BOX, list(same), other) <= 1
             for reward in (detect.iou, detect.f1, detect.average_precision):
-                assert 0.999 < value(reward, Kind.BOXES, [same, (0, 0, 9, 9)], regions([other, (0, 0, 9, 9)])) <= 1
-        for reward, kind, target in ((span.iou, Kind.SPAN, same[::2]), (span.f1, Kind.SPANS, (same[::2],))):
+                assert (
+                    0.999 < value(reward, AnswerType.BOXES, [same, (0, 0, 9, 9)], regions([other, (0, 0, 9, 9)])) <= 1
+                )
+        for reward, kind, target in ((span.iou, AnswerType.SPAN, same[::2]), (span.f1, AnswerType.SPANS, (same[::2],))):
             assert value(reward, kind, target, target) == 1
 
 
 def test_coordinates_belong_to_their_medium():
     sizes, resized = (Size(100, 100), Size(200, 400)), (Size(50, 50), Size(100, 100))
-    more = {"sizes": sizes, "resized": resized, "frame": Frame.PX_RESIZED, "medium": 1}
+    more = {"sizes": sizes, "resized": resized, "frame": CoordinateSystem.PX_RESIZED, "medium": 1}
     half, quarter = (0, 0, 50, 100), (0, 0, 25, 25)
-    assert value(box.iou, Kind.BOX, [0, 0, 50, 100], quarter, **more) == 1
-    assert value(detect.f1, Kind.BOXES, [[0, 0, 50, 100]], regions([quarter]), **more) == 1
-    assert value(point.distance, Kind.POINT, [50, 100], (25, 25), **more) == 1
-    assert value(point.f1, Kind.POINTS, [[50, 100]], regions([(25, 25)]), **more) == 1
-    assert value(box.iou, Kind.BOX, list(half), quarter, **{**more, "medium": 0}) == 0.5
+    assert value(box.iou, AnswerType.BOX, [0, 0, 50, 100], quarter, **more) == 1
+    assert value(detect.f1, AnswerType.BOXES, [[0, 0, 50, 100]], regions([quarter]), **more) == 1
+    assert value(point.distance, AnswerType.POINT, [50, 100], (25, 25), **more) == 1
+    assert value(point.f1, AnswerType.POINTS, [[50, 100]], regions([(25, 25)]), **more) == 1
+    assert value(box.iou, AnswerType.BOX, list(half), quarter, **{**more, "medium": 0}) == 0.5
     with pytest.raises(Unscorable, match="medium 2, and the sample has 2"):
-        value(box.iou, Kind.BOX, [0, 0, 50, 100], quarter, **{**more, "medium": 2})
+        value(box.iou, AnswerType.BOX, [0, 0, 50, 100], quarter, **{**more, "medium": 2})
 
 
 def test_referring_needs_the_right_image_and_measures_in_it():
     sizes, resized = (Size(100, 100), Size(200, 400)), (Size(100, 100), Size(100, 100))
     target = {"image": 2, "bbox_2d": [0, 0, 50, 100]}
-    more = {"sizes": sizes, "resized": resized, "frame": Frame.PX_RESIZED}
-    assert value(box.referring, Kind.JSON, target, {"image": 2, "bbox_2d": [0, 0, 25, 25]}, **more) == 1
-    assert value(box.referring, Kind.JSON, target, {"image": 1, "bbox_2d": [0, 0, 25, 25]}, **more) == 0
-    assert value(box.referring, Kind.JSON, target, {"image": 2, "bbox_2d": [25, 25, 0, 0]}, **more) == 0
+    more = {"sizes": sizes, "resized": resized, "frame": CoordinateSystem.PX_RESIZED}
+    assert value(box.referring, AnswerType.JSON, target, {"image": 2, "bbox_2d": [0, 0, 25, 25]}, **more) == 1
+    assert value(box.referring, AnswerType.JSON, target, {"image": 1, "bbox_2d": [0, 0, 25, 25]}, **more) == 0
+    assert value(box.referring, AnswerType.JSON, target, {"image": 2, "bbox_2d": [25, 25, 0, 0]}, **more) == 0
     with pytest.raises(Unscorable, match="medium 2, and the sample has 2"):
-        value(box.referring, Kind.JSON, {**target, "image": 3}, None, **more)
+        value(box.referring, AnswerType.JSON, {**target, "image": 3}, None, **more)
 
 
 def best_by_trying_all(gains):
@@ -190,9 +197,11 @@ def test_matched_boxes_equal_the_best_of_all_matchings(threshold):
         given, gold = regions(answers, names[0]), regions(targets, names[1])
         options = {"threshold": threshold}
         mean = best_by_trying_all(gains) / max(gains.shape)
-        assert value(detect.iou, Kind.BOXES, gold, given, options=options) == pytest.approx(mean)
+        assert value(detect.iou, AnswerType.BOXES, gold, given, options=options) == pytest.approx(mean)
         total = best_by_trying_all(gains if threshold is None else gains > 0)
-        assert value(detect.f1, Kind.BOXES, gold, given, options=options) == pytest.approx(2 * total / sum(gains.shape))
+        assert value(detect.f1, AnswerType.BOXES, gold, given, options=options) == pytest.approx(
+            2 * total / sum(gains.shape)
+        )
 
 
 def textbook_ap(answers, targets, threshold):
@@ -222,7 +231,7 @@ def random_detections(rng):
 def ours(targets, answers, confidences):
     """Our AP, without its control of length."""
     gold, given = regions(*zip(*targets, strict=True)), regions(*zip(*answers, strict=True), confidences)
-    controlled = value(detect.average_precision, Kind.BOXES, gold, given)
+    controlled = value(detect.average_precision, AnswerType.BOXES, gold, given)
     return controlled / min(1.0, len(gold) / len(given))
 
 
@@ -242,7 +251,7 @@ def test_average_precision_equals_the_textbook():
                     threshold,
                 )
                 for label in labels
-                for threshold in geometry.COCO
+                for threshold in geometry.COCO_THRESHOLDS
             ]
         )
         assert ours(targets, answers, confidences) == pytest.approx(expected, abs=1e-9)
@@ -292,8 +301,10 @@ def test_the_length_control_of_average_precision():
     close = [(0, 0, 10, 9), (20, 20, 30, 29)]  # IoU 0.9
     spam = [(50 + i, 50, 60 + i, 60) for i in range(3)]
     options = {"thresholds": (0.5, 0.6, 0.7, 0.8, 0.95)}
-    assert value(detect.average_precision, Kind.BOXES, gold, regions(close), options=options) == pytest.approx(0.8)
-    controlled = value(detect.average_precision, Kind.BOXES, gold, regions(close + spam), options=options)
+    assert value(detect.average_precision, AnswerType.BOXES, gold, regions(close), options=options) == pytest.approx(
+        0.8
+    )
+    controlled = value(detect.average_precision, AnswerType.BOXES, gold, regions(close + spam), options=options)
     assert controlled == pytest.approx(0.32)  # AP 0.8, two targets, five answers
 
 
@@ -302,9 +313,11 @@ def test_spam_before_or_after_is_the_same_and_does_not_pay():
     spam = [(50 + i, 50, 60 + i, 60) for i in range(40)]
     before, after = regions(spam + gold), regions(gold + spam)
     for reward in (detect.average_precision, detect.iou, detect.f1, detect.confidence):
-        assert value(reward, Kind.BOXES, gold, before) == pytest.approx(value(reward, Kind.BOXES, gold, after))
-        assert value(reward, Kind.BOXES, gold, after) < 0.1
-    assert value(detect.average_precision, Kind.BOXES, gold, after) == pytest.approx(2 / 42)
+        assert value(reward, AnswerType.BOXES, gold, before) == pytest.approx(
+            value(reward, AnswerType.BOXES, gold, after)
+        )
+        assert value(reward, AnswerType.BOXES, gold, after) < 0.1
+    assert value(detect.average_precision, AnswerType.BOXES, gold, after) == pytest.approx(2 / 42)
 
 
 @pytest.mark.parametrize("reward", LISTS, ids=lambda reward: reward.name)
@@ -316,16 +329,16 @@ def test_the_order_of_boxes_does_not_matter(reward):
             confidences = [None] * len(answers)
         gold = regions(*zip(*targets, strict=True))
         given = list(regions([b for b, _ in answers], [label for _, label in answers], confidences))
-        first = value(reward, Kind.BOXES, gold, tuple(given))
+        first = value(reward, AnswerType.BOXES, gold, tuple(given))
         rng.shuffle(given)
-        assert value(reward, Kind.BOXES, gold, tuple(given)) == pytest.approx(first)
-        assert value(reward, Kind.BOXES, tuple(reversed(gold)), tuple(given)) == pytest.approx(first)
+        assert value(reward, AnswerType.BOXES, gold, tuple(given)) == pytest.approx(first)
+        assert value(reward, AnswerType.BOXES, tuple(reversed(gold)), tuple(given)) == pytest.approx(first)
         assert 0 <= first <= 1
 
 
 @pytest.mark.parametrize("reward", [*LISTS, point.f1], ids=lambda reward: reward.name)
 def test_none_is_right_where_there_is_none_and_only_there(reward):
-    kind, entry = (Kind.POINTS, (5, 5)) if reward is point.f1 else (Kind.BOXES, (0, 0, 10, 10))
+    kind, entry = (AnswerType.POINTS, (5, 5)) if reward is point.f1 else (AnswerType.BOXES, (0, 0, 10, 10))
     assert value(reward, kind, [], ()) == 1
     assert value(reward, kind, [], regions([entry])) == 0
     assert value(reward, kind, [entry], ()) == 0
@@ -340,39 +353,39 @@ def test_two_hundred_entries_do_not_pay(reward):
     gold = [[10, 10, 30, 30], [40, 40, 60, 60], [70, 70, 90, 90]]
     if reward is point.f1:
         gold = [b[:2] for b in gold]
-        assert value(reward, Kind.POINTS, gold, regions([*(b[:2] for b in boxes), *gold])) < 0.1
+        assert value(reward, AnswerType.POINTS, gold, regions([*(b[:2] for b in boxes), *gold])) < 0.1
     else:
-        assert value(reward, Kind.BOXES, gold, regions([*boxes, *gold])) < 0.1
+        assert value(reward, AnswerType.BOXES, gold, regions([*boxes, *gold])) < 0.1
 
 
 def test_a_box_around_everything_does_not_pay():
     whole = (0, 0, 100, 100)
     for reward in (box.iou, box.ladder, box.giou, box.diou):
-        assert value(reward, Kind.BOX, [10, 10, 30, 30], whole) < 0.1
+        assert value(reward, AnswerType.BOX, [10, 10, 30, 30], whole) < 0.1
     for reward in LISTS:
-        assert value(reward, Kind.BOXES, [[10, 10, 30, 30], [60, 10, 90, 30]], regions([whole])) < 0.1
+        assert value(reward, AnswerType.BOXES, [[10, 10, 30, 30], [60, 10, 90, 30]], regions([whole])) < 0.1
 
 
 def test_labels_count_where_the_target_has_one():
     gold = [{"bbox_2d": [0, 0, 10, 10], "label": "Red Cup"}]
     for reward in LISTS:
-        assert value(reward, Kind.BOXES, gold, regions([(0, 0, 10, 10)], [" red cup"])) == 1
-        assert value(reward, Kind.BOXES, gold, regions([(0, 0, 10, 10)], ["dog"])) == 0
-        assert value(reward, Kind.BOXES, gold, regions([(0, 0, 10, 10)])) == 0
-        assert value(reward, Kind.BOXES, [[0, 0, 10, 10]], regions([(0, 0, 10, 10)], ["dog"])) == 1
+        assert value(reward, AnswerType.BOXES, gold, regions([(0, 0, 10, 10)], [" red cup"])) == 1
+        assert value(reward, AnswerType.BOXES, gold, regions([(0, 0, 10, 10)], ["dog"])) == 0
+        assert value(reward, AnswerType.BOXES, gold, regions([(0, 0, 10, 10)])) == 0
+        assert value(reward, AnswerType.BOXES, [[0, 0, 10, 10]], regions([(0, 0, 10, 10)], ["dog"])) == 1
 
 
 def test_confidence_is_paid_only_through_boxes():
     gold = [[0, 0, 10, 10], [20, 20, 30, 30]]
     for sure in (0.0, 0.5, 1.0):
         wrong = regions([(50, 50, 60, 60)], confidences=[sure])
-        assert value(detect.confidence, Kind.BOXES, gold, wrong) == 0
+        assert value(detect.confidence, AnswerType.BOXES, gold, wrong) == 0
         right = regions(gold, confidences=[sure, sure])
-        assert value(detect.confidence, Kind.BOXES, gold, right) == pytest.approx((1 + sure) / 2)
+        assert value(detect.confidence, AnswerType.BOXES, gold, right) == pytest.approx((1 + sure) / 2)
     honest = regions([*gold, (50, 50, 60, 60)], confidences=[1.0, 1.0, 0.0])
     bold = regions([*gold, (50, 50, 60, 60)], confidences=[1.0, 1.0, 1.0])
-    assert value(detect.confidence, Kind.BOXES, gold, honest) == pytest.approx(2 / 3)
-    assert value(detect.confidence, Kind.BOXES, gold, bold) == pytest.approx(2 / 3 * (1 + 2 / 3) / 2)
+    assert value(detect.confidence, AnswerType.BOXES, gold, honest) == pytest.approx(2 / 3)
+    assert value(detect.confidence, AnswerType.BOXES, gold, bold) == pytest.approx(2 / 3 * (1 + 2 / 3) / 2)
 
 
 def test_inside_equals_a_library():
@@ -381,16 +394,18 @@ def test_inside_equals_a_library():
         polygon = rng.uniform(0, 10, (rng.integers(3, 9), 2))  # outlines that cross themselves, too
         points = rng.uniform(0, 10, (50, 2))
         expected = points_in_poly(points, polygon)
-        assert [geometry.inside(p, [tuple(vertex) for vertex in polygon]) for p in points] == expected.tolist()
+        assert [
+            geometry.point_in_polygon(p, [tuple(vertex) for vertex in polygon]) for p in points
+        ] == expected.tolist()
 
 
 def test_a_region_may_have_a_hole_and_repeating_a_point_does_not_pay():
     region = [[[0, 0], [40, 0], [40, 40], [0, 40]], [[10, 10], [30, 10], [30, 30], [10, 30]]]
     meta = {"region": region}
-    assert value(point.in_region, Kind.POINTS, [[5, 5]], regions([(5, 5), (35, 20)]), meta=meta) == 1
-    assert value(point.in_region, Kind.POINTS, [[5, 5]], regions([(5, 5), (20, 20)]), meta=meta) == 0.5
-    assert value(point.in_region, Kind.POINTS, [[5, 5]], regions([(5, 5)] * 9 + [(20, 20)]), meta=meta) == 0.5
-    assert value(point.in_region, Kind.POINTS, [[5, 5]], (), meta=meta) == 0
+    assert value(point.in_region, AnswerType.POINTS, [[5, 5]], regions([(5, 5), (35, 20)]), meta=meta) == 1
+    assert value(point.in_region, AnswerType.POINTS, [[5, 5]], regions([(5, 5), (20, 20)]), meta=meta) == 0.5
+    assert value(point.in_region, AnswerType.POINTS, [[5, 5]], regions([(5, 5)] * 9 + [(20, 20)]), meta=meta) == 0.5
+    assert value(point.in_region, AnswerType.POINTS, [[5, 5]], (), meta=meta) == 0
 
 
 def test_matched_points_equal_the_best_of_all_matchings():
@@ -399,7 +414,9 @@ def test_matched_points_equal_the_best_of_all_matchings():
         answers, targets = ([(rng.randrange(8), rng.randrange(8)) for _ in range(rng.randint(1, 4))] for _ in range(2))
         near = np.array([[math.dist(a, b) <= 0.02 * math.hypot(100, 100) for b in targets] for a in answers])
         expected = 2 * best_by_trying_all(near) / sum(near.shape)
-        found = value(point.f1, Kind.POINTS, [list(t) for t in targets], regions(answers), options={"radius": 0.02})
+        found = value(
+            point.f1, AnswerType.POINTS, [list(t) for t in targets], regions(answers), options={"radius": 0.02}
+        )
         assert found == pytest.approx(expected)
 
 
@@ -407,9 +424,9 @@ def test_distance_falls_off_as_stated():
     diagonal = math.hypot(100, 100)
     for off in (0.0, 1.0, 5.0, 20.0):
         answer, share = (10 + off, 10), off / diagonal
-        gaussian = value(point.distance, Kind.POINT, [10, 10], answer, options={"scale": 0.1})
+        gaussian = value(point.distance, AnswerType.POINT, [10, 10], answer, options={"scale": 0.1})
         assert gaussian == pytest.approx(math.exp(-(share**2) / (2 * 0.1**2)))
-        linear = value(point.distance, Kind.POINT, [10, 10], answer, options={"scale": 0.1, "falloff": "linear"})
+        linear = value(point.distance, AnswerType.POINT, [10, 10], answer, options={"scale": 0.1, "falloff": "linear"})
         assert linear == pytest.approx(max(0, 1 - share / 0.1))
 
 
@@ -426,22 +443,24 @@ def test_spans_equal_counting_seconds():
     for _ in range(200):
         answers, targets = random_spans(rng), random_spans(rng)
         covered = jaccard(ticks(answers), ticks(targets))
-        assert value(span.union_iou, Kind.SPANS, targets, tuple(answers)) == pytest.approx(covered)
+        assert value(span.union_iou, AnswerType.SPANS, targets, tuple(answers)) == pytest.approx(covered)
         gains = np.array([[jaccard(ticks([a]), ticks([b])) for b in targets] for a in answers])
         soft = 2 * best_by_trying_all(gains) / sum(gains.shape)
-        assert value(span.f1, Kind.SPANS, targets, tuple(answers)) == pytest.approx(soft)
+        assert value(span.f1, AnswerType.SPANS, targets, tuple(answers)) == pytest.approx(soft)
         hard = 2 * best_by_trying_all(gains >= 0.5) / sum(gains.shape)
-        assert value(span.f1, Kind.SPANS, targets, tuple(answers), options={"threshold": 0.5}) == pytest.approx(hard)
-        assert value(span.iou, Kind.SPAN, targets[0], answers[0]) == pytest.approx(gains[0, 0])
+        assert value(span.f1, AnswerType.SPANS, targets, tuple(answers), options={"threshold": 0.5}) == pytest.approx(
+            hard
+        )
+        assert value(span.iou, AnswerType.SPAN, targets[0], answers[0]) == pytest.approx(gains[0, 0])
 
 
 def test_listing_every_second_does_not_pay():
     spans = tuple((start, start + 1) for start in range(200))
-    assert value(span.f1, Kind.SPANS, [[10, 12]], spans) < 0.1
-    assert value(span.union_iou, Kind.SPANS, [[10, 12]], spans) == pytest.approx(0.01)
-    assert value(span.iou, Kind.SPAN, [10, 12], (0, 200)) == pytest.approx(0.01)
+    assert value(span.f1, AnswerType.SPANS, [[10, 12]], spans) < 0.1
+    assert value(span.union_iou, AnswerType.SPANS, [[10, 12]], spans) == pytest.approx(0.01)
+    assert value(span.iou, AnswerType.SPAN, [10, 12], (0, 200)) == pytest.approx(0.01)
     frames = tuple(str(number) for number in range(200))
-    assert value(video.frames, Kind.LIST, [7, 9], frames) < 0.1
+    assert value(video.frames, AnswerType.LIST, [7, 9], frames) < 0.1
 
 
 def test_a_tube_equals_counting_pixels_of_frames():
@@ -451,24 +470,24 @@ def test_a_tube_equals_counting_pixels_of_frames():
         answer, target = ([{"time": t, "bbox_2d": list(b)} for t, b in tube.items()] for tube in tubes)
         both, either = tubes[0].keys() & tubes[1].keys(), tubes[0].keys() | tubes[1].keys()
         shares = [jaccard(pixels(tubes[0][time]), pixels(tubes[1][time])) for time in both]
-        assert value(video.tube, Kind.JSON, target, answer) == pytest.approx(sum(shares) / len(either))
+        assert value(video.tube, AnswerType.JSON, target, answer) == pytest.approx(sum(shares) / len(either))
 
 
 def test_a_time_between_instants_goes_to_the_nearest():
     target = [{"time": time, "bbox_2d": [0, 0, 10, 10]} for time in (1, 2, 3)]
     halves = [{"time": time + 0.5, "bbox_2d": [0, 0, 10, 10]} for time in (0, 1, 2)]
-    assert value(video.tube, Kind.JSON, target, halves) == 1
-    assert value(video.tube, Kind.JSON, target, [*halves, halves[0]]) == 0  # an instant twice
-    assert value(video.tube, Kind.JSON, target, halves, options={"step": 0.5}) == 0
+    assert value(video.tube, AnswerType.JSON, target, halves) == 1
+    assert value(video.tube, AnswerType.JSON, target, [*halves, halves[0]]) == 0  # an instant twice
+    assert value(video.tube, AnswerType.JSON, target, halves, options={"step": 0.5}) == 0
 
 
 def test_frames_are_matched_one_to_one():
-    assert value(video.frames, Kind.LIST, [10, 20], ("10", "20")) == 1
-    assert value(video.frames, Kind.LIST, ["10", 20], ("10",)) == pytest.approx(2 / 3)
-    assert value(video.frames, Kind.LIST, [10, 20], ("10", "10")) == 0.5
-    assert value(video.frames, Kind.LIST, [10, 20], ("11", "19"), options={"tolerance": 1}) == 1
+    assert value(video.frames, AnswerType.LIST, [10, 20], ("10", "20")) == 1
+    assert value(video.frames, AnswerType.LIST, ["10", 20], ("10",)) == pytest.approx(2 / 3)
+    assert value(video.frames, AnswerType.LIST, [10, 20], ("10", "10")) == 0.5
+    assert value(video.frames, AnswerType.LIST, [10, 20], ("11", "19"), options={"tolerance": 1}) == 1
     for unreadable in ("ten", "1_0", "１０", "nan", "1e1"):
-        assert value(video.frames, Kind.LIST, [10], (unreadable,)) == 0
+        assert value(video.frames, AnswerType.LIST, [10], (unreadable,)) == 0
 
 
 BROKEN_BOXES = [
@@ -487,39 +506,44 @@ BROKEN_BOXES = [
 def test_a_broken_target_box_is_unscorable_whatever_the_answer(broken, answer):
     for reward in (box.iou, box.ladder, box.giou, box.diou, point.in_box):
         with pytest.raises(Unscorable):
-            value(reward, Kind.BOX, broken, answer and (0, 0, 10, 10))
+            value(reward, AnswerType.BOX, broken, answer and (0, 0, 10, 10))
     for reward in LISTS:
         with pytest.raises(Unscorable):
-            value(reward, Kind.BOXES, [[0, 0, 10, 10], broken], answer and regions([(0, 0, 10, 10)]))
+            value(reward, AnswerType.BOXES, [[0, 0, 10, 10], broken], answer and regions([(0, 0, 10, 10)]))
     for reward, target, given in (
         (box.referring, {"image": 1, "bbox_2d": broken}, {"image": 1, "bbox_2d": [0, 0, 10, 10]}),
         (video.tube, [{"time": 0, "bbox_2d": broken}], [{"time": 0, "bbox_2d": [0, 0, 10, 10]}]),
     ):
         with pytest.raises(Unscorable):
-            value(reward, Kind.JSON, target, answer and given)
+            value(reward, AnswerType.JSON, target, answer and given)
 
 
 @pytest.mark.parametrize(
     ("reward", "kind", "target", "meta"),
     [
-        (point.distance, Kind.POINT, [math.nan, 1], {}),
-        (point.f1, Kind.POINTS, [[1, math.inf]], {}),
-        (point.in_box, Kind.POINT, [1, 1], {}),
-        (point.in_box, Kind.POINT, [1, 1], {"box": [3, 3, 1, 1]}),
-        (point.in_box, Kind.TEXT, "x", {}),
-        (point.in_region, Kind.POINTS, [[1, 1]], {}),
-        (point.in_region, Kind.POINTS, [[1, 1]], {"region": []}),
-        (point.in_region, Kind.POINTS, [[1, 1]], {"region": [[[0, 0], [1, 1]]]}),
-        (point.in_region, Kind.POINTS, [[1, 1]], {"region": [[[0, 0], [1, 1], [math.nan, 2]]]}),
-        (span.iou, Kind.SPAN, [5, 5], {}),
-        (span.iou, Kind.SPAN, [9, 5], {}),
-        (span.iou, Kind.SPAN, [0, math.nan], {}),
-        (span.union_iou, Kind.SPANS, [], {}),
-        (span.f1, Kind.SPANS, [[1, 2], [4, 3]], {}),
-        (video.tube, Kind.JSON, [], {}),
-        (video.tube, Kind.JSON, [{"time": 0.6, "bbox_2d": [0, 0, 1, 1]}, {"time": 1, "bbox_2d": [0, 0, 1, 1]}], {}),
-        (video.frames, Kind.LIST, [], {}),
-        (video.frames, Kind.LIST, ["ten"], {}),
+        (point.distance, AnswerType.POINT, [math.nan, 1], {}),
+        (point.f1, AnswerType.POINTS, [[1, math.inf]], {}),
+        (point.in_box, AnswerType.POINT, [1, 1], {}),
+        (point.in_box, AnswerType.POINT, [1, 1], {"box": [3, 3, 1, 1]}),
+        (point.in_box, AnswerType.TEXT, "x", {}),
+        (point.in_region, AnswerType.POINTS, [[1, 1]], {}),
+        (point.in_region, AnswerType.POINTS, [[1, 1]], {"region": []}),
+        (point.in_region, AnswerType.POINTS, [[1, 1]], {"region": [[[0, 0], [1, 1]]]}),
+        (point.in_region, AnswerType.POINTS, [[1, 1]], {"region": [[[0, 0], [1, 1], [math.nan, 2]]]}),
+        (span.iou, AnswerType.SPAN, [5, 5], {}),
+        (span.iou, AnswerType.SPAN, [9, 5], {}),
+        (span.iou, AnswerType.SPAN, [0, math.nan], {}),
+        (span.union_iou, AnswerType.SPANS, [], {}),
+        (span.f1, AnswerType.SPANS, [[1, 2], [4, 3]], {}),
+        (video.tube, AnswerType.JSON, [], {}),
+        (
+            video.tube,
+            AnswerType.JSON,
+            [{"time": 0.6, "bbox_2d": [0, 0, 1, 1]}, {"time": 1, "bbox_2d": [0, 0, 1, 1]}],
+            {},
+        ),
+        (video.frames, AnswerType.LIST, [], {}),
+        (video.frames, AnswerType.LIST, ["ten"], {}),
     ],
 )
 def test_a_broken_target_is_unscorable_whatever_the_answer(reward, kind, target, meta):

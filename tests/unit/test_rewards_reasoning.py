@@ -5,7 +5,7 @@ import random
 import pytest
 from waiting import bounded
 
-from mmrl.types import Frame
+from mmrl.types import CoordinateSystem
 from mmrl_rewards import geometry, reasoning
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
@@ -47,7 +47,10 @@ def test_boxes_equal_counting_by_hand():
 
 
 def test_a_box_means_the_same_in_every_frame():
-    for frame, numbers in ((Frame.PX_ORIGINAL, "20, 10, 100, 50"), (Frame.NORM_1000, "100, 100, 500, 500")):
+    for frame, numbers in (
+        (CoordinateSystem.PX_ORIGINAL, "20, 10, 100, 50"),
+        (CoordinateSystem.NORM_1000, "100, 100, 500, 500"),
+    ):
         term = scored(
             reasoning.boxes,
             f"there [{numbers}]",

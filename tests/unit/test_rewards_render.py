@@ -12,11 +12,11 @@ from mmrl.types import Unscorable, UserError
 from mmrl_rewards import render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
-from mmrl_rewards.services.renderer import CannotDraw, Limits, decoded, draw
+from mmrl_rewards.services.renderer import DrawingError, DrawingLimits, decode_png, draw
 
 PAGE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70">{}</svg>'
 BARS = '<rect x="10" y="40" width="15" height="25"/><rect x="35" y="20" width="15" height="45"/>'
-LIMITS = Limits(cpu_s=1)
+LIMITS = DrawingLimits(cpu_s=1)
 
 
 def svg(inside="", side=64):
@@ -63,19 +63,19 @@ def test_the_worth_of_a_picture_is_measured_from_the_best_plain_page():
     grey = [image @ np.array([0.299, 0.587, 0.114]) for image in (near, target)]
     plain = max(slow_ssim(np.full((24, 24), float(level)), grey[1]) for level in (255, 200))
     expected = (slow_ssim(*grey) - plain) / (1 - plain)
-    assert render.beyond_plain(near, target, render.ssim) == pytest.approx(expected, abs=1e-9)
+    assert render.similarity_beyond_blank(near, target, render.ssim) == pytest.approx(expected, abs=1e-9)
     assert 0.1 < expected < 0.9
-    assert render.beyond_plain(target, target, render.ssim) == 1.0
+    assert render.similarity_beyond_blank(target, target, render.ssim) == 1.0
     for level in (0, 90, 200, 255):
-        assert render.beyond_plain(np.full_like(target, level), target, render.ssim) == 0.0
+        assert render.similarity_beyond_blank(np.full_like(target, level), target, render.ssim) == 0.0
 
 
 def test_pictures_of_different_size_share_a_page():
     small, large = (np.full((20, width, 3), 255, dtype=np.uint8) for width in (20, 400))
     small[5:15, 5:15] = large[5:15, 5:15] = 0
-    assert render.beyond_plain(large, small, render.ssim) == 1.0
+    assert render.similarity_beyond_blank(large, small, render.ssim) == 1.0
     large[5:15, 200:210] = 0  # a long line of symbols is not made right by the white between them
-    assert render.beyond_plain(large, small, render.ssim) < 0.1
+    assert render.similarity_beyond_blank(large, small, render.ssim) < 0.1
 
 
 def test_a_blank_page_is_like_any_drawing_and_earns_nothing():
@@ -114,7 +114,7 @@ def test_text_is_drawn_in_one_font_everywhere():
     ],
 )
 def test_what_cannot_be_drawn_is_refused_and_the_next_is_drawn(tmp_path, language, source, why):
-    with pytest.raises(CannotDraw, match=why):
+    with pytest.raises(DrawingError, match=why):
         draw(language, source.replace("{file}", str(tmp_path)), side=64, limits=LIMITS)
     assert (svg(BARS) == svg(BARS)).all()  # the next one is drawn all the same
 
@@ -122,13 +122,15 @@ def test_what_cannot_be_drawn_is_refused_and_the_next_is_drawn(tmp_path, languag
 def test_memory_has_a_limit():
     bomb = '<defs><g id="a0"><rect width="1" height="1"/></g>'
     bomb += "".join(f'<g id="a{i + 1}">' + f'<use href="#a{i}"/>' * 10 + "</g>" for i in range(7))
-    with pytest.raises(CannotDraw):
-        draw("svg", PAGE.format(bomb + '</defs><use href="#a7"/>'), side=64, limits=Limits(cpu_s=5, memory_mb=256))
+    with pytest.raises(DrawingError):
+        draw(
+            "svg", PAGE.format(bomb + '</defs><use href="#a7"/>'), side=64, limits=DrawingLimits(cpu_s=5, memory_mb=256)
+        )
 
 
 def test_a_picture_has_a_limit():
-    with pytest.raises(CannotDraw, match="more than 50 bytes when drawn"):
-        draw("svg", PAGE.format(BARS), side=64, limits=Limits(max_bytes=50))
+    with pytest.raises(DrawingError, match="more than 50 bytes when drawn"):
+        draw("svg", PAGE.format(BARS), side=64, limits=DrawingLimits(max_bytes=50))
 
 
 def _children_draw(results):
@@ -150,7 +152,7 @@ def test_a_fork_draws_for_itself():
 @pytest.mark.parametrize("data", [b"", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\0" * 30])
 def test_what_is_no_picture_is_not_decoded(data):
     with pytest.raises(ValueError, match="no PNG"):
-        decoded(data)
+        decode_png(data)
 
 
 PAINTER = """

@@ -12,12 +12,27 @@ from sacrebleu.metrics import BLEU
 from sklearn.metrics import ndcg_score
 from waiting import bounded
 
-from mmrl.scoring.registry import rewards
-from mmrl.types import Answer, Finish, Frame, Kind, Response, Sample, Target, Term, Unscorable, UserError
+from mmrl.scoring.registry import builtin_rewards
+from mmrl.types import (
+    Answer,
+    AnswerType,
+    CoordinateSystem,
+    FinishReason,
+    Response,
+    RewardValue,
+    Sample,
+    Target,
+    Unscorable,
+    UserError,
+)
 from mmrl_rewards import length, ocr, ranking, strings, table, text
 
 HERE = tuple(f"{module.__name__}:" for module in (ocr, table, text))
-TEXTUAL = {name: fn for name, fn in rewards().items() if fn.kinds == (Kind.TEXT,) and name.startswith(HERE)}
+TEXTUAL = {
+    name: fn
+    for name, fn in builtin_rewards().items()
+    if fn.answer_types == (AnswerType.TEXT,) and name.startswith(HERE)
+}
 PAYING_RIGHT = [length.cosine, length.brevity, length.window]
 TABLE = "<table><tr><td>tea</td><td>2</td></tr></table>"
 
@@ -27,22 +42,22 @@ def score(reward, kind, target, answer, *, tokens=0, meta=None, **options):
     problems = ("no answer tag",) if answer is None else ()
     response = Response(
         text=answer if isinstance(answer, str) else "",
-        answer=Answer(text="", thought=None, value=answer, problems=problems),
-        finish=Finish.EOS,
+        answer=Answer(text="", thinking=None, value=answer, problems=problems),
+        finish_reason=FinishReason.EOS,
         num_tokens=tokens,
-        resizes=(),
-        frame=Frame.PX_ORIGINAL,
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.PX_ORIGINAL,
     )
-    sample = Sample(id="s", task="t", parts=("?",), target=Target(kind=kind, value=target), meta=meta or {})
+    sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=kind, value=target), meta=meta or {})
     term = reward(response, sample, **options)
-    assert isinstance(term, Term)
+    assert isinstance(term, RewardValue)
     assert reward.low <= term.value <= reward.high
     assert 0 < len(term.reason) < 250
     return term.value
 
 
 def of_text(reward, target, answer, **more):
-    return score(reward, Kind.TEXT, target, answer, **more)
+    return score(reward, AnswerType.TEXT, target, answer, **more)
 
 
 def edits(a, b):
@@ -144,7 +159,7 @@ def test_repetition_equals_counting_runs():
         words, order = sentence(rng, 20), rng.randint(1, 4)
         runs = [tuple(words[i : i + order]) for i in range(len(words) - order + 1)]
         expected = len(set(runs)) / len(runs) - 1 if runs else 0
-        assert score(text.repetition, Kind.TEXT, "x", " ".join(words), order=order) == pytest.approx(expected)
+        assert score(text.repetition, AnswerType.TEXT, "x", " ".join(words), order=order) == pytest.approx(expected)
 
 
 def test_fields_equal_counting_pairs():
@@ -152,7 +167,7 @@ def test_fields_equal_counting_pairs():
     for _ in range(200):
         a, b = ({key: rng.choice(["x", "y", 1]) for key in rng.sample("abcdef", rng.randint(1, 6))} for _ in "ab")
         expected = 2 * len(a.items() & b.items()) / (len(a) + len(b))
-        assert score(ocr.fields, Kind.JSON, b, a) == pytest.approx(expected)
+        assert score(ocr.fields, AnswerType.JSON, b, a) == pytest.approx(expected)
 
 
 class Node:
@@ -179,9 +194,9 @@ def tree(source):
 
 def random_table(rng, rows=5, columns=4):
     def cell():
-        return table.Cell("".join(rng.choices("ab", k=rng.randint(0, 4))), rng.choice([1, 1, 1, 2]))
+        return table.TableCell("".join(rng.choices("ab", k=rng.randint(0, 4))), rng.choice([1, 1, 1, 2]))
 
-    return table.Table(
+    return table.ParsedTable(
         tuple(tuple(cell() for _ in range(rng.randint(1, columns))) for _ in range(rng.randint(1, rows)))
     )
 
@@ -191,10 +206,10 @@ def test_distance_of_tables_equals_apted():
     for _ in range(150):
         a, b = random_table(rng), random_table(rng)
         expected = APTED(tree(a), tree(b), Costs()).compute_edit_distance()
-        assert table.distance(a, b) == pytest.approx(expected)
-        assert table.distance(b, a) == pytest.approx(expected)
-        assert table.distance(a, b, structure_only=True) <= expected + 1e-9
-        assert table.distance(a, a) == 0
+        assert table.tree_edit_distance(a, b) == pytest.approx(expected)
+        assert table.tree_edit_distance(b, a) == pytest.approx(expected)
+        assert table.tree_edit_distance(a, b, structure_only=True) <= expected + 1e-9
+        assert table.tree_edit_distance(a, a) == 0
 
 
 def html_of(source):
@@ -208,10 +223,10 @@ def test_teds_is_the_share_of_nodes_that_need_no_edit():
     rng = random.Random(7)
     for _ in range(100):
         a, b = random_table(rng), random_table(rng)
-        assert table.read(html_of(a)) == a
-        expected = 1 - APTED(tree(a), tree(b), Costs()).compute_edit_distance() / max(a.nodes, b.nodes)
+        assert table.parse_table(html_of(a)) == a
+        expected = 1 - APTED(tree(a), tree(b), Costs()).compute_edit_distance() / max(a.num_nodes, b.num_nodes)
         got = of_text(table.teds, html_of(b), html_of(a))
-        assert got == pytest.approx(0 if a.nodes > 2 * b.nodes else max(0, expected))
+        assert got == pytest.approx(0 if a.num_nodes > 2 * b.num_nodes else max(0, expected))
 
 
 def test_a_large_table_takes_bounded_time():
@@ -233,11 +248,11 @@ def test_a_large_table_takes_bounded_time():
 )
 def test_reading_a_table_gives_a_table_or_says_why(source):
     try:
-        found = table.read(source)
+        found = table.parse_table(source)
     except ValueError as error:
         assert 0 < len(str(error)) < 80
     else:
-        assert found.nodes >= 2
+        assert found.num_nodes >= 2
 
 
 NAMES = [f"p{number}" for number in range(8)]
@@ -250,11 +265,13 @@ def test_rankings_equal_scikit_learn_and_counting():
         k = rng.randint(1, len(NAMES))
         truth = [[float(name in relevant) for name in NAMES]]
         given = [[-float(answer.index(name)) for name in NAMES]]
-        assert score(ranking.ndcg, Kind.LIST, relevant, answer, k=k) == pytest.approx(ndcg_score(truth, given, k=k))
+        assert score(ranking.ndcg, AnswerType.LIST, relevant, answer, k=k) == pytest.approx(
+            ndcg_score(truth, given, k=k)
+        )
         first = min(answer.index(name) for name in relevant) + 1
-        assert score(ranking.mrr, Kind.LIST, relevant, answer, k=k) == (1 / first if first <= k else 0)
+        assert score(ranking.mrr, AnswerType.LIST, relevant, answer, k=k) == (1 / first if first <= k else 0)
         found = len(set(answer[:k]) & set(relevant)) / len(relevant)
-        assert score(ranking.recall, Kind.LIST, relevant, answer, k=k) == pytest.approx(found)
+        assert score(ranking.recall, AnswerType.LIST, relevant, answer, k=k) == pytest.approx(found)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -271,7 +288,7 @@ def test_a_permutation_earns_what_it_has_above_the_mean_of_all_orders(size):
         for reward, values in plain[: 2 if k == size else 3]:
             chance = mean(values)
             for order, value in zip(orders, values, strict=True):
-                got = score(reward, Kind.PERMUTATION, target, order, k=k)
+                got = score(reward, AnswerType.PERMUTATION, target, order, k=k)
                 assert got == pytest.approx(max(0, (value - chance) / (1 - chance)), abs=1e-9)
 
 
@@ -279,8 +296,10 @@ def test_a_permutation_earns_what_it_has_above_the_mean_of_all_orders(size):
 def test_no_length_lifts_a_wrong_answer_above_a_right_one(reward):
     lengths = [0, 1, 319, 320, 400, 512, 513, 1024, 2048, 10**7]
     for floor in (0.0, 0.1, 0.9):
-        right = [score(reward, Kind.NUMBER, 3, 3, tokens=tokens, floor=floor) for tokens in lengths]
-        wrong = [score(reward, Kind.NUMBER, 3, answer, tokens=n, floor=floor) for n in lengths for answer in (4, None)]
+        right = [score(reward, AnswerType.NUMBER, 3, 3, tokens=tokens, floor=floor) for tokens in lengths]
+        wrong = [
+            score(reward, AnswerType.NUMBER, 3, answer, tokens=n, floor=floor) for n in lengths for answer in (4, None)
+        ]
         assert max(wrong) == 0
         assert min(right) == pytest.approx(floor)
         assert max(right) == 1
@@ -290,9 +309,9 @@ def test_no_length_lifts_a_wrong_answer_above_a_right_one(reward):
 
 def test_the_penalties_fall_with_the_length():
     tokens = range(0, 25_000, 500)
-    fines = [score(length.overlong, Kind.NUMBER, 3, 3, tokens=n) for n in tokens]
+    fines = [score(length.overlong, AnswerType.NUMBER, 3, 3, tokens=n) for n in tokens]
     assert fines == sorted(fines, reverse=True)
-    hill = [score(length.surrogate, Kind.NUMBER, 3, 3, tokens=n, max_tokens=24_500) for n in tokens]
+    hill = [score(length.surrogate, AnswerType.NUMBER, 3, 3, tokens=n, max_tokens=24_500) for n in tokens]
     top = hill.index(max(hill))
     assert hill[: top + 1] == sorted(hill[: top + 1])
     assert hill[top:] == sorted(hill[top:], reverse=True)
@@ -301,7 +320,7 @@ def test_the_penalties_fall_with_the_length():
 
 def test_an_empty_window_is_refused():
     with pytest.raises(UserError, match="no length lies between least = 9 and most = 5"):
-        score(length.window, Kind.NUMBER, 3, 3, least=9, most=5)
+        score(length.window, AnswerType.NUMBER, 3, 3, least=9, most=5)
 
 
 HOSTILE = {
@@ -349,7 +368,7 @@ def test_normalising_in_pieces_is_normalising():
     rng = random.Random(9)
     for _ in range(300):
         made = "".join(rng.choices(["e\u0301", "ﬁ", "①", "ｶﾞ", "x", " ", "\u3000", "\u1112\u1161\u11ab"], k=60))
-        assert strings.normal(made) == " ".join(unicodedata.normalize("NFKC", made).split())
+        assert strings.normalize(made) == " ".join(unicodedata.normalize("NFKC", made).split())
 
 
 def test_words_are_letters_and_digits_and_single_ideographs():

@@ -8,30 +8,39 @@ import pytest
 import torch
 from config_samples import SMALL, refused, write
 
-from mmrl.config import load
-from mmrl.config.schema import Lora, Parity, Vllm
-from mmrl.policy.lora import Adapter
+from mmrl.config import load_config
+from mmrl.config.schema import LogprobCheckConfig, LoraConfig, VllmConfig
+from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
-from mmrl.rollout.engines.base import EngineSampler, Publisher, Request, drawn
-from mmrl.rollout.engines.vllm_args import engine_arguments
+from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, parse_completion
+from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.factory import prompt_limit
-from mmrl.rollout.logprob_check import Parity as Prober
-from mmrl.rollout.logprob_check import Probed, some_of_each, sort_of
-from mmrl.rollout.responses import begun
-from mmrl.rollout.weight_sync import PolicyWeights, check_arrival, check_model, engine_name, fingerprint, recorded
-from mmrl.types import Author, Finish, SamplingLaw, Segment, UserError
+from mmrl.rollout.logprob_check import CheckedSampler, modality_of, take_per_modality
+from mmrl.rollout.logprob_check import LogprobCheck as Prober
+from mmrl.rollout.responses import empty_rollout
+from mmrl.rollout.weight_sync import (
+    PolicyWeightStream,
+    check_same_model,
+    check_weights_arrived,
+    fingerprint,
+    iter_with_fingerprints,
+    vllm_name,
+)
+from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
 
 
 def held(weights) -> dict:
     """What an engine with these very weights holds: nothing fused."""
-    return {engine_name(name): fingerprint(tensor) for name, tensor in weights}
+    return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
 
 
 def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    law = SamplingLaw(temperature=0.7, top_p=0.9, top_k=4, banned=(3, 5), stop=("</a>",), max_new_tokens=9)
-    asked = Request(begun=begun(prompt, 0, law), times=4, seed=17, law=law).parameters(eos_id=2)
+    law = SamplingParams(temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9)
+    asked = GenerationRequest(
+        rollout=empty_rollout(prompt, 0, law), num_samples=4, seed=17, sampling_params=law
+    ).to_vllm_params(eos_id=2)
     assert asked == {
         "n": 4,
         "seed": 17,
@@ -50,21 +59,21 @@ def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
 
 @pytest.mark.parametrize(
     ("finish", "stopped_by", "meant"),
-    [("length", None, Finish.LENGTH), ("stop", 2, Finish.EOS), ("stop", "</a>", Finish.STOP)],
+    [("length", None, FinishReason.LENGTH), ("stop", 2, FinishReason.EOS), ("stop", "</a>", FinishReason.STOP)],
 )
 def test_finish_reasons(finish, stopped_by, meant):
-    assert drawn([7, 2], [-1.0, -2.0], finish, stopped_by).finish is meant
+    assert parse_completion([7, 2], [-1.0, -2.0], finish, stopped_by).finish is meant
 
 
 @pytest.mark.parametrize(("ids", "finish"), [([], "stop"), ([4], "abort"), ([4], None)])
 def test_what_is_no_response_is_not_taken_for_one(ids, finish):
     with pytest.raises(RuntimeError, match=f"gave {len(ids)} tokens, finished by {finish!r}"):
-        drawn(ids, [-1.0] * len(ids), finish, None)
+        parse_completion(ids, [-1.0] * len(ids), finish, None)
 
 
 def test_a_version_is_published_once_however_many_ask():
     pushed = []
-    publisher = Publisher(engine=None, push=pushed.append)
+    publisher = WeightPublisher(engine=None, send_weights=pushed.append)
     for version in (0, 0, 1, 1, 2, 1):
         publisher.publish(version)
     assert len(pushed) == 4
@@ -73,24 +82,24 @@ def test_a_version_is_published_once_however_many_ask():
 def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(tiny):
     world = tiny()
     policy = Policy(world.policy.model, freeze=("vision",))
-    sent = dict(PolicyWeights(policy))
+    sent = dict(PolicyWeightStream(policy))
     assert sent["lm_head.weight"] is sent["model.language_model.embed_tokens.weight"]
     assert {name.split(".")[1] for name in sent} == {"language_model", "visual", "weight"}
     assert not [name for name in sent if ".visual.blocks." in name]
-    assert sent.keys() == {shape.name for shape in PolicyWeights(policy).shapes()}
+    assert sent.keys() == {shape.name for shape in PolicyWeightStream(policy).specs()}
 
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_of_an_adapter_the_merged_matrices_are_sent_and_the_model_is_left_alone(tiny, dora):
     world = tiny()
     plain = {name: tensor.clone() for name, tensor in world.policy.model.named_parameters()}
-    adapter = Adapter(world.policy.model, Lora(rank=4, dora=dora), seed=1)
+    adapter = LoraAdapter(world.policy.model, LoraConfig(rank=4, use_dora=dora), seed=1)
     policy = Policy(world.policy.model)
     with torch.no_grad():
-        for parameter in policy.learned.values():
+        for parameter in policy.trained.values():
             parameter.add_(0.1)
     before = {name: tensor.clone() for name, tensor in policy.model.named_parameters()}
-    sent = {name: tensor.clone() for name, tensor in PolicyWeights(policy)}
+    sent = {name: tensor.clone() for name, tensor in PolicyWeightStream(policy)}
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.model.named_parameters())
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in sent} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -107,45 +116,47 @@ def test_what_has_no_room_in_the_engine_is_refused_by_name(tiny):
     prompt = world.processor.ask(world.samples[2])
     law = replace(world.law, max_new_tokens=10)
     room = len(prompt.ids) + law.max_new_tokens
-    sampler = EngineSampler(Publisher(None, lambda engine: None), world.processor, longest=room - 1, salt=())
+    sampler = EngineSampler(
+        WeightPublisher(None, lambda engine: None), world.processor, max_model_len=room - 1, salt=()
+    )
     refusal = f"sample text-only: {len(prompt.ids)} tokens, and 10 more, are beyond the {room - 1}"
     with pytest.raises(UserError, match=refusal):
         sampler.generate([prompt], 1, law, step=0)
-    drawn = begun(prompt, 0, law)
-    said = Segment(ids=(5, 6), logps=(0.0, 0.0), author=Author.ENV)
+    drawn = empty_rollout(prompt, 0, law)
+    said = Segment(token_ids=(5, 6), logprobs=(0.0, 0.0), author=Author.ENVIRONMENT)
     with pytest.raises(UserError, match=f"{len(prompt.ids) + 2} tokens, and 8 more"):
         sampler.extend([replace(drawn, segments=(said,))], replace(law, max_new_tokens=8), step=0)
 
 
 def test_another_model_is_told_by_its_norms(tiny):
-    weights = PolicyWeights(tiny().policy)
+    weights = PolicyWeightStream(tiny().policy)
     engine = held(weights)
-    check_model(weights, engine)
+    check_same_model(weights, engine)
     norm = "language_model.model.norm.weight"
     with pytest.raises(UserError, match=r"model\.language_model\.norm\.weight is \[48\] here, and it has one of \[7\]"):
-        check_model(weights, engine | {norm: fingerprint(torch.ones(7))})
+        check_same_model(weights, engine | {norm: fingerprint(torch.ones(7))})
     with pytest.raises(UserError, match="none of that name"):
-        check_model(weights, {name: found for name, found in engine.items() if name != norm})
+        check_same_model(weights, {name: found for name, found in engine.items() if name != norm})
 
 
 def test_what_did_not_arrive_is_noticed_and_what_is_fused_is_passed_over(tiny):
-    weights = PolicyWeights(tiny().policy)
+    weights = PolicyWeightStream(tiny().policy)
     sent: dict = {}
-    assert [name for name, _ in recorded(weights, sent)] == list(sent)
+    assert [name for name, _ in iter_with_fingerprints(weights, sent)] == list(sent)
     engine = held(weights)
-    assert check_arrival(sent, engine) == len(sent)
+    assert check_weights_arrived(sent, engine) == len(sent)
     fused = {name: found for name, found in engine.items() if "q_proj" not in name}
-    assert 0 < check_arrival(sent, fused) < len(sent)
+    assert 0 < check_weights_arrived(sent, fused) < len(sent)
     stale = engine | {"language_model.lm_head.weight": fingerprint(torch.zeros(330, 48))}
     with pytest.raises(RuntimeError, match=r"another lm_head\.weight"):
-        check_arrival(sent, stale)
+        check_weights_arrived(sent, stale)
 
 
 def test_arguments_follow_the_device_and_the_adapter():
-    options = Vllm(gpu_memory=0.3, cache_mib=7)
-    on_gpu = engine_arguments(options, dtype="bfloat16", longest=99, cuda=True, lora=None)
+    options = VllmConfig(gpu_memory_utilization=0.3, cpu_kv_cache_mib=7)
+    on_gpu = build_engine_args(options, dtype="bfloat16", max_model_len=99, cuda=True, lora=None)
     assert on_gpu["gpu_memory_utilization"] == 0.3 and "enforce_eager" not in on_gpu and "enable_lora" not in on_gpu
-    on_cpu = engine_arguments(options, dtype="float32", longest=9000, cuda=False, lora=Lora(rank=12))
+    on_cpu = build_engine_args(options, dtype="float32", max_model_len=9000, cuda=False, lora=LoraConfig(rank=12))
     assert on_cpu["kv_cache_memory_bytes"] == 7 * 2**20 and on_cpu["max_num_batched_tokens"] == 9000
     assert on_cpu["max_lora_rank"] == 16
     assert on_cpu["logprobs_mode"] == on_gpu["logprobs_mode"] == "processed_logprobs"
@@ -153,21 +164,27 @@ def test_arguments_follow_the_device_and_the_adapter():
 
 def test_samples_are_sorted_by_their_media(tiny):
     samples = tiny().samples
-    assert [sort_of(sample) for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
-    assert [sort_of(sample) for sample in some_of_each(samples, 1)] == ["image", "text", "video"]
+    assert [modality_of(sample) for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
+    assert [modality_of(sample) for sample in take_per_modality(samples, 1)] == ["image", "text", "video"]
 
 
 def prober(world, policy, warnings, **options):
     samples, law = world.samples, replace(world.law, temperature=0.7)
-    options = Parity(prompts=1, **options)
+    options = LogprobCheckConfig(prompts_per_modality=1, **options)
     return Prober(
-        world.sampler(), policy, world.processor, samples=samples, law=law, options=options, warn=warnings.append
+        world.sampler(),
+        policy,
+        world.processor,
+        samples=samples,
+        sampling_params=law,
+        options=options,
+        warn=warnings.append,
     )
 
 
 def test_a_probe_finds_no_gap_where_there_is_none(tiny):
     world, warnings = tiny(), []
-    gaps = prober(world, world.policy, warnings).probe(0)
+    gaps = prober(world, world.policy, warnings).measure(0)
     assert gaps.keys() == {"parity/logp_gap_nats", *(f"parity/logp_gap_nats/{s}" for s in ("text", "image", "video"))}
     assert max(gaps.values()) < 1e-4 and not warnings
 
@@ -177,16 +194,16 @@ def test_a_probe_warns_of_another_policy_and_stops_the_run(tiny):
     other = tiny().policy
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    gaps = prober(world, other, warnings, warn=1e-3, stop=100.0).probe(0)
+    gaps = prober(world, other, warnings, warn=1e-3, stop=100.0).measure(0)
     assert len(warnings) == 3 and "rollout.parity.warn is 0.001" in warnings[0]
     limit = min(gaps.values()) / 2
     with pytest.raises(UserError, match=r"rollout\.parity\.stop"):
-        prober(world, other, warnings, stop=limit).probe(0)
+        prober(world, other, warnings, stop=limit).measure(0)
 
 
 def test_a_probed_sampler_notes_the_gaps_of_every_so_manieth_version(tiny):
     world, noted = tiny(), []
-    sampler = Probed(world.sampler(), prober(world, world.policy, []), noted.append, every=3)
+    sampler = CheckedSampler(world.sampler(), prober(world, world.policy, []), noted.append, check_every=3)
     for version in range(1, 7):
         sampler.sync(version)
     assert len(noted) == 2
@@ -199,24 +216,24 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     path = write(tmp_path, SMALL)
     second = "{kind: continue_with, correct: [exact], max_new_tokens: 100, triggers: [{text: ' Look.'}]}"
     policy = tiny().policy
-    assert prompt_limit(load(path).config, policy) == (8192, "model.max_prompt_tokens")
-    config = load(path, ["rollout.engine=vllm", "stages.rl.sampling.max_new_tokens=600"]).config
+    assert prompt_limit(load_config(path).config, policy) == (8192, "model.max_prompt_tokens")
+    config = load_config(path, ["rollout.engine=vllm", "stages.rl.sampling.max_new_tokens=600"]).config
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
-    thinking = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
+    thinking = load_config(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
     zoom = "tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}]"
     tools = f"{{kind: tools, {zoom}, max_views: 2, max_tokens: 1000, max_chars: 100}}"
-    shown = load(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
+    shown = load_config(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
     marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
     assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)
-    short = load(path, ["rollout.engine=vllm", "model.max_prompt_tokens=100"]).config
+    short = load_config(path, ["rollout.engine=vllm", "model.max_prompt_tokens=100"]).config
     assert prompt_limit(short, policy)[0] == 100
 
 
 def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
     tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_views: 2}"
     overrides = ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]
-    config = load(write(tmp_path, SMALL), overrides).config
+    config = load_config(write(tmp_path, SMALL), overrides).config
     with pytest.raises(
         UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_chars of tools"
     ):
@@ -238,5 +255,5 @@ def test_refused_combinations(tmp_path, overrides, refusal):
 
 def test_what_is_never_learned_from_may_be_drawn_from_the_likeliest_tokens_alone(tmp_path):
     drawn = SMALL + "  - {kind: sample, name: drawn, sampling: {top_p: 0.9, top_k: 20}}\n"
-    *_, stage = load(write(tmp_path, drawn), ["rollout.engine=vllm"]).config.stages
+    *_, stage = load_config(write(tmp_path, drawn), ["rollout.engine=vllm"]).config.stages
     assert (stage.kind, stage.sampling.top_k) == ("sample", 20)

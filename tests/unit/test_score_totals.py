@@ -6,8 +6,8 @@ import random
 import pytest
 from scoring import COUNT, FIND, GRAMMAR, constant, judge_of, rollout, scored, term
 
-from mmrl.config.schema import Schedule
-from mmrl.scoring.combine import total
+from mmrl.config.schema import WeightScheduleConfig
+from mmrl.scoring.combine import combine_terms
 from mmrl.types import UserError
 from mmrl_rewards import box, number
 
@@ -17,7 +17,7 @@ ANY = rollout("<answer>3</answer>")
 def totals(combine, rows, **options):
     """Totals of rows of values, one term a column."""
     terms = [term(constant(0.0, name=str(column)), **options) for column in range(len(rows[0]))]
-    return [total(terms, {str(c): value for c, value in enumerate(row)}, combine, step=0) for row in rows]
+    return [combine_terms(terms, {str(c): value for c, value in enumerate(row)}, combine, step=0) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_gates_that_cannot_work_are_refused():
         term(number.exact, when={"task": ["count"]}), term(box.iou, gate="number", when={"task": ["find"]})
     )
     with pytest.raises(UserError, match=r"sample 'f1' .*its gate 'number' does not apply to the same samples"):
-        judge.check([COUNT, FIND], GRAMMAR)
+        judge.check_samples([COUNT, FIND], GRAMMAR)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,16 @@ def test_gates_that_cannot_work_are_refused():
     [("linear", [1.0, 1.0, 0.75, 0.5, 0.3, 0.1, 0.1]), ("steps", [1.0, 1.0, 1.0, 0.5, 0.5, 0.1, 0.1])],
 )
 def test_schedules_by_hand(shape, expected):
-    schedule = Schedule(points=((10, 1.0), (20, 0.5), (30, 0.1)), shape=shape)
-    assert [schedule.factor(step) for step in (0, 10, 15, 20, 25, 30, 99)] == pytest.approx(expected)
-    assert Schedule(points=((5, 0.5),)).factor(0) == Schedule(points=((5, 0.5),)).factor(9) == 0.5
+    schedule = WeightScheduleConfig(points=((10, 1.0), (20, 0.5), (30, 0.1)), interpolation=shape)
+    assert [schedule.factor_at(step) for step in (0, 10, 15, 20, 25, 30, 99)] == pytest.approx(expected)
+    assert (
+        WeightScheduleConfig(points=((5, 0.5),)).factor_at(0)
+        == WeightScheduleConfig(points=((5, 0.5),)).factor_at(9)
+        == 0.5
+    )
 
 
 def test_a_schedule_multiplies_the_weight_in_training_alone():
     judge = judge_of(term(constant(1.0), weight=2.0, schedule={"points": [[0, 0.0], [10, 1.0]]}))
     assert [scored(judge, ANY, step).total for step in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
-    assert judge.evaluate([ANY])[0].total == 2.0
+    assert judge.score_eval([ANY])[0].total == 2.0

@@ -14,9 +14,9 @@ import pytest
 from scoring import GRAMMAR, as_read, rollout
 from waiting import wait_for
 
-from mmrl.config.schema import Judging
-from mmrl.scoring import BoundTerm, Judge, RewardError, registry
-from mmrl.types import Fault, Kind, Sample, Target, UserError
+from mmrl.config.schema import ScoringConfig
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
 from mmrl_rewards.contract import reward
 
 REWARDS = '''
@@ -86,12 +86,14 @@ def judge_of(tmp_path):
     judges = []
 
     def judge_of(*names, options=None, **judging):
-        loads = [partial(registry.find, f"./moody.py:{name}", tmp_path, {}) for name in names]
+        loads = [partial(registry.load_bound_reward, f"./moody.py:{name}", tmp_path, {}) for name in names]
         bound = [
-            BoundTerm(name=name, reward=load(), load=load, options=as_read(options or {}))
+            BoundTerm(name=name, reward=load(), load_reward=load, options=as_read(options or {}))
             for name, load in zip(names, loads, strict=True)
         ]
-        judges.append(Judge(bound, Judging(**{"on_error": "skip_rollout", "deadline_s": 60.0} | judging)))
+        judges.append(
+            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip_rollout", "deadline_s": 60.0} | judging))
+        )
         return judges[-1]
 
     yield judge_of
@@ -128,10 +130,10 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
     (group,) = judge.judge(groups_of(texts, size=len(texts)), step=0)
     found = {skip.rollout.text: skip.failures["moody"] for skip in group.skipped}
     assert {text: failure.fault for text, failure in found.items()} == {
-        "hang": Fault.TIMEOUT,
-        "spin": Fault.TIMEOUT,
-        "exit": Fault.DEATH,
-        "crash": Fault.DEATH,
+        "hang": RewardErrorKind.TIMEOUT,
+        "spin": RewardErrorKind.TIMEOUT,
+        "exit": RewardErrorKind.CRASH,
+        "crash": RewardErrorKind.CRASH,
     }
     assert found["hang"].reason == "took more than 2 s"
     assert [r.text for r in group.rollouts] == [text for text in texts if len(text) == 1]
@@ -161,24 +163,27 @@ def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
 @pytest.mark.parametrize(
     ("fn", "args", "target", "hanging", "right"),
     [
-        ("mmrl_rewards.maths:equal", {}, Target(kind=Kind.LATEX, value="x+1"), "9^{9^{9^{9}}}", "1+x"),
+        ("mmrl_rewards.maths:equal", {}, Target(answer_type=AnswerType.LATEX, value="x+1"), "9^{9^{9^{9}}}", "1+x"),
         (
             *("mmrl_rewards.schema:valid", {"schema": {"pattern": "^(a|aa)+$"}}),
-            *(Target(kind=Kind.JSON, value="aa"), f'"{"a" * 60}b"', '"aaa"'),
+            *(Target(answer_type=AnswerType.JSON, value="aa"), f'"{"a" * 60}b"', '"aaa"'),
         ),
     ],
 )
 def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, hanging, right):
     sample = Sample(id="h", task="t", parts=("?",), target=target)
-    load = partial(registry.find, fn, Path(), args)
+    load = partial(registry.load_bound_reward, fn, Path(), args)
     with closing(
-        Judge([BoundTerm(name="v", reward=load(), load=load, options=as_read({"deadline_s": 4.0}))], Judging())
+        RewardFunctionScorer(
+            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"deadline_s": 4.0}))],
+            ScoringConfig(),
+        )
     ) as judge:
-        judge.check([sample], GRAMMAR)
+        judge.check_samples([sample], GRAMMAR)
         answers = (right, hanging, right)
-        (group,) = judge.judge([[rollout(f"<answer>{answer}</answer>", sample) for answer in answers]], step=0)
+        (group,) = judge.score_groups([[rollout(f"<answer>{answer}</answer>", sample) for answer in answers]], step=0)
     assert group.totals == (1.0, 1.0)
-    assert [skip.failures["v"].fault for skip in group.skipped] == [Fault.TIMEOUT]
+    assert [skip.failures["v"].error_kind for skip in group.dropped] == [RewardErrorKind.TIMEOUT]
 
 
 def test_a_terms_deadline_wins_over_the_rewards(judge_of):
@@ -198,23 +203,23 @@ def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judg
 
 
 def test_what_a_first_call_loads_is_no_reason_to_stop_it(judge_of):
-    sample = Sample(id="s", task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=3))
+    sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
     judge = judge_of("slow_start")
     judge.check([sample], GRAMMAR)
     assert judge.judge(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
 
 
 def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(judge_of):
-    fine = Sample(id="f", task="t", parts=("?",), target=Target(kind=Kind.TEXT, value="fine"))
+    fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
     judge = judge_of("wary")
     judge.check([fine], GRAMMAR)
     with pytest.raises(RewardError, match=r"reward 'wary' on sample 'h' \(task 't'\): took more than 2 s"):
-        judge.check([fine, replace(fine, id="h", target=Target(kind=Kind.TEXT, value="hang"))], GRAMMAR)
+        judge.check([fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR)
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.reward_workers._START_S", 10.0)
-    sample = Sample(id="h", task="t", parts=("?",), target=Target(kind=Kind.TEXT, value="hang"))
+    sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
         judge_of("wary").check([sample], GRAMMAR)
 
@@ -227,7 +232,9 @@ def test_a_reward_that_does_not_load_elsewhere_is_named(judge_of, tmp_path):
 
 
 def test_a_sample_that_cannot_be_sent_is_named(judge_of):
-    sample = Sample(id="odd", task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=3), meta={"f": lambda: 0})
+    sample = Sample(
+        id="odd", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3), meta={"f": lambda: 0}
+    )
     judge = judge_of("moody", workers=1)
     with pytest.raises(UserError, match="cannot send samples odd to a worker process"):
         judge.judge([[rollout("x", sample)]], step=0)
@@ -300,4 +307,4 @@ def interrupted(self, waiting, outcomes):
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_deadline_is_a_number_of_seconds(deadline_s):
     with pytest.raises(UserError, match=f"reward 'x': deadline_s {deadline_s} is no number of seconds above 0"):
-        reward(name="x", deadline_s=deadline_s)
+        reward(name="x", timeout_s=deadline_s)

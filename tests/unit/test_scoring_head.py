@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrl.policy.chunked_logprobs import Request, ScoringHead
+from mmrl.policy.chunked_logprobs import LogprobHead, LogprobRequest
 
 WIDTH, VOCABULARY, TOKENS = 8, 50, 9
 
@@ -16,19 +16,19 @@ def head_and_hidden(dtype=torch.float32):
     with torch.no_grad():
         linear.weight.copy_(torch.randn(VOCABULARY, WIDTH, generator=generator))
     hidden = torch.randn(2, 6, WIDTH, generator=generator).to(dtype).requires_grad_()
-    return ScoringHead(linear), hidden
+    return LogprobHead(linear), hidden
 
 
 MIXED = torch.tensor([1.0, 0.6, 0.6, 1.0, 1.7, 0.3, 1.0, 0.6, 1.0])
 
 
 def request(chunk, temperature_N=MIXED, banned=()):
-    return Request(
-        ids_N=torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]),
-        source_N=torch.tensor([0, 0, 0, 2, 3, 7, 8, 11, 5]),  # one state predicts several tokens, others none
+    return LogprobRequest(
+        target_ids_N=torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]),
+        predictor_index_N=torch.tensor([0, 0, 0, 2, 3, 7, 8, 11, 5]),  # one state predicts several tokens, others none
         temperature_N=temperature_N,
-        banned=banned,
-        chunk=chunk,
+        banned_token_ids=banned,
+        chunk_tokens=chunk,
     )
 
 
@@ -38,15 +38,15 @@ def request(chunk, temperature_N=MIXED, banned=()):
 def test_scores_and_their_gradients_equal_autograds(chunk, temperature_N, banned):
     head, hidden = head_and_hidden()
     asked = request(chunk, temperature_N, banned)
-    with head.scoring(asked):
+    with head.use_request(asked):
         scores_2N = head(hidden)
     weights_2N = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((scores_2N * weights_2N).sum(), (hidden, head.weight))
 
-    logits = (hidden.double().flatten(0, 1)[asked.source_N] @ head.weight.double().T) / temperature_N[:, None]
+    logits = (hidden.double().flatten(0, 1)[asked.predictor_index_N] @ head.weight.double().T) / temperature_N[:, None]
     allowed = [j for j in range(VOCABULARY) if j not in banned]
     logps = logits[:, allowed].log_softmax(dim=-1)
-    picked = logps[torch.arange(TOKENS), [allowed.index(token) for token in asked.ids_N.tolist()]]
+    picked = logps[torch.arange(TOKENS), [allowed.index(token) for token in asked.target_ids_N.tolist()]]
     expected_2N = torch.stack([picked, -(logps.exp() * logps).sum(dim=-1)])
     expected = torch.autograd.grad((expected_2N * weights_2N).sum(), (hidden, head.weight))
     assert (scores_2N - expected_2N).abs().max() < 2e-6
@@ -57,7 +57,7 @@ def test_scores_and_their_gradients_equal_autograds(chunk, temperature_N, banned
 def test_without_a_request_it_is_the_layer_it_was():
     head, hidden = head_and_hidden()
     assert torch.equal(head(hidden), nn.functional.linear(hidden, head.weight))
-    with pytest.raises(IndexError), head.scoring(request(4)):
+    with pytest.raises(IndexError), head.use_request(request(4)):
         head(hidden[:, :1])  # predicts none of them
     assert head(hidden).shape == (2, 6, VOCABULARY)  # a request ends with its block, even by an error
 
@@ -66,7 +66,7 @@ def test_whoever_hooks_into_the_layer_is_called():
     head, hidden = head_and_hidden()
     seen = []
     head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    with head.scoring(request(4)):
+    with head.use_request(request(4)):
         head(hidden)
     assert seen == [(2, TOKENS)]
 
@@ -74,7 +74,7 @@ def test_whoever_hooks_into_the_layer_is_called():
 def test_a_frozen_layer_still_passes_the_gradient_on():
     head, hidden = head_and_hidden(torch.bfloat16)
     head.requires_grad_(False)
-    with head.scoring(request(4)):
+    with head.use_request(request(4)):
         head(hidden)[0].sum().backward()
     assert head.weight.grad is None
     assert hidden.grad.dtype == torch.bfloat16
@@ -100,7 +100,7 @@ class Widest(TorchDispatchMode):
 def test_logits_never_have_more_rows_than_the_chunk(chunk):
     head, hidden = head_and_hidden()
     with Widest(head.weight) as seen:
-        with head.scoring(request(chunk)):
+        with head.use_request(request(chunk)):
             scores_2N = head(hidden)
         scores_2N.sum().backward()
     assert seen.rows == chunk

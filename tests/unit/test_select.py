@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from mmrl.config.schema import Select
-from mmrl.data.stage_tables import chosen, read, write_history
-from mmrl.training.select import Selected, select
-from mmrl.types import Kind, Sample, Target, UserError, Visit
+from mmrl.config.schema import SelectStage
+from mmrl.data.stage_tables import read_selected_samples, read_table, write_history_table
+from mmrl.training.select import SelectionCounts, select_samples
+from mmrl.types import AnswerType, Sample, SampleStats, Target, UserError
 
 RATES = {"easy": (1, 1, 1, 1), "some": (0, 0, 1, 1), "late": (0, 0, 0, 1), "hard": (0, 0, 0, 0)}
 
 
 def sample(name, **more):
-    return Sample(id=name, task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=1), **more)
+    return Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1), **more)
 
 
 def stage(**options):
-    return Select(**{"name": "out", "kind": "select", "source": "in", "right": ("count",), **options})
+    return SelectStage(**{"name": "out", "kind": "select", "source": "in", "right": ("count",), **options})
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def folder(tmp_path):
 
 
 def kept(folder, **options):
-    select(stage(**options), folder)
-    return [row["id"] for row in read(folder / "out.jsonl")]
+    select_samples(stage(**options), folder)
+    return [row["id"] for row in read_table(folder / "out.jsonl")]
 
 
 def test_samples_are_judged_by_pass_rate_and_attempts(folder):
-    assert select(stage(), folder) == Selected(kept=4, of=4, rows=4, median=0.375)
-    rows = {row["id"]: row for row in read(folder / "out.jsonl")}
+    assert select_samples(stage(), folder) == SelectionCounts(kept=4, total=4, rows=4, median=0.375)
+    rows = {row["id"]: row for row in read_table(folder / "out.jsonl")}
     assert {name: row["pass_rate"] for name, row in rows.items()} == {"easy": 1, "some": 0.5, "late": 0.25, "hard": 0}
     assert {name: row["attempts"] for name, row in rows.items()} == {"easy": 1, "some": 3, "late": 4, "hard": 5}
     assert rows["easy"]["level"] == 5 and "terms" not in rows["easy"]
@@ -75,44 +75,44 @@ def test_every_term_that_applies_has_to_say_that_a_response_is_right(folder):
 
 def test_nothing_left_is_refused_with_what_there_was(folder):
     with pytest.raises(UserError, match="keeps none of 4 samples: their pass_rate is 0 to 1, 0.375 in the middle"):
-        select(stage(within=(0.6, 0.9)), folder)
+        select_samples(stage(within=(0.6, 0.9)), folder)
     with pytest.raises(UserError, match="keeps none of 4"):
-        select(stage(keep="responses", within=(0.0, 0.0)), folder)
+        select_samples(stage(keep="responses", within=(0.0, 0.0)), folder)
     with pytest.raises(UserError, match=r"no rollout has a term of `right` \(iou\)"):
-        select(stage(right=("iou",)), folder)
+        select_samples(stage(right=("iou",)), folder)
     with pytest.raises(UserError, match=r"gone.jsonl: cannot be read"):
-        select(stage(source="gone"), folder)
+        select_samples(stage(source="gone"), folder)
     assert not (folder / "out.jsonl").exists()
 
 
 def test_samples_are_ranked_by_their_history(tmp_path):
     """One-example RLVR takes the sample whose reward varied most; LIMR those that follow the mean of all."""
     history = {"up": [0.0, 1.0], "flat": [0.5, 0.5], "slow": [0.2, 0.6]}
-    visits = {name: [Visit(value, 0.0) for value in values] for name, values in history.items()}
-    write_history(tmp_path / "in.jsonl", [*map(sample, history), sample("never drawn")], visits)
+    visits = {name: [SampleStats(value, 0.0) for value in values] for name, values in history.items()}
+    write_history_table(tmp_path / "in.jsonl", [*map(sample, history), sample("never drawn")], visits)
     by = {"right": ()}
     assert kept(tmp_path, by="std", top=1, **by) == ["up"]
     assert kept(tmp_path, by="mean", within=(0.45, None), **by) == ["up", "flat"]
     assert kept(tmp_path, by="limr", top=1, **by) == ["slow"]
-    rows = read(tmp_path / "out.jsonl")
+    rows = read_table(tmp_path / "out.jsonl")
     assert rows[0]["limr"] == pytest.approx(1 - ((0.2 - 7 / 30) ** 2 + 0.1**2) / ((23 / 30) ** 2 + 0.3**2))
     assert "visits" not in rows[0]
 
 
 def test_an_empty_history_is_refused(tmp_path):
-    write_history(tmp_path / "in.jsonl", [sample("a")], {})
+    write_history_table(tmp_path / "in.jsonl", [sample("a")], {})
     with pytest.raises(UserError, match="no sample was drawn in "):
-        select(stage(by="std", right=()), tmp_path)
+        select_samples(stage(by="std", right=()), tmp_path)
 
 
 def test_the_next_stage_gets_the_samples_it_knows(folder):
     known = [sample(name, meta={"level": 5}, response="own") for name in RATES]
-    select(stage(within=(0.1, 0.4)), folder)
-    (late,) = chosen(folder / "out.jsonl", known)
+    select_samples(stage(within=(0.1, 0.4)), folder)
+    (late,) = read_selected_samples(folder / "out.jsonl", known)
     assert (late.id, late.response) == ("late", "own")
     assert late.meta == {"level": 5, "pass_rate": 0.25, "attempts": 4}
-    select(stage(within=(0.1, 0.4), keep="responses"), folder)
-    (late,) = chosen(folder / "out.jsonl", known)
+    select_samples(stage(within=(0.1, 0.4), keep="responses"), folder)
+    (late,) = read_selected_samples(folder / "out.jsonl", known)
     assert (late.id, late.response) == ("late#3", "r3")
     with pytest.raises(UserError, match="sample 'late' is no training sample any more"):
-        chosen(folder / "out.jsonl", known[:1])
+        read_selected_samples(folder / "out.jsonl", known[:1])

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from serving import judging, reply, served
 from waiting import wait_for
 
-from mmrl.answer import read
-from mmrl.types import Kind, Unscorable, UserError
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType, Unscorable, UserError
 from mmrl_rewards import judge, render
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
 from mmrl_rewards.services import endpoint as endpoint_module
-from mmrl_rewards.services.endpoint import Endpoint, Rejected
+from mmrl_rewards.services.endpoint import Endpoint, RequestRejected
 from mmrl_rewards.services.judge import JudgeService
 
 
@@ -117,7 +117,9 @@ def test_a_service_that_takes_too_long_is_unscorable(answer):
 def test_a_service_that_fails_is_unscorable(answer, complaint):
     with served(answer) as (url, requests):
         with pytest.raises(Unscorable, match=complaint):
-            endpoint(url, retries=1, max_reply_bytes=2000).post({"a": 1}, lambda data: read(Kind.JSON, data.decode()))
+            endpoint(url, retries=1, max_reply_bytes=2000).post(
+                {"a": 1}, lambda data: parse_answer_value(AnswerType.JSON, data.decode())
+            )
         assert len(requests) == 2
 
 
@@ -130,7 +132,7 @@ def test_what_will_not_change_is_not_tried_again(code):
 
 
 def test_a_refusal_is_no_failure():
-    with served(status(422)) as (url, _), pytest.raises(Rejected):
+    with served(status(422)) as (url, _), pytest.raises(RequestRejected):
         endpoint(url).post({}, bytes)
 
 

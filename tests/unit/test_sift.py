@@ -6,17 +6,19 @@ import pytest
 from selection import LAWLESS, Bank, asked, group
 from test_loop import World, train
 
-from mmrl.algo.group_filter import rejection
-from mmrl.algo.select_experiences import Everything, MediaCheck, Sifting, look
-from mmrl.config.schema import Band, Filter
-from mmrl.types import Group, State, UserError
+from mmrl.algo.group_filter import rejection_reason
+from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Sifting, find_media_problems
+from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
+from mmrl.types import Group, TrainingState, UserError
 
-ACCURACY = Filter(bands=(Band(term="right", low=0.1, high=0.9),), rounds=3, surplus="carry")
+ACCURACY = DynamicSamplingConfig(
+    ranges=(GroupRewardRangeConfig(term="right", low=0.1, high=0.9),), max_rounds=3, extra="carry"
+)
 
 
 def mixed(**settings):
     """DAPO's dynamic sampling."""
-    return Filter(bands=(Band(term="right"),), **settings)
+    return DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="right"),), **settings)
 
 
 @pytest.mark.parametrize(
@@ -34,19 +36,26 @@ def mixed(**settings):
 )
 def test_groups_pass_by_the_mean_of_a_named_term(rewards, dapo, band):
     shaped = group("s", *rewards)
-    assert (rejection(shaped, mixed()) is None) == dapo
-    assert (rejection(shaped, ACCURACY) is None) == band
-    assert rejection(group("s", *rewards, term="other"), ACCURACY) is None  # it has no such term
+    assert (rejection_reason(shaped, mixed()) is None) == dapo
+    assert (rejection_reason(shaped, ACCURACY) is None) == band
+    assert rejection_reason(group("s", *rewards, term="other"), ACCURACY) is None  # it has no such term
 
 
 def test_what_is_wrong_is_named():
-    assert rejection(group("s", 0.0, 0.0), mixed()) == "right"
-    assert rejection(group("s", 0.0, 1.0, 1.0, 0.0, cut=1), Filter(max_truncated=0.25)) is None
-    assert rejection(group("s", 0.0, 1.0, 1.0, 0.0, cut=2), Filter(max_truncated=0.25)) == "truncated"
-    assert rejection(Group(prompt=asked("s"), rollouts=(), scores=()), mixed()) == "unjudged"
-    level = Filter(bands=(Band(term="right", low=0.4, high=0.6, mixed=False),))
-    assert rejection(group("s", 0.5, 0.5), level) is None
-    assert rejection(group("s", 0.5, 0.9), level) == "right"
+    assert rejection_reason(group("s", 0.0, 0.0), mixed()) == "right"
+    assert (
+        rejection_reason(group("s", 0.0, 1.0, 1.0, 0.0, cut=1), DynamicSamplingConfig(max_truncated_frac=0.25)) is None
+    )
+    assert (
+        rejection_reason(group("s", 0.0, 1.0, 1.0, 0.0, cut=2), DynamicSamplingConfig(max_truncated_frac=0.25))
+        == "truncated"
+    )
+    assert rejection_reason(Group(prompt=asked("s"), rollouts=(), scores=()), mixed()) == "unjudged"
+    level = DynamicSamplingConfig(
+        ranges=(GroupRewardRangeConfig(term="right", low=0.4, high=0.6, require_mixed=False),)
+    )
+    assert rejection_reason(group("s", 0.5, 0.5), level) is None
+    assert rejection_reason(group("s", 0.5, 0.9), level) == "right"
 
 
 def sifting(options, prompts, media=LAWLESS):
@@ -55,35 +64,35 @@ def sifting(options, prompts, media=LAWLESS):
 
 
 def test_rounds_go_on_until_enough_pass_or_are_over():
-    chooser, state = sifting(mixed(rounds=3), 2), State()
+    chooser, state = sifting(mixed(rounds=3), 2), TrainingState()
     good, bad = group("good", 0.0, 1.0), group("bad", 1.0, 1.0)
-    assert chooser.wants_more([], state, rounds=0)
-    assert chooser.wants_more([good, bad], state, rounds=1)
-    assert not chooser.wants_more([good, bad, good, bad], state, rounds=2)
-    assert not chooser.wants_more([bad] * 6, state, rounds=3)
+    assert chooser.needs_another_round([], state, rounds=0)
+    assert chooser.needs_another_round([good, bad], state, rounds=1)
+    assert not chooser.needs_another_round([good, bad, good, bad], state, rounds=2)
+    assert not chooser.needs_another_round([bad] * 6, state, rounds=3)
 
 
 def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     groups = [group(name, 0.0, 1.0, 1.0, 0.0) for name in "abc"] + [group("dull", 1.0, 1.0)]
-    state = State()
-    choice = sifting(mixed(rounds=2), 2).choose(groups, state)
+    state = TrainingState()
+    choice = sifting(mixed(rounds=2), 2).select(groups, state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["a"] * 4 + ["b"] * 4
     assert choice.groups == tuple(groups)
     assert choice.advantages == ((-0.5, 0.5, 0.5, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0,) * 4, (0.0,) * 2)
-    assert state.carried == ()
+    assert state.carried_over == ()
 
     chooser = sifting(ACCURACY, 2)
-    choice = chooser.choose(groups, state)
-    assert [g.prompt.sample.id for g in state.carried] == ["c"]
+    choice = chooser.select(groups, state)
+    assert [g.prompt.sample.id for g in state.carried_over] == ["c"]
     assert choice.metrics == {"filter/passed_frac": 0.75, "filter/carried": 0.0, "filter/rejected/right": 1.0}
     state.step, state.version = 1, 1
     fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
-    assert not chooser.wants_more(fresh, state, rounds=1)
-    choice = chooser.choose(fresh, state)
-    learned = [(e.rollout.prompt.sample.id, e.age, e.old) for e in choice.experiences]
+    assert not chooser.needs_another_round(fresh, state, rounds=1)
+    choice = chooser.select(fresh, state)
+    learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in choice.experiences]
     assert learned == [("c", 1, "sampler")] * 4 + [("d", 0, None)] * 3
     assert choice.advantages[1] == (0.0, 0.0)
-    assert [g.prompt.sample.id for g in state.carried] == ["e"]
+    assert [g.prompt.sample.id for g in state.carried_over] == ["e"]
 
 
 def test_a_carried_group_whose_media_changed_is_dropped_and_named():
@@ -92,20 +101,20 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     def ask(sample):
         raise UserError("c.png: no such file")
 
-    chooser = sifting(ACCURACY, 2, MediaCheck(partial(look, ask), said.append))
-    state = State(carried=(group("c", 0.0, 1.0),))
-    choice = chooser.choose([group("d", 0.0, 1.0)], state)
+    chooser = sifting(ACCURACY, 2, ChangedMediaDetector(partial(find_media_problems, ask), said.append))
+    state = TrainingState(carried_over=(group("c", 0.0, 1.0),))
+    choice = chooser.select([group("d", 0.0, 1.0)], state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["d"] * 2
     assert said == ["sample c: c.png: no such file; its rollouts of earlier steps are forgotten"]
 
 
 def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():
-    world, state = World(rewards=(1.0, 1.0)), State()
-    chooser = sifting(Filter(bands=(Band(term="count"),), rounds=3), 2)
+    world, state = World(rewards=(1.0, 1.0)), TrainingState()
+    chooser = sifting(DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=3), 2)
     with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all .*`filter` left it"):
         train(world, state, steps=10, chooser=chooser)
     assert [call for call in world.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
-    assert state.cursor == 12
+    assert state.data_position == 12
     assert world.learned == [(), ()]
     assert world.told[0][0]["filter/rejected/count"] == 6.0
     assert world.told[0][0]["group/informative_frac"] == 0.0

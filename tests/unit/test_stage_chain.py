@@ -3,7 +3,7 @@
 import pytest
 from config_samples import SMALL, refused, write
 
-from mmrl.config import cap_steps, explain, load
+from mmrl.config import cap_steps, explain, load_config
 
 HARVEST = (
     SMALL.replace("  - kind: rl\n    name: rl\n", "@  - kind: rl\n    name: rl\n")
@@ -116,7 +116,7 @@ def test_a_base_reference_needs_a_penalty_and_never_moves(tmp_path):
     assert "start has no effect without `loss.kl.coef`" in refused(path, "model.lora={}", base)
     moving = ["model.lora={}", base, "stages.rl.loss.kl.coef=0.1", "stages.rl.reference.update=ema"]
     assert "`start: base` is a model that nothing changes; take out `update: ema`" in refused(path, *moving)
-    words = explain(load(path, moving[:-1]))
+    words = explain(load_config(path, moving[:-1]))
     assert "π_ref is the model without its adapter" in words
 
 
@@ -140,14 +140,16 @@ def test_a_stage_may_not_take_a_part_of_sources_that_have_shares(tmp_path):
 
 
 def test_a_part_of_the_samples_is_explained(path):
-    words = explain(load(path, ["stages.rl.when={task: [count], level: [a, b]}", "stages.draw.when={task: [read]}"]))
+    words = explain(
+        load_config(path, ["stages.rl.when={task: [count], level: [a, b]}", "stages.draw.when={task: [read]}"])
+    )
     assert "samples    those of data.train of which task is count and level is a or b\n" in words
     assert "samples    those of data.train of which task is read\n" in words
 
 
 def test_the_stages_are_explained(path):
     again = f"stages.draw.program={look('fraction: 0.5')}"
-    words = explain(load(path, ["stages.rl.source=hard", "stages.rl.repeat_to=64", again]))
+    words = explain(load_config(path, ["stages.rl.source=hard", "stages.rl.repeat_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
         "program    rethink: 50% of the responses that end themselves go on behind words they did not choose",
@@ -177,11 +179,13 @@ def test_the_stages_are_explained(path):
     ],
 )
 def test_orders_are_explained(tmp_path, order, line):
-    assert line in explain(load(write(tmp_path, SMALL), [f"stages.rl.order={order}", "stages.rl.history=[exact]"]))
+    assert line in explain(
+        load_config(write(tmp_path, SMALL), [f"stages.rl.order={order}", "stages.rl.history=[exact]"])
+    )
 
 
 def test_a_short_run_is_short_in_every_stage(path):
-    capped = cap_steps(load(path), 2)
+    capped = cap_steps(load_config(path), 2)
     steps = [getattr(stage, "steps", "none") for stage in capped.config.stages]
     assert steps == [2, 2, "none", "none", 2, 2]
     assert capped.origins["stages.1.steps"] == "command line"

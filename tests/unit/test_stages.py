@@ -7,19 +7,29 @@ import numpy as np
 import pytest
 from scoring import constant, judge_of, term
 
-from mmrl.config.schema import Validation
-from mmrl.data.order import Shuffled
-from mmrl.log.comparison import compare
-from mmrl.rollout.pipeline import Generate, Program
-from mmrl.training.callbacks import HeldOutGate, OpenGate, Saver
+from mmrl.config.schema import ValidationConfig
+from mmrl.data.order import ShuffledOrder
+from mmrl.log.comparison import compare_rewards
+from mmrl.rollout.pipeline import CompleteRollouts, StepPipeline
+from mmrl.training.callbacks import OpenGate, PeriodicCheckpointer, ValidationGoal
 from mmrl.training.validation import Evaluator
-from mmrl.types import HeldOut, Interrupted, Kind, Sample, Score, State, Target, Term, Unscorable
-from mmrl.utils.stats import mean, rise
+from mmrl.types import (
+    AnswerType,
+    EvalRewards,
+    RewardValue,
+    RunInterrupted,
+    Sample,
+    Score,
+    Target,
+    TrainingState,
+    Unscorable,
+)
+from mmrl.utils.stats import mean_with_interval, paired_improvement
 
 
 def test_a_mean_and_its_interval_equal_numpy():
     values = [random.Random(i).random() for i in range(50)]
-    found = mean(values)
+    found = mean_with_interval(values)
     half = 1.959964 * np.std(values, ddof=1) / sqrt(50)
     assert found.value == pytest.approx(np.mean(values))
     assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half))
@@ -27,37 +37,37 @@ def test_a_mean_and_its_interval_equal_numpy():
 
 
 def test_a_single_value_has_an_infinite_interval():
-    found = mean([0.5])
+    found = mean_with_interval([0.5])
     assert (found.value, found.low, found.high, found.n) == (0.5, -inf, inf, 1)
 
 
 def test_the_interval_covers_the_truth_about_95_times_in_100():
     generator = np.random.default_rng(0)
-    found = [mean(generator.random(40).tolist()) for _ in range(1000)]
+    found = [mean_with_interval(generator.random(40).tolist()) for _ in range(1000)]
     assert 0.93 < np.mean([each.low < 0.5 < each.high for each in found]) < 0.97
 
 
 def test_a_rise_is_paired_by_id():
     before, after = {"a": 0.1, "b": 0.5, "c": 0.9}, {"c": 1.0, "b": 0.6, "a": 0.2}
-    found = rise(before, after)
+    found = paired_improvement(before, after)
     assert (found.value, found.n) == (pytest.approx(0.1), 3)
     assert found.high - found.low == pytest.approx(0.0, abs=1e-12)  # every sample rose alike
     with pytest.raises(ValueError, match="cannot pair 3 samples"):
-        rise(before, {"a": 0.2, "b": 0.6})
+        paired_improvement(before, {"a": 0.2, "b": 0.6})
     with pytest.raises(ValueError, match="cannot pair"):
-        rise(before, {"a": 0.2, "b": 0.6, "d": 1.0})
+        paired_improvement(before, {"a": 0.2, "b": 0.6, "d": 1.0})
 
 
 def test_the_table_has_a_row_for_each_task():
-    rows = compare({"b": {"1": 0.0, "2": 1.0}, "a": {"3": 0.5}}, {"a": {"3": 0.75}, "b": {"1": 1.0, "2": 1.0}})
+    rows = compare_rewards({"b": {"1": 0.0, "2": 1.0}, "a": {"3": 0.5}}, {"a": {"3": 0.75}, "b": {"1": 1.0, "2": 1.0}})
     assert [row.task for row in rows] == ["a", "b"]
-    assert [row.rise.value for row in rows] == [0.25, 0.5]
+    assert [row.improvement.value for row in rows] == [0.25, 0.5]
     assert [row.before.value for row in rows] == [0.5, 0.5]
     assert [row.after.value for row in rows] == [0.75, 1.0]
 
 
 def once(world):
-    return Program(generate=Generate(sampler=world.sampler(), group_size=1, law=world.law))
+    return StepPipeline(generator=CompleteRollouts(sampler=world.sampler(), group_size=1, sampling_params=world.law))
 
 
 def test_the_evaluator_measures_each_sample_once(tiny):
@@ -65,17 +75,17 @@ def test_the_evaluator_measures_each_sample_once(tiny):
 
     class LengthJudge:
         def evaluate(self, rollouts):
-            return [Score(terms={"n": Term(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
+            return [Score(terms={"n": RewardValue(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
 
     def rewards(batch_size):
         evaluator = Evaluator(
-            asker=world.processor,
-            program=once(world),
-            judge=LengthJudge(),
+            prompt_builder=world.processor,
+            rollout_pipeline=once(world),
+            scorer=LengthJudge(),
             batch_size=batch_size,
             warn=warned.append,
         )
-        return evaluator.measure(world.samples[:7], step=3).rewards
+        return evaluator.evaluate(world.samples[:7], step=3).rewards
 
     found = rewards(3)
     assert {id_ for task in found.values() for id_ in task} == {sample.id for sample in world.samples[:7]}
@@ -88,13 +98,13 @@ def test_the_evaluator_counts_what_could_not_be_judged(tiny):
     world, warned = tiny(), []
     fails = term(constant(Unscorable("no verdict")), fallback=0.5)
     evaluator = Evaluator(
-        asker=world.processor,
-        program=once(world),
-        judge=judge_of(fails, term(constant(1.0, name="fine"))),
+        prompt_builder=world.processor,
+        rollout_pipeline=once(world),
+        scorer=judge_of(fails, term(constant(1.0, name="fine"))),
         batch_size=4,
         warn=warned.append,
     )
-    found = evaluator.measure(world.samples[:7], step=0).rewards
+    found = evaluator.evaluate(world.samples[:7], step=0).rewards
     assert {reward for task in found.values() for reward in task.values()} == {1.5}
     assert warned == ["evaluation: reward 'odd' failed on 7 of 7 (unscorable); its fallback counts"]
 
@@ -107,7 +117,7 @@ class Looks:
 
     def look(self):
         levels = zip("ab", self.levels.pop(0), strict=True)
-        return HeldOut({task: {"x": level, "y": level + 0.2} for task, level in levels}, {"rethink/attempted": 4.0})
+        return EvalRewards({task: {"x": level, "y": level + 0.2} for task, level in levels}, {"rethink/attempted": 4.0})
 
     def note(self, state, means, counts):
         self.noted.append((state.step, means, counts))
@@ -115,8 +125,14 @@ class Looks:
 
 def test_a_gate_looks_when_due_and_opens_at_the_goal():
     looks = Looks((0.1, 0.3), (0.5, 0.9))
-    gate = HeldOutGate(looks.look, looks.note, Validation(every=10, until=0.8))
-    assert [gate.passed(State(step=step)) for step in (1, 9, 10, 11, 20)] == [False, False, False, False, True]
+    gate = ValidationGoal(looks.look, looks.note, ValidationConfig(every=10, stop_at_mean_reward=0.8))
+    assert [gate.should_stop(TrainingState(step=step)) for step in (1, 9, 10, 11, 20)] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert [step for step, *_ in looks.noted] == [10, 20]
     _, means, counts = looks.noted[0]
     assert means == pytest.approx({"a": 0.2, "b": 0.4, "mean": 0.3})
@@ -126,18 +142,20 @@ def test_a_gate_looks_when_due_and_opens_at_the_goal():
 @pytest.mark.parametrize(("each_task", "opens"), [(None, True), (0.6, True), (0.7, False)])
 def test_a_gate_may_ask_something_of_every_task(each_task, opens):
     looks = Looks((0.5, 0.9))
-    gate = HeldOutGate(looks.look, looks.note, Validation(every=1, until=0.7, until_each=each_task))
-    assert gate.passed(State(step=1)) is opens
+    gate = ValidationGoal(
+        looks.look, looks.note, ValidationConfig(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=each_task)
+    )
+    assert gate.should_stop(TrainingState(step=1)) is opens
 
 
 def test_a_gate_without_a_goal_only_looks():
     looks = Looks((9.0, 9.0))
-    assert not HeldOutGate(looks.look, looks.note, Validation(every=2)).passed(State(step=2))
+    assert not ValidationGoal(looks.look, looks.note, ValidationConfig(every=2)).should_stop(TrainingState(step=2))
     assert len(looks.noted) == 1
 
 
 def test_an_open_gate_never_ends_a_stage():
-    assert not OpenGate().passed(State(step=5))
+    assert not OpenGate().should_stop(TrainingState(step=5))
 
 
 class Shelf:
@@ -155,26 +173,28 @@ class Shelf:
 
 def test_a_saver_saves_when_due_and_when_the_user_stops():
     saved, stop, shelf = [], False, Shelf()
-    saver = Saver(lambda state: saved.append(state.step), shelf, lambda: stop, every=4)
+    saver = PeriodicCheckpointer(lambda state: saved.append(state.step), shelf, lambda: stop, every=4)
     for step in range(1, 10):
-        saver.keep(State(step=step))
+        saver.save(TrainingState(step=step))
     assert saved == [4, 8]
     assert shelf.asked == ["check"] * 9
     stop = True
-    with pytest.raises(Interrupted):
-        saver.keep(State(step=10))
+    with pytest.raises(RunInterrupted):
+        saver.save(TrainingState(step=10))
     assert saved == [4, 8, 10]
     assert shelf.asked[-2:] == ["check", "settle"]  # nothing is being written any more
 
 
 def test_a_signal_during_a_save_ends_the_run_after_it():
     stops = iter([False, True])
-    saver = Saver(lambda state: None, Shelf(), lambda: next(stops), every=1)
-    with pytest.raises(Interrupted):
-        saver.keep(State(step=1))
+    saver = PeriodicCheckpointer(lambda state: None, Shelf(), lambda: next(stops), every=1)
+    with pytest.raises(RunInterrupted):
+        saver.save(TrainingState(step=1))
 
 
-SAMPLES = [Sample(id=str(i), task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=i)) for i in range(11)]
+SAMPLES = [
+    Sample(id=str(i), task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=i)) for i in range(11)
+]
 
 
 def ids(samples):
@@ -182,18 +202,18 @@ def ids(samples):
 
 
 def test_a_cursor_means_the_same_sample_however_it_is_reached():
-    order = ids(Shuffled(SAMPLES, 5).take(0, 60))
+    order = ids(ShuffledOrder(SAMPLES, 5).take(0, 60))
     pieces, cursor = [], 0
     for count in (1, 4, 7, 0, 11, 30, 7):
-        pieces += ids(Shuffled(SAMPLES, 5).take(cursor, count))
+        pieces += ids(ShuffledOrder(SAMPLES, 5).take(cursor, count))
         cursor += count
     assert pieces == order
-    one = Shuffled(SAMPLES, 5)
+    one = ShuffledOrder(SAMPLES, 5)
     assert [ids(one.take(cursor, 1))[0] for cursor in (59, 0, 30, 12, 12)] == [order[i] for i in (59, 0, 30, 12, 12)]
 
 
 def test_every_sample_comes_once_per_epoch_in_an_order_of_its_own():
-    order = ids(Shuffled(SAMPLES, 5).take(0, 33))
+    order = ids(ShuffledOrder(SAMPLES, 5).take(0, 33))
     epochs = [order[start : start + 11] for start in (0, 11, 22)]
     assert all(sorted(epoch) == sorted(ids(SAMPLES)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -202,7 +222,7 @@ def test_every_sample_comes_once_per_epoch_in_an_order_of_its_own():
 @pytest.mark.parametrize(("apart", "kept"), [(3, 3), (100, 3), (0, 0)])
 def test_no_sample_comes_twice_in_a_step_that_begins_in_one_epoch_and_ends_in_the_next(apart, kept):
     """Of 11 samples a third is 3; without the rule epochs that meet in a sample are common."""
-    order = ids(Shuffled(SAMPLES, 5, apart=apart).take(0, 11 * 40))
+    order = ids(ShuffledOrder(SAMPLES, 5, min_gap=apart).take(0, 11 * 40))
     assert all(sorted(order[start : start + 11]) == sorted(ids(SAMPLES)) for start in range(0, len(order), 11))
     latest: dict[str, int] = {}
     gaps = []
@@ -211,11 +231,11 @@ def test_no_sample_comes_twice_in_a_step_that_begins_in_one_epoch_and_ends_in_th
         latest[name] = position
     assert min(gaps) > kept
     assert apart or min(gaps) <= 3
-    pieces = [ids(Shuffled(SAMPLES, 5, apart=apart).take(cursor, 7)) for cursor in range(0, 434, 7)]
+    pieces = [ids(ShuffledOrder(SAMPLES, 5, min_gap=apart).take(cursor, 7)) for cursor in range(0, 434, 7)]
     assert [name for piece in pieces for name in piece] == order[: 62 * 7]
 
 
 def test_seeds_give_orders_of_their_own():
-    assert ids(Shuffled(SAMPLES, 1).take(0, 11)) != ids(Shuffled(SAMPLES, 2).take(0, 11))
+    assert ids(ShuffledOrder(SAMPLES, 1).take(0, 11)) != ids(ShuffledOrder(SAMPLES, 2).take(0, 11))
     with pytest.raises(ValueError, match="no samples"):
-        Shuffled([], 1)
+        ShuffledOrder([], 1)

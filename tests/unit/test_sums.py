@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from mmrl.answer import Grammar
-from mmrl.types import Kind, Place, UserError
+from mmrl.answer import ResponseFormat
+from mmrl.types import AnswerType, DatasetContext, UserError
 from mmrl_datasets.generators.digit_sums import adding
 
 ROOT = Path(__file__).parents[2]
-GRAMMAR = Grammar(think="optional", stop_at_answer=True)
+GRAMMAR = ResponseFormat(thinking="optional", stop_at_answer=True)
 WORDS = "\n\nWait, let me check."
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(work=tmp_path / "work", base=tmp_path, seed=0)
+    return DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0)
 
 
 def test_the_answer_is_the_sum_of_what_is_written(place):
@@ -33,16 +33,16 @@ def test_a_second_look_spells_the_digits_and_is_right_whatever_came_first(place)
     seen = Counter()
     for sample in adding(place, split="train", size=200, second_look=0.5):
         first, words, second = sample.response.partition(WORDS)
-        draft = GRAMMAR.parse(first, Kind.NUMBER)
+        draft = GRAMMAR.parse(first, AnswerType.NUMBER)
         assert not draft.problems
         if not words:
             seen["once"] += 1
             assert draft.value == sample.target.value
             continue
         seen["right first" if draft.value == sample.target.value else "wrong first"] += 1
-        answer = GRAMMAR.parse_second(first, words + second, Kind.NUMBER)
+        answer = GRAMMAR.parse_continuation(first, words + second, AnswerType.NUMBER)
         assert (answer.value, answer.problems) == (sample.target.value, ())
-        assert answer.thought == " + ".join(thing["name"] for thing in sample.meta["things"])
+        assert answer.thinking == " + ".join(thing["name"] for thing in sample.meta["things"])
     assert abs(seen["once"] - 100) < 29  # four standard deviations
     assert abs(seen["right first"] - seen["wrong first"]) < 40
 

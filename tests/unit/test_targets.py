@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmrl.types import Action, Frame, Kind, Region
+from mmrl.types import Action, AnswerType, CoordinateSystem, Region
 from mmrl_datasets.formats.row import BadRowError
-from mmrl_datasets.readers.answers import answer_form
+from mmrl_datasets.readers.answers import make_answer_spec
 
 CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
 
@@ -31,8 +31,12 @@ CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
     ],
 )
 def test_cells_become_values(kind, frame, cell, value):
-    target = answer_form(kind, frame).target(cell, "answer")
-    assert (target.kind, target.value, target.frame) == (Kind(kind), value, frame and Frame(frame))
+    target = make_answer_spec(kind, frame).parse_target(cell, "answer")
+    assert (target.answer_type, target.value, target.coordinate_system) == (
+        AnswerType(kind),
+        value,
+        frame and CoordinateSystem(frame),
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,13 +61,13 @@ def test_cells_become_values(kind, frame, cell, value):
 )
 def test_cells_that_hold_none_are_refused_by_role_and_kind(kind, frame, cell, complaint):
     with pytest.raises(BadRowError, match=complaint) as caught:
-        answer_form(kind, frame).target(cell, "answer")
+        make_answer_spec(kind, frame).parse_target(cell, "answer")
     assert str(caught.value).startswith("answer ")
 
 
 def test_boxes_by_width_and_height():
-    form = answer_form("boxes", "px_original", "xywh")
-    assert form.target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
-    assert form.target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
+    form = make_answer_spec("boxes", "px_original", "xywh")
+    assert form.parse_target('[{"bbox_2d": [1, 2, 29, 38], "label": "cup"}]', "answer").value == (CUP,)
+    assert form.parse_target([[1, 2, 29, 38]], "answer").value == (Region((1.0, 2.0, 30.0, 40.0)),)
     with pytest.raises(BadRowError, match="inverted or empty box"):
-        form.target([[1, 2, -1, 38]], "answer")
+        form.parse_target([[1, 2, -1, 38]], "answer")

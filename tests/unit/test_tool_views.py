@@ -16,17 +16,17 @@ from scoring import judge_of, term
 from test_tools import anything, call, saying
 
 from mmrl.checkpoint.json_codec import dumps, loads
-from mmrl.config.schema import Generate, Limits, Tool, UseTools
-from mmrl.media.cache import MediaStore
-from mmrl.media.image import part_of
-from mmrl.policy.unpatchify import unpatch
-from mmrl.rollout.build import Kit, compose
+from mmrl.config.schema import GenerateConfig, MediaLimitsConfig, ToolConfig, ToolsConfig
+from mmrl.media.cache import MediaCache
+from mmrl.media.image import crop_image
+from mmrl.policy.unpatchify import unpatchify
+from mmrl.rollout.build import RolloutContext, build_pipeline
 from mmrl.rollout.tools.builtin import frames, passage, zoom
-from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.registry import find_tool
-from mmrl.types import Access, Author, Finish, Frame, ImageRef, Rollout, UserError, VideoRef
+from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.registry import load_tool
+from mmrl.types import Author, CoordinateSystem, FinishReason, ImageRef, MediaPolicy, Rollout, UserError, VideoRef
 
-TOOLS = tuple(Tool(fn=f"mmrl.rollout.tools.builtin:{name}") for name in ("zoom", "frames", "passage"))
+TOOLS = tuple(ToolConfig(fn=f"mmrl.rollout.tools.builtin:{name}") for name in ("zoom", "frames", "passage"))
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +36,23 @@ def world(tiny):
 
 @pytest.fixture(scope="module")
 def workshop():
-    with closing(Workshop(partial(find_tool, Path()))) as opened:
+    with closing(ToolRunner(partial(load_tool, Path()))) as opened:
         yield opened
 
 
 def toolbox(world, workshop, **options):
-    settings = UseTools(kind="tools", tools=TOOLS, **{"turns": 1, "max_views": 4, "deadline_s": 60.0, **options})
-    kit = Kit(
+    settings = ToolsConfig(kind="tools", tools=TOOLS, **{"turns": 1, "max_views": 4, "deadline_s": 60.0, **options})
+    kit = RolloutContext(
         sampler=world.sampler(),
-        judge=judge_of(term(anything)),
+        scorer=judge_of(term(anything)),
         processor=world.processor,
-        law=world.law,
+        sampling_params=world.law,
         group_size=1,
-        groups=1,
+        groups_per_step=1,
         seed=0,
-        workshop=workshop,
+        tool_runner=workshop,
     )
-    return compose((Generate(kind="generate"), settings), kit).steps[0]
+    return build_pipeline((GenerateConfig(kind="generate"), settings), kit).steps[0]
 
 
 def asked(world, number, *texts):
@@ -61,7 +61,9 @@ def asked(world, number, *texts):
 
 
 def words(world, rollout):
-    return [world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENV and s.view is None]
+    return [
+        world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENVIRONMENT and s.view is None
+    ]
 
 
 def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
@@ -69,18 +71,22 @@ def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
     answers = asked(world, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
     found = toolbox(world, workshop)(answers, step=0)
     ((rollout,),) = found.groups
-    (resize,) = rollout.prompt.resizes
-    assert (resize.original, resize.resized, rollout.prompt.frame) == ((48, 48), (48, 48), Frame.PX_RESIZED)
-    (view,) = rollout.views
+    (resize,) = rollout.prompt.resize_maps
+    assert (resize.original, resize.resized, rollout.prompt.coordinate_system) == (
+        (48, 48),
+        (48, 48),
+        CoordinateSystem.PX_RESIZED,
+    )
+    (view,) = rollout.observations
     assert view.ref == replace(rollout.prompt.sample.images[0], crop=(4, 8, 40, 48))
     assert words(world, rollout) == [
         "\n<tool_response>\nMedium 2: the part [4, 8, 40, 48] of medium 1.\n",
         "\n</tool_response>\n",
     ]
-    assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENV] * 3, Author.POLICY]
+    assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (found.metrics["tools/shown"], found.metrics["tools/answers"]) == (1.0, 1.0)
-    seen = unpatch(world.processor.seen(view).images_ND, view.grid, world.processor.hf.image_processor)[0]
-    part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize.resized)
+    seen = unpatchify(world.processor.seen(view).images_ND, view.grid, world.processor.hf.image_processor)[0]
+    part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize_map.resized)
     assert (seen.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
     assert loads(dumps(rollout), Rollout) == rollout
 
@@ -89,14 +95,14 @@ def test_a_part_of_a_part_is_cut_from_the_file(world, workshop):
     """The second box is measured on the part as it was shown: resized, from its own corner."""
     box = toolbox(world, workshop)
     ((once,),) = box(asked(world, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
-    (first,) = once.views
-    assert first.resize.original == (24, 24)
-    assert first.resize.resized == (48, 48)
+    (first,) = once.observations
+    assert first.resize_map.original == (24, 24)
+    assert first.resize_map.resized == (48, 48)
     ids = tuple(world.processor.tokenizer(call("zoom", medium=2, box=[0, 24, 24, 48])).input_ids)
     last = replace(once.segments[-1], ids=ids, logps=(-1.0,) * len(ids))
-    again = world.processor.read(replace(once, segments=(*once.segments[:-1], last), finish=Finish.STOP))
+    again = world.processor.read(replace(once, segments=(*once.segments[:-1], last), finish=FinishReason.STOP))
     ((twice,),) = box(replace(asked(world, 0, "x"), groups=((again,),)), step=0).groups
-    assert twice.views[1].ref.crop == (8, 20, 20, 32)
+    assert twice.observations[1].ref.crop == (8, 20, 20, 32)
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
 
 
@@ -104,10 +110,12 @@ def test_frames_and_passages_of_a_video(world, workshop, clip):
     answers = asked(world, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
     found = toolbox(world, workshop)(answers, step=0)
     ((still, part),) = found.groups
-    assert [view.ref for view in still.views] == [
-        ImageRef(path=clip.path, sha256=clip.sha256, at=second) for second in (0.5, 1.5)
+    assert [view.ref for view in still.observations] == [
+        ImageRef(path=clip.path, sha256=clip.sha256, timestamp=second) for second in (0.5, 1.5)
     ]
-    assert [view.ref for view in part.views] == [VideoRef(path=clip.path, sha256=clip.sha256, start=0.5, end=1.5)]
+    assert [view.ref for view in part.observations] == [
+        VideoRef(path=clip.path, sha256=clip.sha256, start=0.5, end=1.5)
+    ]
     assert "Medium 3: medium 1 at 1.5 seconds." in "".join(words(world, still))
     assert "Medium 2: from 0.5 to 1.5 seconds of medium 1." in words(world, part)[0]
     assert found.metrics["tools/shown"] == 3.0
@@ -143,7 +151,7 @@ def test_what_cannot_be_shown_is_said(world, workshop, number):
         (told,) = words(world, rollout)
         assert told.startswith("\n<tool_response>\nThe tool refuses: ")
         assert expected in told
-        assert not rollout.views
+        assert not rollout.observations
         assert ".mp4" not in told  # no path is told to the model
     assert found.metrics["tools/refused"] == len(calls)
 
@@ -154,12 +162,12 @@ def test_what_is_too_large_is_not_shown(world, workshop):
     found = toolbox(world, workshop, max_tokens=length + 5)(answers, step=0)
     ((rollout,),) = found.groups
     assert "tokens to show, and 5 are left" in words(world, rollout)[0]
-    assert not rollout.views
+    assert not rollout.observations
 
 
 def test_arguments_are_read_strictly():
     assert zoom({"box": [1, 2, 3, 4.5]}, None).box == (1.0, 2.0, 3.0, 4.5)
-    assert frames({"seconds": [1], "medium": 2}, None).medium == 2
+    assert frames({"seconds": [1], "medium": 2}, None).medium_number == 2
     assert (passage({"start": 0, "end": 1.5}, None).start, passage({"start": 0, "end": 1.5}, None).end) == (0.0, 1.5)
     for strange in ([True, 0, 1, 1], [float("nan"), 0, 1, 1], [0, 0, 1, 10**400], "0 0 1 1", None):
         with pytest.raises(ValueError, match=r'"box" must be given, in numbers|too large'):
@@ -180,22 +188,24 @@ def test_a_file_that_changed_ends_the_run(world, workshop, tmp_path):
 
 def test_a_frame_is_what_the_video_shows_at_that_second(clip):
     """12 frames a second: each stays until the next one comes."""
-    store = MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=10**8)
+    store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
     frame = ImageRef(path=clip.path, sha256=clip.sha256)
-    shown = [store.open(replace(frame, at=second)).tobytes() for second in (0.0, 1 / 12, 1.5 / 12, 2 / 12, 23.5 / 12)]
+    shown = [
+        store.get_image(replace(frame, at=second)).tobytes() for second in (0.0, 1 / 12, 1.5 / 12, 2 / 12, 23.5 / 12)
+    ]
     assert shown[1] == shown[2]
     assert len(set(shown)) == 4
-    part = store.open(replace(frame, at=0.0, crop=(8, 8, 24, 32)))
-    assert part.tobytes() == store.open(replace(frame, at=0.0)).crop((8, 8, 24, 32)).tobytes()
+    part = store.get_image(replace(frame, at=0.0, crop=(8, 8, 24, 32)))
+    assert part.tobytes() == store.get_image(replace(frame, at=0.0)).crop((8, 8, 24, 32)).tobytes()
 
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 5), (-1, 0, 5, 5), (0, 0, 49, 5), (5, 5, 4, 6), (0, 0, 48, 1)])
 def test_no_part_is_outside_empty_or_too_long(box):
     ref = ImageRef(path="a.png", sha256="", crop=box)
     with pytest.raises(UserError, match=r"a.png: .*(is no part of its 48x48 pixels|max_aspect=10)"):
-        part_of(Image.new("RGB", (48, 48)), ref, box, Limits(max_aspect=10))
+        crop_image(Image.new("RGB", (48, 48)), ref, box, MediaLimitsConfig(max_aspect_ratio=10))
 
 
 def test_tools_that_show_need_leave_to():
     with pytest.raises(ValidationError, match="toolbox:zoom shows pictures or videos, and `max_views` allows none"):
-        UseTools(kind="tools", tools=TOOLS)
+        ToolsConfig(kind="tools", tools=TOOLS)

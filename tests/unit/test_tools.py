@@ -12,12 +12,12 @@ from threading import Thread
 import pytest
 from scoring import COUNT, judge_of, term
 
-from mmrl.config.schema import Generate, Tool, UseTools
-from mmrl.rollout.build import Kit, compose
+from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig
+from mmrl.rollout.build import RolloutContext, build_pipeline
 from mmrl.rollout.tools.builtin import check_answer, search
-from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.registry import find_tool
-from mmrl.types import Answers, Author, Finish, UserError
+from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.registry import load_tool
+from mmrl.types import Author, FinishReason, RolloutBatch, UserError
 from mmrl_rewards.contract import reward
 
 TOOLS = '''
@@ -74,25 +74,25 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workshop(base):
-    with closing(Workshop(partial(find_tool, base))) as opened:
+    with closing(ToolRunner(partial(load_tool, base))) as opened:
         yield opened
 
 
 def toolbox(world, workshop, **options):
-    lines = [Tool(fn=f"./mine.py:{name}", name=name) for name in NAMES]
-    settings = UseTools(kind="tools", **{"tools": (*lines,), "deadline_s": 60.0, "turns": 1, **options})
-    kit = Kit(
+    lines = [ToolConfig(fn=f"./mine.py:{name}", name=name) for name in NAMES]
+    settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "deadline_s": 60.0, "turns": 1, **options})
+    kit = RolloutContext(
         sampler=world.sampler(),
-        judge=judge_of(term(anything)),
+        scorer=judge_of(term(anything)),
         processor=world.processor,
-        law=world.law,
+        sampling_params=world.law,
         group_size=1,
-        groups=1,
+        groups_per_step=1,
         seed=0,
-        workshop=workshop,
+        tool_runner=workshop,
     )
-    program = compose((Generate(kind="generate"), settings), kit)
-    assert program.generate.law.stop == ("</tool_call>",)
+    program = build_pipeline((GenerateConfig(kind="generate"), settings), kit)
+    assert program.generator.sampling_params.stop == ("</tool_call>",)
     return program.steps[0]
 
 
@@ -108,13 +108,13 @@ def saying(world, *texts):
     for rollout, text in zip(group, texts, strict=True):
         ids = tuple(world.processor.tokenizer(text).input_ids)
         segment = replace(rollout.segments[0], ids=ids, logps=(-1.0,) * len(ids))
-        made.append(world.processor.read(replace(rollout, segments=(segment,), finish=Finish.STOP)))
-    return Answers(groups=(tuple(made),))
+        made.append(world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.STOP)))
+    return RolloutBatch(groups=(tuple(made),))
 
 
 def said(world, rollout):
     """What the tools said."""
-    return [world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENV]
+    return [world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
 
 
 def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
@@ -122,11 +122,11 @@ def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
     found = toolbox(world, workshop)(answers, step=0)
     ((called, plain),) = found.groups
     assert plain is answers.groups[0][1]
-    assert [segment.author for segment in called.segments] == [Author.POLICY, Author.ENV, Author.POLICY]
+    assert [segment.author for segment in called.segments] == [Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
     assert called.segments[0] == answers.groups[0][0].segments[0]
     assert said(world, called) == [f"\n<tool_response>\n42 for {called.prompt.sample.id}\n</tool_response>\n"]
-    assert set(called.segments[1].logps) == {0.0}
-    assert called.text == "".join(world.processor.decode(s.ids) for s in called.segments)
+    assert set(called.segments[1].logprobs) == {0.0}
+    assert called.text == "".join(world.processor.decode(s.token_ids) for s in called.segments)
     assert found.metrics == {
         "tools/calls": 1.0,
         "tools/answers": 1.0,
@@ -174,7 +174,7 @@ def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path
     monkeypatch.setattr("mmrl.rollout.tools.workers._START_S", 1.0)
     here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
-    with closing(Workshop(partial(find_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):
+    with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):
         toolbox(world, opened)(saying(world, call("double", x=1)), step=0)
 
 
@@ -187,7 +187,7 @@ def test_a_failing_tool_may_end_the_run(world, workshop, name):
 def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, workshop):
     found = toolbox(world, workshop, max_chars=40)(saying(world, call("sly")), step=0)
     ((rollout,),) = found.groups
-    spoken = rollout.segments[1].ids
+    spoken = rollout.segments[1].token_ids
     assert world.eos_id not in spoken
     assert "... (38 more characters)" in said(world, rollout)[0]
     assert rollout.answer.value is None
@@ -206,7 +206,7 @@ def test_limits_of_turns_and_tokens(world, workshop):
 
 def test_a_truncated_call_is_none(world, workshop):
     answers = saying(world, call("double", x=1))
-    cut = Answers(groups=(tuple(replace(r, finish=Finish.LENGTH) for r in answers.groups[0]),))
+    cut = RolloutBatch(groups=(tuple(replace(r, finish=FinishReason.LENGTH) for r in answers.groups[0]),))
     assert toolbox(world, workshop)(cut, step=0).groups == cut.groups
 
 
@@ -221,7 +221,7 @@ def test_a_truncated_call_is_none(world, workshop):
 )
 def test_tools_that_are_none_are_refused(base, line, complaint):
     with pytest.raises(UserError, match=complaint):
-        find_tool(base, Tool(**line))
+        load_tool(base, ToolConfig(**line))
 
 
 def test_the_answer_checker_reads_and_reveals_only_when_told_to():

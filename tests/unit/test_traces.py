@@ -11,13 +11,13 @@ from config_samples import SMALL, refused, write
 from test_tool_views import TOOLS, asked, toolbox, words
 from test_tools import call
 
-from mmrl.answer.tool_calls import last_call, turns
-from mmrl.config import explain, load
-from mmrl.config.schema import Tool, UseTools
+from mmrl.answer.tool_calls import find_final_call, split_turns
+from mmrl.config import explain, load_config
+from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
-from mmrl.rollout.tools.demonstrations import Traces
-from mmrl.rollout.tools.replies import Workshop
-from mmrl.scoring.registry import find_tool
+from mmrl.rollout.tools.demonstrations import DemonstrationTools
+from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 
 ZOOM = call("zoom", box=[8, 8, 32, 32])
@@ -49,15 +49,15 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workshop(base):
-    with closing(Workshop(partial(find_tool, base))) as opened:
+    with closing(ToolRunner(partial(load_tool, base))) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def traces(world, workshop):
-    own = tuple(Tool(fn=f"./own.py:{name}") for name in ("say", "crash"))
-    settings = UseTools(kind="tools", tools=TOOLS + own, turns=2, max_views=2, deadline_s=60.0)
-    return Traces(replies=workshop.replies(settings, world.processor))
+    own = tuple(ToolConfig(fn=f"./own.py:{name}") for name in ("say", "crash"))
+    settings = ToolsConfig(kind="tools", tools=TOOLS + own, max_turns=2, max_media=2, timeout_s=60.0)
+    return DemonstrationTools(executor=workshop.replies(settings, world.processor))
 
 
 def demonstrated(world, *texts, **options):
@@ -70,8 +70,12 @@ def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
     (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
     ((sampled,),) = toolbox(world, workshop, max_views=2)(asked(world, 0, ZOOM), step=0).groups
     assert rollout.segments[1:4] == sampled.segments[1:4]
-    assert rollout.segments[0].ids == sampled.segments[0].ids
-    assert [s.author for s in rollout.segments] == [Author.TEACHER, *[Author.ENV] * 3, Author.TEACHER]
+    assert rollout.segments[0].ids == sampled.segments[0].token_ids
+    assert [s.author for s in rollout.segments] == [
+        Author.DEMONSTRATION,
+        *[Author.ENVIRONMENT] * 3,
+        Author.DEMONSTRATION,
+    ]
     (view,) = rollout.views
     assert view.ref.crop == (8, 8, 32, 32)
     assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
@@ -91,8 +95,10 @@ def test_what_tools_say_is_never_learned(world, traces):
             pad_id=world.eos_id,
             shared_prefix=shared_prefix,
         )
-        taught = [token for rollout in made for s in rollout.segments if s.author is Author.TEACHER for token in s.ids]
-        assert batch.ids_N.tolist() == taught
+        taught = [
+            token for rollout in made for s in rollout.segments if s.author is Author.DEMONSTRATION for token in s.ids
+        ]
+        assert batch.target_ids_N.tolist() == taught
 
 
 def test_demonstrations_go_on_turn_by_turn(world, traces):
@@ -149,7 +155,7 @@ def test_too_long_a_demonstration_is_refused_by_name(world, traces):
 def test_the_answer_alone_is_learned_behind_calls_that_are_given(world, traces):
     (rollout,), _ = traces.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", learn="answer"))
     authors = [segment.author for segment in rollout.segments]
-    assert authors == [Author.TRIGGER, *[Author.ENV] * 3, Author.TRIGGER, Author.TEACHER]
+    assert authors == [Author.FORCED, *[Author.ENVIRONMENT] * 3, Author.FORCED, Author.DEMONSTRATION]
     assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
 
 
@@ -158,14 +164,14 @@ def test_only_whole_responses_call(tmp_path):
     path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    program: [{step}]"))
     assert "imitate is 'label'; set `imitate: response`" in refused(path)
     whole = "stages.cold.imitate=response"
-    assert "calls in responses are answered by say (t:say) itself" in explain(load(path, [whole]))
+    assert "calls in responses are answered by say (t:say) itself" in explain(load_config(path, [whole]))
     assert "program: needs 1 values, got 2" in refused(path, whole, f"stages.cold.program=[{step}, {step}]")
 
 
 def test_turns_and_calls_of_a_text():
-    assert list(turns(f"a{ZOOM}b{ZOOM}")) == [(0, f"a{ZOOM}"), (len(ZOOM) + 1, f"b{ZOOM}")]
-    assert list(turns("a")) == [(0, "a")]
-    assert list(turns("")) == [(0, "")]
-    assert last_call("x<tool_call>a</tool_call>\n") == "<tool_call>a</tool_call>"
+    assert list(split_turns(f"a{ZOOM}b{ZOOM}")) == [(0, f"a{ZOOM}"), (len(ZOOM) + 1, f"b{ZOOM}")]
+    assert list(split_turns("a")) == [(0, "a")]
+    assert list(split_turns("")) == [(0, "")]
+    assert find_final_call("x<tool_call>a</tool_call>\n") == "<tool_call>a</tool_call>"
     for none in ("", "x", "</tool_call>", "<tool_call>a</tool_call> b", "<tool_call>a"):
-        assert last_call(none) is None
+        assert find_final_call(none) is None

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from mmrl.policy.batch import Stem
-from mmrl.policy.shared_prefix_attention import attend, block_mask, spans
+from mmrl.policy.batch import PrefixGroup
+from mmrl.policy.shared_prefix_attention import attention_blocks, build_block_mask, shared_prefix_attention
 from mmrl.types import UserError
 
 TREES = [
-    (Stem(5, (3, 1, 4)),),
-    (Stem(1, (1, 1)), Stem(7, (2,)), Stem(4, ()), Stem(2, (5, 3))),
-    (Stem(150, (40, 30)), Stem(20, (9,) * 6)),
+    (PrefixGroup(5, (3, 1, 4)),),
+    (PrefixGroup(1, (1, 1)), PrefixGroup(7, (2,)), PrefixGroup(4, ()), PrefixGroup(2, (5, 3))),
+    (PrefixGroup(150, (40, 30)), PrefixGroup(20, (9,) * 6)),
 ]
 
 
@@ -51,7 +51,7 @@ def slow(query, key, value, tree, scale):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 def test_output_and_gradients_are_those_of_a_masked_softmax(tree, dtype, bound):
     leaves = inputs(tree, dtype)
-    output, _ = attend(None, *leaves, None, tree=tree, scaling=0.3)
+    output, _ = shared_prefix_attention(None, *leaves, None, prefix_tree=tree, scaling=0.3)
     expected, expected_leaves = slow(*leaves, tree, 0.3)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     output.backward(upstream.to(dtype))
@@ -66,7 +66,7 @@ def test_output_and_gradients_are_those_of_a_masked_softmax(tree, dtype, bound):
 @pytest.mark.parametrize("tree", TREES)
 def test_flex_attention_is_shown_the_same(tree):
     leaves = [leaf.detach() for leaf in inputs(tree, torch.float32, width=16)]
-    mask = block_mask(tree, torch.device("cpu"))
+    mask = build_block_mask(tree, torch.device("cpu"))
     output = flex_attention(*leaves, block_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
     expected, _ = slow(*leaves, tree, 0.3)
     assert (output - expected).norm() <= 2e-6 * expected.norm()
@@ -76,16 +76,18 @@ def test_flex_attention_is_shown_the_same(tree):
 def test_spans_are_disjoint_and_cover_what_is_visible(tree):
     shown = torch.zeros_like(visible(tree), dtype=torch.int64)
     touched = torch.zeros(len(shown), dtype=torch.bool)
-    for span in spans(tree):
+    for span in attention_blocks(tree):
         queries, keys = span.queries.stop - span.queries.start, span.keys.stop - span.keys.start
         part = torch.ones(queries, keys, dtype=torch.int64)
         shown[span.queries, span.keys] += part.tril() if span.causal else part
-        assert touched[span.queries].all() == span.joins == touched[span.queries].any()
+        assert touched[span.queries].all() == span.merges == touched[span.queries].any()
         touched[span.queries] = True
     assert torch.equal(shown, visible(tree).long())
-    assert all(a.queries.start <= b.queries.start or b.joins for a, b in pairwise(spans(tree)))
+    assert all(a.queries.start <= b.queries.start or b.merges for a, b in pairwise(attention_blocks(tree)))
 
 
 def test_a_sliding_window_is_refused():
     with pytest.raises(UserError, match="shared_prefix: the model attends within a sliding window"):
-        attend(None, *inputs(TREES[0], torch.float32), None, tree=TREES[0], scaling=1.0, sliding_window=8)
+        shared_prefix_attention(
+            None, *inputs(TREES[0], torch.float32), None, prefix_tree=TREES[0], scaling=1.0, sliding_window=8
+        )

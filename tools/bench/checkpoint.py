@@ -28,102 +28,102 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mmrl.cli import main as mmrl_command
-from mmrl.training.callbacks import Saver
-from mmrl.types import State
+from mmrl.training.callbacks import PeriodicCheckpointer
+from mmrl.types import TrainingState
 
-STEPS = Path(__file__).with_name("steps.yaml")
+STEPS_CONFIG = Path(__file__).with_name("steps.yaml")
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-MODES: Mapping[str, tuple[str, ...]] = {
+CHECKPOINT_MODES: Mapping[str, tuple[str, ...]] = {
     "none": ("checkpoints.every=1000000",),
     "in the loop": ("checkpoints.every=1",),
     "in the background": ("checkpoints.every=1", "checkpoints.asynchronous=true"),
 }
-MOST_STALL, MOST_SECONDS = 0.05, 15.0
+MAX_STALL_FRACTION, MAX_RESUME_OVERHEAD_S = 0.05, 15.0
 STAGES = ("cold", "rl")
 
 
-class Costs(NamedTuple):
+class StepCosts(NamedTuple):
     """Seconds, medians over the steps of a stage: of the step itself, and of the loop's waiting for its checkpoint."""
 
     step: float
     stall: float
 
 
-Found = Mapping[str, list[dict[str, Costs]]]
+CostsByMode = Mapping[str, list[dict[str, StepCosts]]]
 """By mode, run after run: costs by stage."""
 
 
-def measure(folder: Path, mode: str, steps: int, clock: Callable[[], float]) -> dict[str, Costs]:
+def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
     """Train with checkpoints as `mode` says; the costs by stage."""
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
-    keep = Saver.keep
+    keep = PeriodicCheckpointer.save
 
-    def timed(saver: Saver, state: State) -> None:
+    def timed(saver: PeriodicCheckpointer, state: TrainingState) -> None:
         start = clock()
         keep(saver, state)
-        spans.append((state.stage, start, clock()))
+        spans.append((state.stage_index, start, clock()))
 
     lengths = [f"stages.{stage}.steps={steps}" for stage in STAGES]
-    Saver.keep = timed  # type: ignore[method-assign]
+    PeriodicCheckpointer.save = timed  # type: ignore[method-assign]
     try:
-        code = mmrl_command(["train", str(STEPS), *lengths, *MODES[mode], "--run-dir", str(folder)])
+        code = mmrl_command(["train", str(STEPS_CONFIG), *lengths, *CHECKPOINT_MODES[mode], "--run-dir", str(folder)])
     finally:
-        Saver.keep = keep  # type: ignore[method-assign]
+        PeriodicCheckpointer.save = keep  # type: ignore[method-assign]
     if code:
         sys.exit(code)
     found = {}
     for number, stage in enumerate(STAGES):
         own = [span[1:] for span in spans if span[0] == number]
         own_steps = [start - before for (_, before), (start, _) in pairwise(own)]
-        found[stage] = Costs(median(own_steps), median(end - start for start, end in own[1:]))
+        found[stage] = StepCosts(median(own_steps), median(end - start for start, end in own[1:]))
     return found
 
 
-def saving(rounds: int, steps: int, clock: Callable[[], float]) -> str:
+def benchmark_saving(rounds: int, steps: int, clock: Callable[[], float]) -> str:
     """Print the table; returns what is too slow."""
-    found: Found = {mode: [] for mode in MODES}
+    found: CostsByMode = {mode: [] for mode in CHECKPOINT_MODES}
     for _ in range(rounds):
         for mode, runs in found.items():
             with TemporaryDirectory() as folder:
-                runs.append(measure(Path(folder, "run"), mode, steps, clock))
+                runs.append(measure_mode(Path(folder, "run"), mode, steps, clock))
     print("\n| stage | checkpoint after every step | step | stall | stall / step | both, against none |")
     print("|---|---|---|---|---|---|")
     for stage in STAGES:
         for mode, runs in found.items():
             own, plain = [run[stage] for run in runs], [run[stage] for run in found["none"]]
             step, stall = (median(seconds) * 1e3 for seconds in zip(*own, strict=True))
-            share = spread([100 * run.stall / run.step for run in own])
-            against = spread([sum(run) / sum(none) for run, none in zip(own, plain, strict=True)])
+            share = format_spread([100 * run.stall / run.step for run in own])
+            against = format_spread([sum(run) / sum(none) for run, none in zip(own, plain, strict=True)])
             print(f"| {stage} | {mode} | {step:.0f} ms | {stall:.1f} ms | {share} % | {against} |")
     share = median(run["rl"].stall / run["rl"].step for run in found["in the background"])
-    return "" if share <= MOST_STALL else "the loop waits too long for its checkpoints"
+    return "" if share <= MAX_STALL_FRACTION else "the loop waits too long for its checkpoints"
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     """Median, least and most."""
     return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def going_on(rounds: int) -> str:
+def benchmark_resume(rounds: int) -> str:
     """Print how long it takes; returns what is too slow."""
     with TemporaryDirectory() as folder:
-        until_step(Path(folder, "run"))
-        both = [(until_step(Path(folder, "run")), until_loaded()) for _ in range(rounds)]
+        time_to_next_step(Path(folder, "run"))
+        both = [(time_to_next_step(Path(folder, "run")), time_imports()) for _ in range(rounds)]
     taken, loaded = ([pair[k] for pair in both] for k in (0, 1))
     beyond = [step - load for step, load in both]
-    print(f"from the command to the end of the first step: {spread(taken)} s")
-    print(f"libraries alone: {spread(loaded)} s; beyond them: {spread(beyond)} s")
-    return "" if median(beyond) <= MOST_SECONDS else "the run takes too long to go on"
+    print(f"from the command to the end of the first step: {format_spread(taken)} s")
+    print(f"libraries alone: {format_spread(loaded)} s; beyond them: {format_spread(beyond)} s")
+    return "" if median(beyond) <= MAX_RESUME_OVERHEAD_S else "the run takes too long to go on"
 
 
-def until_loaded() -> float:
+def time_imports() -> float:
     """Seconds of a process that imports what a run does."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import mmrl.training.run"], check=True)
     return time.perf_counter() - start
 
 
-def until_step(folder: Path) -> float:
+def time_to_next_step(folder: Path) -> float:
     """Begin the quickstart or go on with it, and kill it after a step; seconds until then."""
     timings = folder / "timings.jsonl"
     before, start = count_lines(timings), time.perf_counter()
@@ -151,7 +151,11 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="count processor time of the loop's thread")
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.busy else time.perf_counter
-    slow = going_on(arguments.rounds) if arguments.resume else saving(arguments.rounds, arguments.steps, clock)
+    slow = (
+        benchmark_resume(arguments.rounds)
+        if arguments.resume
+        else benchmark_saving(arguments.rounds, arguments.steps, clock)
+    )
     sys.exit(slow or 0)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mmrl.types import Response, Sample, Term
+from mmrl.types import Response, RewardValue, Sample
 from mmrl_rewards.contract import reward
 
 
 @reward(name="vowels")
-def vowels(response: Response, sample: Sample) -> Term:
+def vowel_fraction(response: Response, sample: Sample) -> RewardValue:
     """Share of a response's characters that are vowels."""
     found = sum(character in "aeiou" for character in response.text.lower())
-    return Term(found / max(1, len(response.text)), f"{found} of {len(response.text)}")
+    return RewardValue(found / max(1, len(response.text)), f"{found} of {len(response.text)}")

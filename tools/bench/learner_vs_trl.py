@@ -45,63 +45,69 @@ from rich.console import Console as Screen
 from rich.table import Table
 from torch import nn
 
-from mmrl.algo.advantages import advantages
-from mmrl.config import load
-from mmrl.config.schema import LanguageScratch, Scratch, VisionScratch
-from mmrl.distributed.ranks import Alone, Homes
+from mmrl.algo.advantages import compute_advantages
+from mmrl.config import load_config
+from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, VisionFromScratchConfig
+from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.policy.components import role_of
-from mmrl.policy.progress_bars import without_bars
+from mmrl.policy.components import component_of
+from mmrl.policy.progress_bars import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.build import World
-from mmrl.types import Experience, Group, Rollout, SamplingLaw, Score
+from mmrl.training.build import RunContext
+from mmrl.types import Experience, Group, Rollout, SamplingParams, Score
 
-MODEL = Scratch(
-    vision=VisionScratch(depth=4, width=256, heads=4, mlp=512, patch=14),
-    language=LanguageScratch(depth=6, width=512, heads=8, kv_heads=2, mlp=1536, vocab=4096),
+MODEL = FromScratchConfig(
+    vision=VisionFromScratchConfig(num_layers=4, hidden_size=256, num_heads=4, intermediate_size=512, patch_size=14),
+    language=LanguageFromScratchConfig(
+        num_layers=6, hidden_size=512, num_heads=8, num_kv_heads=2, intermediate_size=1536, vocab_size=4096
+    ),
 )
 REWARDS = (0.0, 1.0, 0.5, 0.0, 1.0, 0.2, 0.0, 0.7)
 KL_COEF = 0.04
-DRIFT = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
+POLICY_NOISE_STD = 0.1  # how far the policy has moved from the reference, in standard deviations of each weight
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Workload:
     """One group: a picture of `side` x `side` tokens in a prompt of `prompt` tokens, a completion of each length."""
 
     side: int
-    prompt: int
-    lengths: tuple[int, ...]
-    target: float
-    memory_target: float | None = None
+    prompt_tokens: int
+    completion_tokens: tuple[int, ...]
+    min_speedup: float
+    min_memory_ratio: float | None = None
 
 
-CELLS = {
-    "300x100": Cell(side=15, prompt=300, lengths=(100,) * 8, target=3.5, memory_target=3.0),
-    "1000x100": Cell(side=25, prompt=1000, lengths=(100,) * 8, target=5.5),
-    "300x100-ragged": Cell(side=15, prompt=300, lengths=(100, 80, 65, 50, 40, 30, 20, 15), target=4.0),
-    "300x300": Cell(side=15, prompt=300, lengths=(300,) * 8, target=2.0),
+WORKLOADS = {
+    "300x100": Workload(
+        side=15, prompt_tokens=300, completion_tokens=(100,) * 8, min_speedup=3.5, min_memory_ratio=3.0
+    ),
+    "1000x100": Workload(side=25, prompt_tokens=1000, completion_tokens=(100,) * 8, min_speedup=5.5),
+    "300x100-ragged": Workload(
+        side=15, prompt_tokens=300, completion_tokens=(100, 80, 65, 50, 40, 30, 20, 15), min_speedup=4.0
+    ),
+    "300x300": Workload(side=15, prompt_tokens=300, completion_tokens=(300,) * 8, min_speedup=2.0),
 }
 
 
-class Side(Protocol):
+class LearnerUnderTest(Protocol):
     """A learner with a group to learn from."""
 
     model: nn.Module
     settings: str
 
-    def learn(self) -> float:
+    def run_pass(self) -> float:
         """Add the gradient of the group; returns the loss."""
 
 
-Make = Callable[[Path, Cell], Side]
-Ask = Callable[[Callable[[Side], Any]], Any]
+MakeLearner = Callable[[Path, Workload], LearnerUnderTest]
+RunInProcess = Callable[[Callable[[LearnerUnderTest], Any]], Any]
 
 
-class Gradients:
+class GradientOnlyEngine:
     """An engine of ours that leaves the weights alone."""
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -113,46 +119,46 @@ class Gradients:
         return {}
 
 
-class Ours:
+class MmrlLearner:
     """GrpoLearner, as the composition root builds it."""
 
-    def __init__(self, folder: Path, cell: Cell) -> None:
-        world = open_world(folder, "policy")
-        reference = open_world(folder, "reference").policy
+    def __init__(self, folder: Path, workload: Workload) -> None:
+        world = open_run_context(folder, "policy")
+        reference = open_run_context(folder, "reference").policy
         (stage,) = world.config.stages
-        self._learner = world.learner(stage, Gradients(), reference, Homes())
+        self._learner = world.build_learner(stage, GradientOnlyEngine(), reference, MediaPlacement())
         rollouts = tuple(read_rollouts(folder))
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
-        pairs = zip(rollouts, *advantages([group], stage.advantage, {}), strict=True)
+        pairs = zip(rollouts, *compute_advantages([group], stage.advantage, {}), strict=True)
         self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
-        self.settings = f"mmrl {version('mmrl')}: {json.dumps(config_of(folder, 'policy'))}"
+        self.settings = f"mmrl {version('mmrl')}: {json.dumps(mmrl_config(folder, 'policy'))}"
 
-    def learn(self) -> float:
+    def run_pass(self) -> float:
         """As `Side.learn`."""
-        return self._learner.learn(self._group, step=0)["learner/loss"]
+        return self._learner.step(self._group, step=0)["learner/loss"]
 
 
-class Theirs:
+class TrlLearner:
     """GRPOTrainer: its batch, its pass for the reference, its loss, its backward."""
 
-    def __init__(self, folder: Path, cell: Cell) -> None:
+    def __init__(self, folder: Path, workload: Workload) -> None:
         from datasets import Dataset
         from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
         from trl import GRPOConfig, GRPOTrainer
 
         settings = {
-            "per_device_train_batch_size": len(cell.lengths),
-            "num_generations": len(cell.lengths),
-            "max_completion_length": max(cell.lengths),
+            "per_device_train_batch_size": len(workload.completion_tokens),
+            "num_generations": len(workload.completion_tokens),
+            "max_completion_length": max(workload.completion_tokens),
             "beta": KL_COEF,
             "use_bias_correction_kl": False,
             "gradient_checkpointing": False,
             "bf16": False,
             "use_cpu": True,
         }
-        with without_bars():
+        with hide_progress_bars():
             model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "policy", dtype=torch.float32)
         model.config._name_or_path = str(folder / "reference")  # from here the trainer loads its reference
         # The prompts of a dataset are the same for all of a group; the rewards differ, so they come with the rollouts.
@@ -164,8 +170,8 @@ class Theirs:
             segments = [rollout.segments[0] for rollout in rollouts]
             return {
                 "prompt_ids": trainer._tokenize_prompts(prompts)[0],
-                "completion_ids": [list(segment.ids) for segment in segments],
-                "logprobs": [list(segment.logps) for segment in segments],
+                "completion_ids": [list(segment.token_ids) for segment in segments],
+                "logprobs": [list(segment.logprobs) for segment in segments],
                 "given": list(REWARDS),
             }
 
@@ -182,13 +188,13 @@ class Theirs:
         )
         self.model = self._trainer.model.train()
         self._trainer.current_gradient_accumulation_steps = 1  # set by `train`, which we do not call
-        asked = [row | {"image": picture(cell)} for _ in rollouts]
+        asked = [row | {"image": make_image(workload)} for _ in rollouts]
         self._batch = self._trainer._prepare_inputs(asked)
         # It reuses the current log-probs as the old ones unless it is given those.
         self._batch["old_per_token_logps"] = self._batch.pop("sampling_per_token_logps")
         self.settings = f"trl {version('trl')}: GRPOConfig {json.dumps(settings)}"
 
-    def learn(self) -> float:
+    def run_pass(self) -> float:
         """As `Side.learn`."""
         batch = dict(self._batch)
         batch["ref_per_token_logps"] = self._reference_logps()
@@ -215,7 +221,7 @@ def read_rollouts(folder: Path) -> list[Rollout]:
     return pickle.loads((folder / "rollouts.pickle").read_bytes())
 
 
-def config_of(folder: Path, weights: str) -> dict[str, Any]:
+def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     """Our config; what it does not say is the default."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
@@ -230,152 +236,157 @@ def config_of(folder: Path, weights: str) -> dict[str, Any]:
     }
 
 
-def open_world(folder: Path, weights: str) -> World:
-    (path := folder / f"{weights}.yaml").write_text(json.dumps(config_of(folder, weights)))
+def open_run_context(folder: Path, weights: str) -> RunContext:
+    (path := folder / f"{weights}.yaml").write_text(json.dumps(mmrl_config(folder, weights)))
     with (folder / f"{weights}.log").open("w") as log:
-        return World(load(path).config, folder, RunDir(folder / "run"), Console(log), Alone())
+        return RunContext(load_config(path).config, folder, RunDir(folder / "run"), Console(log), SingleProcess())
 
 
-def prepare(folder: Path, cell: Cell) -> None:
+def write_inputs(folder: Path, workload: Workload) -> None:
     """Write what both sides read: two models, a picture, a question, and rollouts sampled from the reference."""
     torch.set_num_threads(1)
     words = random.Random(0)
     text = [" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(6000)), "0123456789"]
-    tokenizer = train_tokenizer(text, MODEL.language.vocab)
+    tokenizer = train_tokenizer(text, MODEL.language.vocab_size)
     processor = make_processor(MODEL, tokenizer, (3136, 1003520))
     reference, policy = (make_model(MODEL, tokenizer, seed=0) for _ in range(2))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.ndim > 1:
-                parameter.add_(DRIFT * parameter.std() * torch.randn_like(parameter))
+                parameter.add_(POLICY_NOISE_STD * parameter.std() * torch.randn_like(parameter))
     for model, name in ((reference, "reference"), (policy, "policy")):
-        with without_bars():
+        with hide_progress_bars():
             model.save_pretrained(folder / name)
         processor.save_pretrained(folder / name)
-    picture(cell).save(folder / "picture.png")
+    make_image(workload).save(folder / "picture.png")
     blank = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}]
     template = processor.apply_chat_template(blank, add_generation_prompt=True, tokenize=False)
-    digits = cell.prompt - cell.side**2 - (len(tokenizer(template).input_ids) - 1)  # each is a token
+    digits = workload.prompt_tokens - workload.side**2 - (len(tokenizer(template).input_ids) - 1)  # each is a token
     row = {"id": "0", "image": "picture.png", "question": "".join(words.choices("0123456789", k=digits)), "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row))
-    (folder / "rollouts.pickle").write_bytes(pickle.dumps(sampled(folder, cell)))
+    (folder / "rollouts.pickle").write_bytes(pickle.dumps(sample_rollouts(folder, workload)))
 
 
-def picture(cell: Cell) -> Image.Image:
-    pixels = cell.side * MODEL.vision.patch * MODEL.vision.merge
+def make_image(workload: Workload) -> Image.Image:
+    pixels = workload.side * MODEL.vision.patch_size * MODEL.vision.spatial_merge_size
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (pixels, pixels, 3), dtype=np.uint8))
 
 
-def sampled(folder: Path, cell: Cell) -> list[Rollout]:
+def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     """Rollouts of the reference, none ended by itself."""
-    world = open_world(folder, "reference")
-    prompt = world.processor.ask(world.samples.train[0])
-    assert len(prompt.ids) == cell.prompt
-    plain = SamplingLaw(max_new_tokens=max(cell.lengths))
-    endless = replace(plain, banned=(*world.banned, world.eos_id))
+    world = open_run_context(folder, "reference")
+    prompt = world.processor.build(world.samples.train[0])
+    assert len(prompt.token_ids) == workload.prompt_tokens
+    plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
+    endless = replace(plain, banned=(*world.banned_token_ids, world.eos_token_id))
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
-    (group,) = sampler.generate([prompt], len(cell.lengths), endless, step=0)
+    (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner knows no banned tokens, so ours is told of none.
-    return [cut(rollout, length, plain) for rollout, length in zip(group, cell.lengths, strict=True)]
+    return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]
 
 
-def cut(rollout: Rollout, length: int, law: SamplingLaw) -> Rollout:
+def truncate(rollout: Rollout, length: int, law: SamplingParams) -> Rollout:
     (segment,) = rollout.segments
-    segment = replace(segment, ids=segment.ids[:length], logps=segment.logps[:length])
+    segment = replace(segment, ids=segment.token_ids[:length], logps=segment.logprobs[:length])
     return replace(rollout, segments=(segment,), law=law)
 
 
-def result(side: Side) -> tuple[float, dict[str, np.ndarray]]:
+def loss_and_gradients(learner: LearnerUnderTest) -> tuple[float, dict[str, np.ndarray]]:
     """Loss, and gradient by name."""
-    loss = side.learn()
-    return loss, {n: p.grad.numpy() for n, p in side.model.named_parameters() if p.grad is not None}
+    loss = learner.run_pass()
+    return loss, {n: p.grad.numpy() for n, p in learner.model.named_parameters() if p.grad is not None}
 
 
-def cost(side: Side) -> tuple[float, float]:
+def cpu_seconds_of_pass(learner: LearnerUnderTest) -> tuple[float, float]:
     """CPU seconds of a pass: all, and those of its own code, without what the kernel did for it."""
     before = resource.getrusage(resource.RUSAGE_SELF)
-    side.learn()
+    learner.run_pass()
     after = resource.getrusage(resource.RUSAGE_SELF)
     user = after.ru_utime - before.ru_utime
     return user + after.ru_stime - before.ru_stime, user
 
 
-def memory(side: Side) -> int:
+def peak_memory_of_pass(learner: LearnerUnderTest) -> int:
     """Bytes by which a pass raises the resident memory of a process that has given back what it no longer uses."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = resident("VmRSS")
-    side.learn()
-    return resident("VmHWM") - before
+    before = resident_bytes("VmRSS")
+    learner.run_pass()
+    return resident_bytes("VmHWM") - before
 
 
-def resident(what: str) -> int:
+def resident_bytes(field: str) -> int:
     sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE))
-    return int(sizes[what]) * 1024
+    return int(sizes[field]) * 1024
 
 
 @cache
-def living(make: Make, folder: Path, cell: Cell) -> Side:
+def process_learner(make: MakeLearner, folder: Path, workload: Workload) -> LearnerUnderTest:
     """The side of this process."""
     torch.set_num_threads(1)
-    return make(folder, cell)
+    return make(folder, workload)
 
 
-def work(task: Callable[[Side], Any], make: Make, folder: Path, cell: Cell) -> Any:
-    side = living(make, folder, cell)
+def run_task(task: Callable[[LearnerUnderTest], Any], make: MakeLearner, folder: Path, workload: Workload) -> Any:
+    side = process_learner(make, folder, workload)
     side.model.zero_grad(set_to_none=True)
     return task(side)
 
 
 @contextmanager
-def running(make: Make, folder: Path, cell: Cell) -> Iterator[Ask]:
+def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> Iterator[RunInProcess]:
     """A side in a process of its own; what is given does a task there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        yield lambda task: process.submit(work, task, make, folder, cell).result()
+        yield lambda task: process.submit(run_task, task, make, folder, workload).result()
 
 
-def disagreements(ours: Ask, theirs: Ask) -> tuple[float, float]:
+def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[float, float]:
     """How far loss and gradient lie apart, relative to TRL's; the gradient in the role where that is most."""
-    (loss, gradient), (their_loss, their_gradient) = ours(result), theirs(result)
+    (loss, gradient), (their_loss, their_gradient) = ours(loss_and_gradients), theirs(loss_and_gradients)
     if gradient.keys() != their_gradient.keys():
         raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
     apart, whole = Counter[str](), Counter[str]()
     for name, their in their_gradient.items():
-        apart[role_of(name)] += float(((gradient[name] - their) ** 2).sum())
-        whole[role_of(name)] += float((their**2).sum())
+        apart[component_of(name)] += float(((gradient[name] - their) ** 2).sum())
+        whole[component_of(name)] += float((their**2).sum())
     return abs(loss / their_loss - 1.0), max((apart[role] / whole[role]) ** 0.5 for role in whole)
 
 
-def measure(name: str, cell: Cell, pairs: int) -> list[str] | None:
+def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | None:
     """A row of the table; None where both sides did not compute the same."""
-    print(f"{name}: {cell.side}x{cell.side} of {cell.prompt} tokens are the picture, completions {cell.lengths}")
+    print(
+        f"{name}: {workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the picture, completions {workload.completion_tokens}"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            process.submit(prepare, folder, cell).result()
-        with running(Ours, folder, cell) as ours, running(Theirs, folder, cell) as theirs:
+            process.submit(write_inputs, folder, workload).result()
+        with (
+            run_in_own_process(MmrlLearner, folder, workload) as ours,
+            run_in_own_process(TrlLearner, folder, workload) as theirs,
+        ):
             print("", ours(attrgetter("settings")), theirs(attrgetter("settings")), sep="\n  ", flush=True)
-            loss, gradient = disagreements(ours, theirs)
+            loss, gradient = relative_differences(ours, theirs)
             print(f"  relative difference: loss {loss:.1e}, gradient {gradient:.1e}", flush=True)
             if not max(loss, gradient) < TOLERANCE:
                 return None
-            peaks = (theirs(memory), ours(memory)) if cell.memory_target else None
-            costs = [(theirs(cost), ours(cost)) for _ in range(pairs)]
-    row = [name, *ratios(costs), f"{cell.target}", peak_ratio(peaks, cell.memory_target)]
+            peaks = (theirs(peak_memory_of_pass), ours(peak_memory_of_pass)) if workload.min_memory_ratio else None
+            costs = [(theirs(cpu_seconds_of_pass), ours(cpu_seconds_of_pass)) for _ in range(pairs)]
+    row = [name, *format_ratios(costs), f"{workload.min_speedup}", format_peak_ratio(peaks, workload.min_memory_ratio)]
     print(f"  {' | '.join(row)}", flush=True)
     return row
 
 
-def ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
+def format_ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
     """Medians of both sides' CPU seconds, and of their ratios with and without the kernel's share."""
     sides = [f"{median(pair[side][0] for pair in costs):.2f} s" for side in (0, 1)]
     whole, user = (sorted(theirs[part] / ours[part] for theirs, ours in costs) for part in (0, 1))
     return [*sides, f"{median(whole):.2f} [{whole[0]:.2f}, {whole[-1]:.2f}]", f"{median(user):.2f}"]
 
 
-def peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> str:
+def format_peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> str:
     if peaks is None:
         return ""
     theirs, ours = (f"{peak / 2**20:.0f} MiB" for peak in peaks)
@@ -384,11 +395,11 @@ def peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cell", choices=CELLS, action="append", help="one or more; all without it")
+    parser.add_argument("--cell", choices=WORKLOADS, action="append", help="one or more; all without it")
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
     options = parser.parse_args()
     table = Table("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target", "peak memory above base")
-    rows = {name: measure(name, CELLS[name], options.pairs) for name in options.cell or CELLS}
+    rows = {name: measure_workload(name, WORKLOADS[name], options.pairs) for name in options.cell or WORKLOADS}
     for row in filter(None, rows.values()):
         table.add_row(*row)
     Screen(width=140).print(table)

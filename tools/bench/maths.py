@@ -22,12 +22,23 @@ from tempfile import TemporaryDirectory
 
 import math_verify
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import Judging, Term
-from mmrl.scoring import BoundTerm, Judge, registry
-from mmrl.types import Author, Finish, Frame, Kind, Prompt, Rollout, Sample, SamplingLaw, Segment, Target
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import RewardTermConfig, ScoringConfig
+from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
+from mmrl.types import (
+    AnswerType,
+    Author,
+    CoordinateSystem,
+    FinishReason,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    Segment,
+    Target,
+)
 
-FLOOR, OVERHEAD = 300, 0.15
+MIN_PER_SECOND, MAX_OVERHEAD = 300, 0.15
 ANSWERS = {
     "5": ["5", "5", "5", "5", "6", r"\frac{10}{2}", "x=5", "The answer is five"],
     "14": ["14", "14", "12", "12", "16", "14.0", "-14", "28"],
@@ -46,7 +57,7 @@ ANSWERS = {
 }
 
 
-FORGETFUL = """
+CLEAR_CACHE_REWARD = """
 from mmrl_rewards import maths
 from mmrl_rewards.contract import reward
 
@@ -58,47 +69,54 @@ def forget(response, sample) -> float:
 """
 
 
-def siblings(target: str, answers: Sequence[str], task: str = "maths") -> list[Rollout]:
+def make_rollouts(target: str, answers: Sequence[str], task: str = "maths") -> list[Rollout]:
     """One response to a question for each answer."""
-    sample = Sample(id=target, task=task, parts=("?",), target=Target(kind=Kind.LATEX, value=target))
-    prompt = Prompt(sample=sample, ids=(1,), grids=(), resizes=(), frame=Frame.PX_ORIGINAL, digest="")
+    sample = Sample(id=target, task=task, parts=("?",), target=Target(answer_type=AnswerType.LATEX, value=target))
+    prompt = Prompt(
+        sample=sample,
+        token_ids=(1,),
+        grids=(),
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.PX_ORIGINAL,
+        digest="",
+    )
     return [
         Rollout(
             prompt=prompt,
             index=index,
-            segments=(Segment(ids=(1,), logps=(-1.0,), author=Author.POLICY),),
+            segments=(Segment(token_ids=(1,), logprobs=(-1.0,), author=Author.POLICY),),
             text=answer,
-            answer=Grammar().parse(f"<answer>{answer}</answer>", Kind.LATEX),
-            finish=Finish.EOS,
-            law=SamplingLaw(max_new_tokens=100),
+            answer=ResponseFormat().parse(f"<answer>{answer}</answer>", AnswerType.LATEX),
+            finish_reason=FinishReason.EOS,
+            sampling_params=SamplingParams(max_new_tokens=100),
         )
         for index, answer in enumerate(answers)
     ]
 
 
-def judge_of(folder: Path) -> Judge:
+def make_scorer(folder: Path) -> RewardFunctionScorer:
     """A judge of formulas with one worker, which forgets its verdicts when told to."""
-    (folder / "forgetful.py").write_text(FORGETFUL)
+    (folder / "forgetful.py").write_text(CLEAR_CACHE_REWARD)
     terms = []
     for fn, task in (("mmrl_rewards.maths:equal", "maths"), ("./forgetful.py:forget", "forget")):
-        load = partial(registry.find, fn, folder, {})
-        options = Term(fn=fn, when={"task": (task,)}, deadline_s=5.0)
-        terms.append(BoundTerm(name=task, reward=load(), load=load, options=options))
-    return Judge(terms, Judging())
+        load = partial(registry.load_bound_reward, fn, folder, {})
+        options = RewardTermConfig(fn=fn, when={"task": (task,)}, timeout_s=5.0)
+        terms.append(BoundTerm(name=task, reward=load(), load_reward=load, options=options))
+    return RewardFunctionScorer(terms, ScoringConfig())
 
 
-def fastest(work: Callable[[], object], rounds: int, before: Callable[[], object]) -> float:
+def fastest_round(work: Callable[[], object], rounds: int, setup: Callable[[], object]) -> float:
     """Seconds of the fastest of several rounds, after one to warm up."""
     seconds = []
     for _ in range(rounds + 1):
-        before()
+        setup()
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
 
 
-def bare() -> None:
+def call_math_verify() -> None:
     """What the judge does, by math-verify alone."""
     for target, answers in ANSWERS.items():
         for answer in answers:
@@ -111,17 +129,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
     rounds = parser.parse_args().rounds
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    groups = [siblings(target, answers) for target, answers in ANSWERS.items()]
+    groups = [make_rollouts(target, answers) for target, answers in ANSWERS.items()]
     count = sum(map(len, groups))
-    with TemporaryDirectory() as folder, closing(judge_of(Path(folder))) as judge:
-        forget = partial(judge.judge, [siblings("x", ["x"], "forget")], step=0)
-        ours = fastest(partial(judge.judge, groups, step=0), rounds, forget)
-    beside = fastest(bare, rounds, lambda: None)
+    with TemporaryDirectory() as folder, closing(make_scorer(Path(folder))) as judge:
+        forget = partial(judge.score_groups, [make_rollouts("x", ["x"], "forget")], step=0)
+        ours = fastest_round(partial(judge.score_groups, groups, step=0), rounds, forget)
+    beside = fastest_round(call_math_verify, rounds, lambda: None)
     print(
         f"maths:equal in a worker {count / ours:,.0f} a second, math-verify bare {count / beside:,.0f}: "
         f"{ours / beside - 1:+.0%} time"
     )
-    sys.exit(count / ours < FLOOR or ours / beside - 1 > OVERHEAD)
+    sys.exit(count / ours < MIN_PER_SECOND or ours / beside - 1 > MAX_OVERHEAD)
 
 
 if __name__ == "__main__":

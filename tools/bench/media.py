@@ -24,26 +24,26 @@ import torch
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
-from mmrl.answer import Grammar
-from mmrl.config.schema import Limits, Model, Scratch, VisionScratch
-from mmrl.media.cache import MediaStore
-from mmrl.policy.encoder import Encoder
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import FromScratchConfig, MediaLimitsConfig, ModelConfig, VisionFromScratchConfig
+from mmrl.media.cache import MediaCache
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.tiny_models import make_processor, train_tokenizer
-from mmrl.types import Access, ImageRef, Kind, Sample, Target, VideoRef
-from mmrl_datasets.generators.mp4_writer import Film, encode
+from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, VideoRef
+from mmrl_datasets.generators.mp4_writer import RenderedVideo, encode_mp4
 
 QUESTION = "How many flowers are there in the picture?"
-SCRATCH = Scratch(vision=VisionScratch(patch=14))
-MODEL = Model(scratch=SCRATCH)
-AREA = {
+SCRATCH = FromScratchConfig(vision=VisionFromScratchConfig(patch_size=14))
+MODEL = ModelConfig(from_scratch=SCRATCH)
+PIXEL_LIMITS = {
     "image": {"min_pixels": MODEL.min_pixels, "max_pixels": MODEL.max_pixels},
     "video": {"min_pixels": MODEL.video.min_pixels, "max_pixels": MODEL.video.max_pixels},
 }
 FORMATS: dict[str, dict[str, Any]] = {"jpeg": {"quality": 90}, "png": {}}
 
 
-def photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]:
+def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]:
     """Different cuts of the two photographs."""
     whole = [Image.fromarray(image) for image in load_sample_images().images]
     for i in range(count):
@@ -52,10 +52,10 @@ def photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]:
         yield ImageOps.fit(photograph.crop(box), size, Image.Resampling.BICUBIC)
 
 
-def save(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:
+def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:
     """Files of one format."""
     paths = [folder / f"{i}.{kind}" for i in range(count)]
-    for path, photograph in zip(paths, photographs(count, size), strict=True):
+    for path, photograph in zip(paths, crop_photographs(count, size), strict=True):
         photograph.save(path, **FORMATS[kind])
     return paths
 
@@ -63,24 +63,26 @@ def save(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Pat
 def save_clips(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
     """H.264 videos of ten seconds, 12 frames a second, in which a photograph drifts."""
     paths = [folder / f"{i}.mp4" for i in range(count)]
-    for path, photograph in zip(paths, photographs(count, (size[0] + 120, size[1])), strict=True):
+    for path, photograph in zip(paths, crop_photographs(count, (size[0] + 120, size[1])), strict=True):
         film = [photograph.crop((step, 0, step + size[0], size[1])) for step in range(120)]
-        path.write_bytes(encode(Film(frames=film, fps=12)))
+        path.write_bytes(encode_mp4(RenderedVideo(frames=film, fps=12)))
     return paths
 
 
-def as_sample(path: Path) -> Sample:
+def make_sample(path: Path) -> Sample:
     kind = VideoRef if path.suffix == ".mp4" else ImageRef
     ref = kind(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    return Sample(id=path.name, task="count", parts=(ref, QUESTION), target=Target(kind=Kind.NUMBER, value=1))
+    return Sample(
+        id=path.name, task="count", parts=(ref, QUESTION), target=Target(answer_type=AnswerType.NUMBER, value=1)
+    )
 
 
-def bare(hf: Any, path: Path) -> torch.Tensor:
+def reference_patches(hf: Any, path: Path) -> torch.Tensor:
     """Patches of a file, the way the model cards of Qwen-VL show."""
     from qwen_vl_utils import process_vision_info  # torchvision comes with it: after mmrl has made it loadable
 
     medium = "video" if path.suffix == ".mp4" else "image"
-    content = [{"type": medium, medium: str(path), **AREA[medium]}, {"type": "text", "text": QUESTION}]
+    content = [{"type": medium, medium: str(path), **PIXEL_LIMITS[medium]}, {"type": "text", "text": QUESTION}]
     messages = [{"role": "user", "content": content}]
     text = hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     pictures, clips, options = process_vision_info(messages, return_video_kwargs=True, return_video_metadata=True)
@@ -99,12 +101,18 @@ def bare(hf: Any, path: Path) -> torch.Tensor:
     return patches
 
 
-def encoder(hf: Any) -> Encoder:
+def make_encoder(hf: Any) -> PromptEncoder:
     """Ours, with nothing cached."""
-    store = MediaStore(Access(roots=(Path("/"),)), Limits(), max_bytes=2**26)
+    store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=2**26)
     limit = MODEL.max_prompt_tokens
-    return Encoder(
-        hf, FAMILIES["qwen2_5_vl"], Grammar(), store, video=MODEL.video, instruct=False, max_prompt_tokens=limit
+    return PromptEncoder(
+        hf,
+        FAMILIES["qwen2_5_vl"],
+        ResponseFormat(),
+        store,
+        video=MODEL.video,
+        add_instruction=False,
+        max_prompt_tokens=limit,
     )
 
 
@@ -114,24 +122,24 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def throughput(count: int, rounds: int) -> None:
+def benchmark_throughput(count: int, rounds: int) -> None:
     """Print, for each kind of file, files per CPU second of both loops and the median of the rounds' ratios."""
     from qwen_vl_utils import vision_process
 
     torch.set_num_threads(1)
     vision_process.FORCE_QWENVL_VIDEO_READER = "decord"
-    tokenizer = train_tokenizer([QUESTION] * 10, SCRATCH.language.vocab)
+    tokenizer = train_tokenizer([QUESTION] * 10, SCRATCH.language.vocab_size)
     hf = make_processor(SCRATCH, tokenizer, (MODEL.min_pixels, MODEL.max_pixels))
-    print(f"ours: Encoder.encode, {Limits()}, model.max_pixels={MODEL.max_pixels}, nothing cached")
+    print(f"ours: Encoder.encode, {MediaLimitsConfig()}, model.max_pixels={MODEL.max_pixels}, nothing cached")
     print("bare: qwen-vl-utils with decord, apply_chat_template, processor(text, images, videos); no checks, no hashes")
     with tempfile.TemporaryDirectory() as folder:
-        sets = {f"{kind} 640x480": save(Path(folder), kind, count, (640, 480)) for kind in FORMATS}
+        sets = {f"{kind} 640x480": save_images(Path(folder), kind, count, (640, 480)) for kind in FORMATS}
         sets["mp4 480x360, 20 of 120 frames"] = save_clips(Path(folder), count // 8, (480, 360))
         for kind, paths in sets.items():
-            samples = [as_sample(path) for path in paths]
-            ours = encoder(hf).encode(samples[0]).tensors
-            same = torch.cat([ours.images_ND, ours.videos_ND]).equal(bare(hf, paths[0]))
-            pairs = [_pair(encoder(hf), hf, samples, paths) for _ in range(rounds)]
+            samples = [make_sample(path) for path in paths]
+            ours = make_encoder(hf).encode(samples[0]).tensors
+            same = torch.cat([ours.image_patches_MD, ours.video_patches_MD]).equal(reference_patches(hf, paths[0]))
+            pairs = [_time_both(make_encoder(hf), hf, samples, paths) for _ in range(rounds)]
             rates = [len(paths) / median(side) for side in zip(*pairs, strict=True)]
             ratios = sorted(theirs / mine for mine, theirs in pairs)
             print(
@@ -140,26 +148,26 @@ def throughput(count: int, rounds: int) -> None:
             )
 
 
-def _pair(ours: Encoder, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
+def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
     """CPU seconds of both loops over all files, taking turns file by file."""
     mine = theirs = 0.0
     for sample, path in zip(samples, paths, strict=True):
         mine += cpu_seconds(lambda sample=sample: ours.encode(sample))
-        theirs += cpu_seconds(lambda path=path: bare(hf, path))
+        theirs += cpu_seconds(lambda path=path: reference_patches(hf, path))
     return mine, theirs
 
 
-def ahead(steps: int, rounds: int) -> None:
+def benchmark_prefetch(steps: int, rounds: int) -> None:
     """Print the median seconds of a training step on large pictures, without and with one process working ahead."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = save(folder, "jpeg", 8 * (steps + 1), (3000, 2000))
+        paths = save_images(folder, "jpeg", 8 * (steps + 1), (3000, 2000))
         rows = [{"id": p.name, "image": p.name, "question": QUESTION, "answer": "1"} for p in paths]
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         found: dict[int, list[dict[str, float]]] = {0: [], 1: []}
         for round_ in range(rounds):
             for workers in found:
-                found[workers] += _timed_run(folder, f"{round_}-{workers}", workers, steps)
+                found[workers] += _run_step_timings(folder, f"{round_}-{workers}", workers, steps)
         for workers, timings in found.items():
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
             shares = ", ".join(f"{verb[5:-2]} {median(step[verb] for step in timings):.2f}" for verb in verbs)
@@ -167,7 +175,7 @@ def ahead(steps: int, rounds: int) -> None:
             print(f"data.workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs")
 
 
-def _timed_run(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
+def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
     """The timings of a run's steps but the first, which nobody can work ahead of."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
@@ -192,9 +200,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
     if options.what == "throughput":
-        throughput(options.files, options.rounds)
+        benchmark_throughput(options.files, options.rounds)
     else:
-        ahead(options.steps, options.rounds)
+        benchmark_prefetch(options.steps, options.rounds)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-SKIPPED = 2
-VERBS = ("ask", "answer", "judge", "choose", "learn")
+SKIPPED_STEPS = 2
+PHASES = ("ask", "answer", "judge", "choose", "learn")
 
 
 def main() -> None:
@@ -36,9 +36,9 @@ def main() -> None:
     steps: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(asked.rounds):
         for overlap in steps:
-            steps[overlap] += run(asked, overlap=overlap)
+            steps[overlap] += run_training(asked, async_rollouts=overlap)
     load = os.getloadavg()[0]
-    waits, overlaps = (_medians(steps[arm]) for arm in (False, True))
+    waits, overlaps = (_phase_medians(steps[arm]) for arm in (False, True))
     alone, together = (median(sum(step.values()) for step in steps[arm]) for arm in (False, True))
     bound = alone / (alone - min(waits["answer"], waits["learn"]))
     seconds = {"waits": {"step": alone, **waits}, "overlaps": {"step": together, **overlaps}}
@@ -46,11 +46,11 @@ def main() -> None:
     print(json.dumps(told, indent=1))
 
 
-def run(asked: argparse.Namespace, *, overlap: bool) -> list[dict[str, float]]:
+def run_training(arguments: argparse.Namespace, *, async_rollouts: bool) -> list[dict[str, float]]:
     """The seconds of each step's verbs."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "bench.json"
-        config.write_text(json.dumps(experiment(asked, Path(folder) / "run", overlap=overlap)))
+        config.write_text(json.dumps(make_config(arguments, Path(folder) / "run", async_rollouts=async_rollouts)))
         command = [sys.executable, "-m", "mmrl", "train", str(config)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -58,24 +58,26 @@ def run(asked: argparse.Namespace, *, overlap: bool) -> list[dict[str, float]]:
             sys.exit(done.stderr)
         lines = (Path(folder) / "run" / "timings.jsonl").read_text().splitlines()
     steps = [record for record in map(json.loads, lines) if "time/learn_s" in record]
-    return [{verb: step[f"time/{verb}_s"] for verb in VERBS} for step in steps[SKIPPED:-1]]  # the last draws nothing
+    return [
+        {verb: step[f"time/{verb}_s"] for verb in PHASES} for step in steps[SKIPPED_STEPS:-1]
+    ]  # the last draws nothing
 
 
-def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    return {verb: median(step[verb] for step in steps) for verb in VERBS}
+def _phase_medians(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {verb: median(step[verb] for step in steps) for verb in PHASES}
 
 
-def experiment(asked: argparse.Namespace, run_dir: Path, *, overlap: bool) -> dict[str, Any]:
+def make_config(arguments: argparse.Namespace, run_dir: Path, *, async_rollouts: bool) -> dict[str, Any]:
     """A config whose rollouts are long enough for answering to take about as long as learning."""
     stage = {
         "name": "rl",
         "kind": "rl",
-        "steps": asked.steps,
-        "prompts_per_step": asked.prompts,
-        "overlap": overlap,
-        "max_barren_steps": asked.steps + 1,
+        "steps": arguments.steps,
+        "prompts_per_step": arguments.prompts,
+        "overlap": async_rollouts,
+        "max_barren_steps": arguments.steps + 1,
         "loss": {"entropy": {"coef": 0.01}},  # every rollout is learned from, whatever it earns
-        "sampling": {"max_new_tokens": asked.tokens},
+        "sampling": {"max_new_tokens": arguments.tokens},
     }
     data = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "train", "size": 64}}
     scratch = {
@@ -88,7 +90,7 @@ def experiment(asked: argparse.Namespace, run_dir: Path, *, overlap: bool) -> di
         "data": {"train": [data]},
         "answer": {"instruct": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}]},
-        "rollout": {"engine": asked.engine, "vllm": {"cache_mib": 256}},
+        "rollout": {"engine": arguments.engine, "vllm": {"cache_mib": 256}},
         "stages": [stage],
     }
 

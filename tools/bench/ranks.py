@@ -27,30 +27,30 @@ from typing import NamedTuple
 
 CONFIG = Path(__file__).with_name("steps.yaml")
 MODEL = {"language": {"width": 384, "mlp": 1536, "depth": 4}, "vision": {"width": 128, "mlp": 256}}
-FEW = 1
-BASE = "one process, torch"
+WARM_UP_STEPS = 1
+BASELINE = "one process, torch"
 ARMS: Mapping[str, tuple[str, ...]] = {
-    BASE: (),
+    BASELINE: (),
     "two processes, torch": ("--nproc", "2"),
     "one process, ZeRO-0": ("deepspeed.zero=0",),
 }
-NAMES = {"two": "two processes, torch", "zero": "one process, ZeRO-0"}
-LEAST_GAIN, MOST_COST = 1.6, 1.1
+ARM_BY_OPTION = {"two": "two processes, torch", "zero": "one process, ZeRO-0"}
+MIN_SPEEDUP, MAX_SLOWDOWN = 1.6, 1.1
 
 
-class Run(NamedTuple):
+class RunSeconds(NamedTuple):
     """Seconds of a step by the clock, and CPU seconds of the whole run, of all processes together."""
 
     step: float
     cpu: float
 
 
-def run(arm: tuple[str, ...], steps: int) -> Run:
+def run_arm(arm: tuple[str, ...], steps: int) -> RunSeconds:
     """Train for so many steps, and some before that are not counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mmrl", "train", str(CONFIG), f"model.scratch={json.dumps(MODEL)}", *arm]
-        options = [f"stages.rl.steps={FEW + steps}", "--run-dir", f"{folder}/run"]
+        options = [f"stages.rl.steps={WARM_UP_STEPS + steps}", "--run-dir", f"{folder}/run"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -59,21 +59,21 @@ def run(arm: tuple[str, ...], steps: int) -> Run:
         learned = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
     if any(record.get("learner/grad_norm", 1.0) == 0.0 for record in learned):
         sys.exit("a step learned nothing")
-    timed = [record for record in records if record["stage"] == "rl"][FEW:]
+    timed = [record for record in records if record["stage"] == "rl"][WARM_UP_STEPS:]
     wall = [sum(value for name, value in each.items() if name.startswith("time/")) for each in timed]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(fmean(wall), cpu)
+    return RunSeconds(fmean(wall), cpu)
 
 
-def seconds(arm: tuple[str, ...], steps: int, *, busy: bool) -> float:
+def step_seconds(arm: tuple[str, ...], steps: int, *, busy: bool) -> float:
     """Of a step: by the clock, or CPU seconds of one process."""
     if not busy:
-        return run(arm, steps).step
-    return (run(arm, steps).cpu - run(arm, 1).cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
+        return run_arm(arm, steps).step
+    return (run_arm(arm, steps).cpu - run_arm(arm, 1).cpu) / (steps - 1) / (2 if "--nproc" in arm else 1)
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     """Median, least and most."""
     return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
@@ -83,25 +83,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--steps", type=int, default=4, help="steps measured in each")
-    parser.add_argument("--only", choices=NAMES, help="what is held against one process with plain torch")
+    parser.add_argument("--only", choices=ARM_BY_OPTION, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
     arguments = parser.parse_args()
-    others = [NAMES[arguments.only]] if arguments.only else list(NAMES.values())
-    found: dict[str, list[float]] = {name: [] for name in (BASE, *others)}
+    others = [ARM_BY_OPTION[arguments.only]] if arguments.only else list(ARM_BY_OPTION.values())
+    found: dict[str, list[float]] = {name: [] for name in (BASELINE, *others)}
     for _ in range(arguments.rounds):
         for name, taken in found.items():
-            taken.append(seconds(ARMS[name], arguments.steps, busy=arguments.busy))
+            taken.append(step_seconds(ARMS[name], arguments.steps, busy=arguments.busy))
     for name, taken in found.items():
-        print(f"{name:22} {spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
+        print(f"{name:22} {format_spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
     passed = True
-    if (two := NAMES["two"]) in found:
-        gains = [one / both for one, both in zip(found[BASE], found[two], strict=True)]
-        print(f"two processes are {spread(gains)} times as fast as one (at least {LEAST_GAIN})")
-        passed &= median(gains) >= LEAST_GAIN
-    if (zero := NAMES["zero"]) in found:
-        costs = [ours / one for one, ours in zip(found[BASE], found[zero], strict=True)]
-        print(f"ZeRO-0 takes {spread(costs)} times as long as plain torch (at most {MOST_COST})")
-        passed &= median(costs) <= MOST_COST
+    if (two := ARM_BY_OPTION["two"]) in found:
+        gains = [one / both for one, both in zip(found[BASELINE], found[two], strict=True)]
+        print(f"two processes are {format_spread(gains)} times as fast as one (at least {MIN_SPEEDUP})")
+        passed &= median(gains) >= MIN_SPEEDUP
+    if (zero := ARM_BY_OPTION["zero"]) in found:
+        costs = [ours / one for one, ours in zip(found[BASELINE], found[zero], strict=True)]
+        print(f"ZeRO-0 takes {format_spread(costs)} times as long as plain torch (at most {MAX_SLOWDOWN})")
+        passed &= median(costs) <= MAX_SLOWDOWN
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     return 0 if passed else 1
 

@@ -16,44 +16,59 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from mmrl.algo.select_experiences import Everything, MediaCheck, Replaying, look
-from mmrl.config.schema import Replay
-from mmrl.ports import Chooser
+from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, find_media_problems
+from mmrl.config.schema import ReplayConfig
+from mmrl.ports import ExperienceSelector
 from mmrl.types import (
     Answer,
+    AnswerType,
     Author,
-    Finish,
-    Frame,
+    CoordinateSystem,
+    FinishReason,
     Group,
-    Kind,
     Prompt,
     Rollout,
     Sample,
-    SamplingLaw,
+    SamplingParams,
     Score,
     Segment,
-    State,
     Target,
+    TrainingState,
 )
 
-PROMPTS, SIZE, ROUNDS = 32, 8, 60
-LAW = SamplingLaw(max_new_tokens=512)
-LIMIT = 0.01
+NUM_PROMPTS, GROUP_SIZE, ROUNDS = 32, 8, 60
+SAMPLING_PARAMS = SamplingParams(max_new_tokens=512)
+MAX_STEP_FRACTION = 0.01
 
 
-def prompt_of(name: str) -> Prompt:
+def make_prompt(name: str) -> Prompt:
     """A question."""
-    sample = Sample(id=name, task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=1))
-    return Prompt(sample=sample, ids=(1,) * 300, grids=(), resizes=(), frame=Frame.NORM_1, digest=name)
+    sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
+    return Prompt(
+        sample=sample,
+        token_ids=(1,) * 300,
+        grids=(),
+        resize_maps=(),
+        coordinate_system=CoordinateSystem.NORM_1,
+        digest=name,
+    )
 
 
-def group(name: str, version: int, rewards: Sequence[float]) -> Group:
+def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
     """A group with these rewards."""
-    prompt = prompt_of(name)
-    segment = Segment(ids=(5,) * 100, logps=(-1.0,) * 100, author=Author.POLICY, version=version)
-    answer = Answer(text="1", thought=None, value=1)
+    prompt = make_prompt(name)
+    segment = Segment(token_ids=(5,) * 100, logprobs=(-1.0,) * 100, author=Author.POLICY, version=version)
+    answer = Answer(text="1", thinking=None, value=1)
     rollouts = [
-        Rollout(prompt=prompt, index=i, segments=(segment,), text="", answer=answer, finish=Finish.EOS, law=LAW)
+        Rollout(
+            prompt=prompt,
+            index=i,
+            segments=(segment,),
+            text="",
+            answer=answer,
+            finish_reason=FinishReason.EOS,
+            sampling_params=SAMPLING_PARAMS,
+        )
         for i in range(len(rewards))
     ]
     return Group(
@@ -61,23 +76,23 @@ def group(name: str, version: int, rewards: Sequence[float]) -> Group:
     )
 
 
-def centred(groups: Sequence[Group]) -> list[list[float]]:
+def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
     """Each reward less its group's mean."""
     return [[total - sum(group.totals) / len(group.totals) for total in group.totals] for group in groups]
 
 
-def seconds(chooser: Chooser, asked: dict[str, Prompt]) -> tuple[float, int]:
+def time_selection(selector: ExperienceSelector, prompts: dict[str, Prompt]) -> tuple[float, int]:
     """Median CPU time to choose, with half of the groups saturated, once the memory is full; and what it then holds."""
-    dice, state, times = random.Random(0), State(), []
+    dice, state, times = random.Random(0), TrainingState(), []
     for step in range(ROUNDS):
-        rewards = [[float(dice.random() < 0.5) * (g % 2) for _ in range(SIZE)] for g in range(PROMPTS)]
-        groups = [group(f"{step}-{g}", step, row) for g, row in enumerate(rewards)]
-        asked.update((group.prompt.digest, group.prompt) for group in groups)
+        rewards = [[float(dice.random() < 0.5) * (g % 2) for _ in range(GROUP_SIZE)] for g in range(NUM_PROMPTS)]
+        groups = [make_group(f"{step}-{g}", step, row) for g, row in enumerate(rewards)]
+        prompts.update((group.prompt.digest, group.prompt) for group in groups)
         start = time.process_time()
-        chooser.choose(groups, state)
+        selector.select(groups, state)
         times.append(time.process_time() - start)
         state.step, state.version = step + 1, step + 1
-    return median(times[ROUNDS * 2 // 3 :]), len(state.memory)
+    return median(times[ROUNDS * 2 // 3 :]), len(state.replay_buffer)
 
 
 def main() -> None:
@@ -87,15 +102,19 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.3)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
-    media = MediaCheck(partial(look, lambda sample: asked[sample.id]), print)
-    replay = Replay(capacity=options.capacity, max_age=None)
-    plain, _ = seconds(Everything(centred), asked)
-    replaying = Replaying(Everything(centred), replay, size=PROMPTS * SIZE, seed=("bench",), media=media)
-    full, held = seconds(replaying, asked)
+    media = ChangedMediaDetector(partial(find_media_problems, lambda sample: asked[sample.id]), print)
+    replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
+    plain, _ = time_selection(Everything(center_rewards), asked)
+    replaying = Replaying(
+        Everything(center_rewards), replay, size=NUM_PROMPTS * GROUP_SIZE, seed=("bench",), media=media
+    )
+    full, held = time_selection(replaying, asked)
     share = (full - plain) / options.step_s
-    print(f"choosing {PROMPTS} x {SIZE} rollouts: {plain * 1e3:.2f} ms; with a memory of {held}: {full * 1e3:.2f} ms")
-    print(f"replay takes {share:.2%} of a step of {options.step_s:g} s (limit {LIMIT:.0%})")
-    sys.exit(share >= LIMIT)
+    print(
+        f"choosing {NUM_PROMPTS} x {GROUP_SIZE} rollouts: {plain * 1e3:.2f} ms; with a memory of {held}: {full * 1e3:.2f} ms"
+    )
+    print(f"replay takes {share:.2%} of a step of {options.step_s:g} s (limit {MAX_STEP_FRACTION:.0%})")
+    sys.exit(share >= MAX_STEP_FRACTION)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrl.utils.plugins import resolve
-from mmrl_rewards.cases import Case, load
+from mmrl.utils.plugins import load_object
+from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, bind
 
 CASES = Path(__file__).parents[2] / "rewards" / "cases"
-FLOORS = {
+MIN_CALLS_PER_SECOND = {
     "mmrl_rewards.box:iou": 20_000,
     "mmrl_rewards.box:giou": 20_000,
     "mmrl_rewards.box:diou": 20_000,
@@ -64,11 +64,11 @@ FLOORS = {
     "mmrl_rewards.length:cosine": 0,
 }
 """Calls a second that a reward must reach; 0 for what is only shown."""
-PAGE = ("Goods received in Zürich on 3 May, net weight 1,250 kg, 12 boxes, total due 93.50 EUR. " * 3)[:200]
-READ = "".join("x" if place % 20 == 7 else letter for place, letter in enumerate(PAGE))
+PAGE_TEXT = ("Goods received in Zürich on 3 May, net weight 1,250 kg, 12 boxes, total due 93.50 EUR. " * 3)[:200]
+MISREAD_TEXT = "".join("x" if place % 20 == 7 else letter for place, letter in enumerate(PAGE_TEXT))
 
 
-def rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
+def measure_rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
     """Calls a second of processor time, all of them in turn until the time is over, once libraries are loaded."""
     for call in calls:
         call()
@@ -80,14 +80,14 @@ def rate(calls: Sequence[Callable[[], object]], seconds: float) -> float:
     return done / elapsed
 
 
-def page(fn: str) -> Case:
+def make_page_case(fn: str) -> Case:
     """A text of 200 characters, read with some mistakes."""
-    sample = {"kind": "text", "value": PAGE}
-    row = {"fn": fn, "sample": sample, "response": f"<answer>{READ}</answer>", "expected": 0, "source": ""}
+    sample = {"kind": "text", "value": PAGE_TEXT}
+    row = {"fn": fn, "sample": sample, "response": f"<answer>{MISREAD_TEXT}</answer>", "expected": 0, "source": ""}
     return Case.model_validate(row)
 
 
-def scoring(case: Case, reward: BoundReward) -> Callable[[], object]:
+def make_call(case: Case, reward: BoundReward) -> Callable[[], object]:
     response, sample = case.build()
     return lambda: reward(response, sample)
 
@@ -97,15 +97,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
     seconds = parser.parse_args().seconds
-    rows = [case for table in sorted(CASES.glob("*.json")) for case in load(table)]
+    rows = [case for table in sorted(CASES.glob("*.json")) for case in load_case_table(table)]
     slow = []
     print("| reward | a second | floor | times the floor |\n|---|---|---|---|")
-    for fn, floor in FLOORS.items():
+    for fn, floor in MIN_CALLS_PER_SECOND.items():
         cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
         if floor == 2_000:
-            cases = [page(fn)]
-        calls = [scoring(case, bind(resolve(fn, CASES), case.args)) for case in cases]
-        reached = rate(calls, seconds)
+            cases = [make_page_case(fn)]
+        calls = [make_call(case, bind(load_object(fn, CASES), case.args)) for case in cases]
+        reached = measure_rate(calls, seconds)
         print(f"| `{fn}` | {reached:,.0f} | {floor:,} | {f'{reached / floor:.1f}' if floor else ''} |")
         if reached < floor:
             slow.append(fn)

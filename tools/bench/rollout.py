@@ -25,127 +25,144 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 from transformers import GenerationConfig, LogitsProcessor
 
-from mmrl.algo.seeds import derive
-from mmrl.answer import Grammar
-from mmrl.config.schema import LanguageScratch, Limits, Model, Scratch, VisionScratch
-from mmrl.media.cache import MediaStore
-from mmrl.policy.batch import by_prompt, collate, collate_prompts
-from mmrl.policy.encoder import Encoder
+from mmrl.algo.seeds import derive_seed
+from mmrl.answer import ResponseFormat
+from mmrl.config.schema import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    MediaLimitsConfig,
+    ModelConfig,
+    VisionFromScratchConfig,
+)
+from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import collate, collate_prompts, group_by_prompt
+from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
-from mmrl.policy.logits import draw, law_logps
+from mmrl.policy.logits import compute_logprobs, sample_tokens
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.types import Access, Experience, ImageRef, Kind, Prompt, Sample, SamplingLaw, Target
+from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
 
 SALT = ("bench",)
 QUESTION = "How many flowers are there in the picture, and which of them is the largest? " * 3
-SCRATCH = Scratch(
-    vision=VisionScratch(width=128, depth=4, heads=4, mlp=512),
-    language=LanguageScratch(width=256, depth=6, heads=4, kv_heads=2, mlp=1024, vocab=2000),
+SCRATCH = FromScratchConfig(
+    vision=VisionFromScratchConfig(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=512),
+    language=LanguageFromScratchConfig(
+        hidden_size=256, num_layers=6, num_heads=4, num_kv_heads=2, intermediate_size=1024, vocab_size=2000
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class GenerationComparison:
     """A model, prompts, and how much is drawn."""
 
     policy: Policy
     processor: QwenProcessor
     prompts: Sequence[Prompt]
-    law: SamplingLaw
-    group: int
+    sampling_params: SamplingParams
+    group_size: int
 
-    def ours(self) -> list[list[int]]:
+    def generate_mmrl(self) -> list[list[int]]:
         """Token ids by our sampler."""
-        groups = self.sampler().generate(self.prompts, self.group, self.law, step=0)
-        return [list(rollout.segments[0].ids) for group in groups for rollout in group]
+        groups = self.make_sampler().generate(self.prompts, self.group_size, self.sampling_params, step=0)
+        return [list(rollout.segments[0].token_ids) for group in groups for rollout in group]
 
-    def theirs(self) -> list[list[int]]:
+    def generate_transformers(self) -> list[list[int]]:
         """Token ids by `generate`."""
         batch = collate_prompts(self.prompts, self.processor, pad_id=self.processor.tokenizer.eos_token_id)
         config = GenerationConfig(
             do_sample=True,  # among one token
             top_k=0,
-            num_return_sequences=self.group,
-            max_new_tokens=self.law.max_new_tokens,
+            num_return_sequences=self.group_size,
+            max_new_tokens=self.sampling_params.max_new_tokens,
             eos_token_id=None,
             pad_token_id=self.processor.tokenizer.eos_token_id,
         )
         out = self.policy.model.generate(
-            input_ids=batch.ids_BP,
-            attention_mask=batch.keep_BP,
-            mm_token_type_ids=batch.types_BP,
-            pixel_values=batch.media.images_ND,
+            input_ids=batch.input_ids_BP,
+            attention_mask=batch.attention_mask_BP,
+            mm_token_type_ids=batch.token_types_BP,
+            pixel_values=batch.media.image_patches_MD,
             image_grid_thw=batch.media.image_grids_I3,
             generation_config=config,
-            logits_processor=[Ours(self)],
+            logits_processor=[ForcedTokenProcessor(self)],
         )
-        drawn: list[list[int]] = out[:, batch.ids_BP.shape[1] :].tolist()
+        drawn: list[list[int]] = out[:, batch.input_ids_BP.shape[1] :].tolist()
         return drawn
 
-    def sampler(self) -> HfSampler:
+    def make_sampler(self) -> HfSampler:
         """A fresh one of ours."""
         return HfSampler(self.policy, self.processor, salt=SALT)
 
-    def gap(self) -> float:
+    def logprob_diff(self) -> float:
         """Mean difference between log-probs as sampled and as the learner computes them, nats."""
-        groups = self.sampler().generate(self.prompts, self.group, self.law, step=0)
+        groups = self.make_sampler().generate(self.prompts, self.group_size, self.sampling_params, step=0)
         experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
-        batch = collate(by_prompt(experiences), self.processor, pad_id=self.processor.tokenizer.eos_token_id)
+        batch = collate(group_by_prompt(experiences), self.processor, pad_id=self.processor.tokenizer.eos_token_id)
         with torch.no_grad():
-            scores = self.policy.score(batch)
-        recorded = [logp for group in groups for rollout in group for s in rollout.segments for logp in s.logps]
-        return float((scores.logps_N - torch.tensor(recorded)).abs().mean())
+            scores = self.policy.compute_logprobs(batch)
+        recorded = [logp for group in groups for rollout in group for s in rollout.segments for logp in s.logprobs]
+        return float((scores.logprobs_N - torch.tensor(recorded)).abs().mean())
 
 
-class Ours(LogitsProcessor):
+class ForcedTokenProcessor(LogitsProcessor):
     """Leaves of the logits the one token that our law and our random numbers choose."""
 
-    def __init__(self, bench: Bench) -> None:
-        rows = [(prompt.sample.id, index) for prompt in bench.prompts for index in range(bench.group)]
-        seeds = [derive(*SALT, 0, *row) for row in rows]
-        chances = [np.random.Generator(np.random.Philox(seed)).random(bench.law.max_new_tokens) for seed in seeds]
-        self._uniforms_RT, self._law = torch.from_numpy(np.stack(chances)), bench.law
-        self._turn = 0
+    def __init__(self, comparison: GenerationComparison) -> None:
+        rows = [(prompt.sample.id, index) for prompt in comparison.prompts for index in range(comparison.group_size)]
+        seeds = [derive_seed(*SALT, 0, *row) for row in rows]
+        chances = [
+            np.random.Generator(np.random.Philox(seed)).random(comparison.sampling_params.max_new_tokens)
+            for seed in seeds
+        ]
+        self._uniforms_RT, self._sampling_params = torch.from_numpy(np.stack(chances)), comparison.sampling_params
+        self._position = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """One-hot logits."""
-        logps = law_logps(scores, self._law.divisor, self._law.banned)
-        chosen = draw(logps, self._law, self._uniforms_RT[:, self._turn])
-        self._turn += 1
+        logps = compute_logprobs(
+            scores, self._sampling_params.effective_temperature, self._sampling_params.banned_token_ids
+        )
+        chosen = sample_tokens(logps, self._sampling_params, self._uniforms_RT[:, self._position])
+        self._position += 1
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
 
-def prepare(folder: Path, prompts: int, group: int, completion: int) -> Bench:
+def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> GenerationComparison:
     """A model of random weights, and questions about cuts of a photograph."""
-    tokenizer = train_tokenizer([QUESTION], SCRATCH.language.vocab)
+    tokenizer = train_tokenizer([QUESTION], SCRATCH.language.vocab_size)
     processor = make_processor(SCRATCH, tokenizer, (16 * 16 * 14 * 16, 16 * 16 * 14 * 16))
-    store = MediaStore(Access(roots=(folder,)), Limits(), max_bytes=2**26)
-    family, video = FAMILIES[SCRATCH.family], Model(scratch=SCRATCH).video
-    encoder = Encoder(processor, family, Grammar(), store, video=video, instruct=False, max_prompt_tokens=4096)
+    store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=2**26)
+    family, video = FAMILIES[SCRATCH.family], ModelConfig(from_scratch=SCRATCH).video
+    encoder = PromptEncoder(
+        processor, family, ResponseFormat(), store, video=video, add_instruction=False, max_prompt_tokens=4096
+    )
     policy = Policy(make_model(SCRATCH, tokenizer, seed=0))
     asker = QwenProcessor(encoder)
     eos: int = tokenizer.eos_token_id
     banned = tuple(sorted({*banned_ids(tokenizer, policy.model.get_input_embeddings().num_embeddings), eos}))
     photograph = Image.fromarray(load_sample_images().images[0])
-    return Bench(
+    return GenerationComparison(
         policy=policy,
         processor=asker,
-        prompts=[asker.ask(sample(folder, photograph, place)) for place in range(prompts)],
-        law=SamplingLaw(banned=banned, max_new_tokens=completion),  # nothing ends early, so both draw as much
-        group=group,
+        prompts=[asker.build(make_sample(folder, photograph, place)) for place in range(prompts)],
+        sampling_params=SamplingParams(
+            banned_token_ids=banned, max_new_tokens=completion
+        ),  # nothing ends early, so both draw as much
+        group_size=group,
     )
 
 
-def sample(folder: Path, photograph: Image.Image, place: int) -> Sample:
+def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
     """A question about a cut of its own."""
-    path = folder / f"{place}.png"
-    ImageOps.fit(photograph.crop((10 * place, 0, 400 + 10 * place, 400)), (256, 224)).save(path)
+    path = folder / f"{index}.png"
+    ImageOps.fit(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
     ref = ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    target = Target(kind=Kind.NUMBER, value=1)
-    return Sample(id=f"flowers-{place}", task="count", parts=(ref, QUESTION), target=target)
+    target = Target(answer_type=AnswerType.NUMBER, value=1)
+    return Sample(id=f"flowers-{index}", task="count", parts=(ref, QUESTION), target=target)
 
 
 def main() -> None:
@@ -158,12 +175,12 @@ def main() -> None:
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        bench = prepare(Path(folder), asked.prompts, asked.group, asked.completion)
-        print(f"prompt {len(bench.prompts[0].ids)} tokens, completion {asked.completion}, group {asked.group}")
+        bench = make_comparison(Path(folder), asked.prompts, asked.group, asked.completion)
+        print(f"prompt {len(bench.prompts[0].token_ids)} tokens, completion {asked.completion}, group {asked.group}")
         seconds: dict[str, list[float]] = {"transformers": [], "ours": []}
         for pair in range(asked.pairs + 1):
             drawn = {}
-            for name, run in (("transformers", bench.theirs), ("ours", bench.ours)):
+            for name, run in (("transformers", bench.generate_transformers), ("ours", bench.generate_mmrl)):
                 start = time.process_time()
                 drawn[name] = run()
                 if pair:  # the first warms up
@@ -173,7 +190,7 @@ def main() -> None:
         ratios = [theirs / ours for theirs, ours in zip(seconds["transformers"], seconds["ours"], strict=True)]
         print(f"same tokens; CPU seconds: {', '.join(f'{name} {median(of):.2f}' for name, of in seconds.items())}")
         print(f"ratio {median(ratios):.2f} (pairs: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
-        print(f"log-probs as sampled and as the learner has them: {bench.gap():.1e} nats apart on average")
+        print(f"log-probs as sampled and as the learner has them: {bench.logprob_diff():.1e} nats apart on average")
 
 
 if __name__ == "__main__":

@@ -21,30 +21,39 @@ from typing import Any
 
 import torch
 
-from mmrl.answer import Grammar
-from mmrl.checkpoint import export_hf
-from mmrl.config.schema import LanguageScratch, Limits, Scratch, Video, VisionScratch, Vllm
-from mmrl.media.cache import MediaStore
-from mmrl.policy.batch import by_prompt, collate
-from mmrl.policy.encoder import Encoder
-from mmrl.policy.families import family_of
+from mmrl.answer import ResponseFormat
+from mmrl.checkpoint import export_hf_folder
+from mmrl.config.schema import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    MediaLimitsConfig,
+    VideoConfig,
+    VisionFromScratchConfig,
+    VllmConfig,
+)
+from mmrl.media.cache import MediaCache
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.families import get_family
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
-from mmrl.rollout.engines.base import EngineSampler, Publisher, Request
-from mmrl.rollout.engines.vllm_args import engine_arguments
+from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher
+from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.engines.vllm_colocated import VllmEngine
-from mmrl.rollout.responses import begun
-from mmrl.rollout.weight_sync import PolicyWeights, check_arrival, fingerprint
-from mmrl.types import Access, Experience, Place, Rollout, SamplingLaw
+from mmrl.rollout.responses import empty_rollout
+from mmrl.rollout.weight_sync import PolicyWeightStream, check_weights_arrived, fingerprint
+from mmrl.types import DatasetContext, Experience, MediaPolicy, Rollout, SamplingParams
 from mmrl_datasets.generators import scenes
 
-SPEC = Scratch(
-    vision=VisionScratch(width=128, heads=4, mlp=256),
-    language=LanguageScratch(width=256, heads=4, kv_heads=2, mlp=1024, depth=6),
+SCRATCH = FromScratchConfig(
+    vision=VisionFromScratchConfig(hidden_size=128, num_heads=4, intermediate_size=256),
+    language=LanguageFromScratchConfig(
+        hidden_size=256, num_heads=4, num_kv_heads=2, intermediate_size=1024, num_layers=6
+    ),
 )
 
-LONGEST = 2048
+MAX_SEQUENCE_TOKENS = 2048
 
 
 def main() -> None:
@@ -56,54 +65,65 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(asked, Path(folder)), indent=1))
+        print(json.dumps(measure_all(asked, Path(folder)), indent=1))
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    place = Place(work=folder, base=folder, seed=0)
-    samples = list(scenes.counting(place, split="train", size=asked.prompts))
-    grammar = Grammar()
+def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0)
+    samples = list(scenes.counting(place, split="train", size=cli_args.prompts))
+    grammar = ResponseFormat()
     texts = [part for sample in samples for part in sample.parts if isinstance(part, str)]
-    tokenizer = train_tokenizer([*texts, *(grammar.render(sample.target) for sample in samples)], SPEC.language.vocab)
-    model = make_model(SPEC, tokenizer, seed=1, dtype=asked.dtype)
-    hf = make_processor(SPEC, tokenizer, (12544, 12544))
-    store = MediaStore(Access(roots=(folder,)), Limits(), max_bytes=10**8)
-    options: dict[str, Any] = {"video": Video(), "instruct": False, "max_prompt_tokens": 500}
-    processor = QwenProcessor(Encoder(hf, family_of(model.config), grammar, store, **options))
+    tokenizer = train_tokenizer(
+        [*texts, *(grammar.render(sample.target) for sample in samples)], SCRATCH.language.vocab_size
+    )
+    model = make_model(SCRATCH, tokenizer, seed=1, dtype=cli_args.dtype)
+    hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
+    store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
+    options: dict[str, Any] = {"video": VideoConfig(), "instruct": False, "max_prompt_tokens": 500}
+    processor = QwenProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
     policy = Policy(model)
-    export_hf(folder / "model", model, hf)
+    export_hf_folder(folder / "model", model, hf)
     cuda = torch.cuda.is_available()
-    arguments = engine_arguments(Vllm(), dtype=asked.dtype, longest=LONGEST, cuda=cuda, lora=None)
+    arguments = build_engine_args(
+        VllmConfig(), dtype=cli_args.dtype, max_model_len=MAX_SEQUENCE_TOKENS, cuda=cuda, lora=None
+    )
     engine = VllmEngine(str(folder / "model"), processor, arguments, cuda=cuda, restarts=0, warn=print)
-    weights = PolicyWeights(policy)
-    sampler = EngineSampler(Publisher(engine, lambda e: e.load(weights)), processor, longest=LONGEST, salt=("bench",))
+    weights = PolicyWeightStream(policy)
+    sampler = EngineSampler(
+        WeightPublisher(engine, lambda e: e.load_weights(weights)),
+        processor,
+        max_model_len=MAX_SEQUENCE_TOKENS,
+        salt=("bench",),
+    )
     sampler.sync(0)
-    law = SamplingLaw(banned=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=asked.tokens)
-    prompts = [processor.ask(sample) for sample in samples]
-    found = compare(engine, sampler, prompts, law, asked)
-    found["prompt tokens"] = len(prompts[0].ids)
-    return found | sync(engine, weights) | parity(sampler, policy, processor, prompts, law)
+    law = SamplingParams(banned_token_ids=banned_ids(tokenizer, len(tokenizer)), max_new_tokens=cli_args.tokens)
+    prompts = [processor.build(sample) for sample in samples]
+    found = compare_speed(engine, sampler, prompts, law, cli_args)
+    found["prompt tokens"] = len(prompts[0].token_ids)
+    return found | measure_weight_sync(engine, weights) | measure_logprob_diff(sampler, policy, processor, prompts, law)
 
 
-def now() -> float:
+def read_clock() -> float:
     return time.perf_counter() if torch.cuda.is_available() else time.process_time()
 
 
-def compare(engine: VllmEngine, sampler: EngineSampler, prompts: list, law: SamplingLaw, asked: Any) -> dict[str, Any]:
+def compare_speed(
+    engine: VllmEngine, sampler: EngineSampler, prompts: list, sampling_params: SamplingParams, cli_args: Any
+) -> dict[str, Any]:
     """Tokens per second of both, by turns; prompts are in the caches of neither."""
     speeds: dict[str, list[float]] = {"ours": [], "direct": []}
-    for step in range(asked.rounds + 1):
+    for step in range(cli_args.rounds + 1):
         for name, measured in speeds.items():
-            engine._forget()
-            act = prepared(engine, prompts, law, asked.siblings) if name == "direct" else None
-            start = now()
+            engine._reset_caches()
+            act = prepare_requests(engine, prompts, sampling_params, cli_args.siblings) if name == "direct" else None
+            start = read_clock()
             if act is None:
-                groups = sampler.generate(prompts, asked.siblings, law, step=step)
+                groups = sampler.generate(prompts, cli_args.siblings, sampling_params, step=step)
                 tokens = sum(rollout.num_tokens for group in groups for rollout in group)
             else:
                 tokens = act()
             if step:  # the first is for warming up
-                measured.append(tokens / (now() - start))
+                measured.append(tokens / (read_clock() - start))
     ratios = [ours / direct for ours, direct in zip(speeds["ours"], speeds["direct"], strict=True)]
     return {
         **{f"tokens/s {name}": round(median(values)) for name, values in speeds.items()},
@@ -112,19 +132,24 @@ def compare(engine: VllmEngine, sampler: EngineSampler, prompts: list, law: Samp
     }
 
 
-def prepared(engine: VllmEngine, prompts: list, law: SamplingLaw, siblings: int) -> Any:
+def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: SamplingParams, group_size: int) -> Any:
     """The same requests, up to the moment of sending them."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from mmrl.rollout.engines.vllm_inputs import engine_input
+    from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
     eos = engine._processor.tokenizer.eos_token_id
     asked = [
-        Request(begun=begun(prompt, 0, law), times=siblings, seed=n, law=law).parameters(eos)
+        GenerationRequest(
+            rollout=empty_rollout(prompt, 0, sampling_params),
+            num_samples=group_size,
+            seed=n,
+            sampling_params=sampling_params,
+        ).to_vllm_params(eos)
         for n, prompt in enumerate(prompts)
     ]
-    inputs = [engine_input(begun(prompt, 0, law), engine._processor) for prompt in prompts]
+    inputs = [build_engine_input(empty_rollout(prompt, 0, sampling_params), engine._processor) for prompt in prompts]
     params = [SamplingParams(**each, output_kind=RequestOutputKind.FINAL_ONLY) for each in asked]
 
     def act() -> int:
@@ -138,17 +163,17 @@ def prepared(engine: VllmEngine, prompts: list, law: SamplingLaw, siblings: int)
     return act
 
 
-def sync(engine: VllmEngine, weights: PolicyWeights) -> dict[str, Any]:
+def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict[str, Any]:
     """Milliseconds a MB (10^6 bytes) of weights, all of it and the checking alone."""
     size = sum(tensor.nbytes for _, tensor in weights) / 1e6
     whole, checking = [], []
     for _ in range(5):
-        start = now()
-        engine.load(weights)
-        middle = now()
-        check_arrival({name: fingerprint(tensor) for name, tensor in weights}, engine._prints())
+        start = read_clock()
+        engine.load_weights(weights)
+        middle = read_clock()
+        check_weights_arrived({name: fingerprint(tensor) for name, tensor in weights}, engine._read_fingerprints())
         whole.append(middle - start)
-        checking.append(now() - middle)
+        checking.append(read_clock() - middle)
     return {
         "weights MB": round(size, 1),
         "sync ms": round(1e3 * median(whole), 1),
@@ -158,17 +183,26 @@ def sync(engine: VllmEngine, weights: PolicyWeights) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def parity(sampler: EngineSampler, policy: Policy, processor: QwenProcessor, prompts: list, law: SamplingLaw) -> dict:
+def measure_logprob_diff(
+    sampler: EngineSampler, policy: Policy, processor: QwenProcessor, prompts: list, sampling_params: SamplingParams
+) -> dict:
     """Nats a token: between engine and learner, and between two runs of the engine where they drew the same."""
-    runs = [sampler.generate(prompts, 4, law, step=0), [sampler.generate([p], 4, law, step=0)[0] for p in prompts]]
+    runs = [
+        sampler.generate(prompts, 4, sampling_params, step=0),
+        [sampler.generate([p], 4, sampling_params, step=0)[0] for p in prompts],
+    ]
     first, second = ([rollout for group in run for rollout in group] for run in runs)
     eos = processor.tokenizer.eos_token_id
     gaps = []
     for rollout in first:
-        batch = collate(by_prompt([Experience(rollout=rollout, advantage=0.0)]), processor, pad_id=eos)
+        batch = collate(group_by_prompt([Experience(rollout=rollout, advantage=0.0)]), processor, pad_id=eos)
         batch = batch.to(policy.device)
-        gaps.append((policy.score(batch).logps_N.cpu() - torch.tensor(rollout.segments[0].logps)).abs())
-    noise = [abs(a - b) for one, other in zip(first, second, strict=True) for a, b in _alike(one, other)]
+        gaps.append(
+            (policy.compute_logprobs(batch).logprobs_N.cpu() - torch.tensor(rollout.segments[0].logprobs)).abs()
+        )
+    noise = [
+        abs(a - b) for one, other in zip(first, second, strict=True) for a, b in _common_token_logprobs(one, other)
+    ]
     return {
         "engine and learner, nats": f"{torch.cat(gaps).mean():.2g}, at most {torch.cat(gaps).max():.2g}",
         "two runs of the engine, nats": f"{sum(noise) / len(noise):.2g}, at most {max(noise):.2g}",
@@ -176,11 +210,15 @@ def parity(sampler: EngineSampler, policy: Policy, processor: QwenProcessor, pro
     }
 
 
-def _alike(one: Rollout, other: Rollout) -> list[tuple[float, float]]:
+def _common_token_logprobs(one: Rollout, other: Rollout) -> list[tuple[float, float]]:
     """Log-probabilities of the tokens up to the first that differs."""
     pairs = []
     for a, b, p, q in zip(
-        one.segments[0].ids, other.segments[0].ids, one.segments[0].logps, other.segments[0].logps, strict=False
+        one.segments[0].token_ids,
+        other.segments[0].token_ids,
+        one.segments[0].logprobs,
+        other.segments[0].logprobs,
+        strict=False,
     ):
         if a != b:
             break

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from mmrl.benchmarks.items import Item, Response, read_items
-from mmrl.benchmarks.registry import BENCHES, judge
+from mmrl.benchmarks.items import Item, ItemResponse, read_items
+from mmrl.benchmarks.registry import BENCHMARKS, grade_response
 from mmrl.benchmarks.verdict import read_rows
 
 MEGABYTE = 1_000_000
-UNITS: Mapping[str, str] = {
+REPEATED_UNITS: Mapping[str, str] = {
     "opening brackets": "(",
     "boxes": "\\boxed{",
     "braces": "{}",
@@ -51,24 +51,26 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/eval/mathvista"))
     parser.add_argument("--repeat", type=int, default=5, help="passes over all responses; the median counts")
     arguments = parser.parse_args()
-    bench = BENCHES["mathvista"]
-    items = read_items(arguments.data / "items.jsonl.gz", bench.item)
+    bench = BENCHMARKS["mathvista"]
+    items = read_items(arguments.data / "items.jsonl.gz", bench.parse_item)
     paths = sorted((arguments.data / "public").glob("responses_*.jsonl.gz"))
-    responses = [Response(id=row["pid"], text=row["response"] or "") for path in paths for _, row in read_rows(path)]
-    rates = [len(responses) / timed(responses, items) for _ in range(arguments.repeat)]
+    responses = [
+        ItemResponse(id=row["pid"], text=row["response"] or "") for path in paths for _, row in read_rows(path)
+    ]
+    rates = [len(responses) / time_verdicts(responses, items) for _ in range(arguments.repeat)]
     print(f"{len(responses)} responses: {median(rates):.0f} verdicts/s (from {min(rates):.0f} to {max(rates):.0f})")
-    asked = [next(item for item in items.values() if item.kind == kind) for kind in ("choice", "integer")]
-    for name, unit in UNITS.items():
+    asked = [next(item for item in items.values() if item.answer_type == kind) for kind in ("choice", "integer")]
+    for name, unit in REPEATED_UNITS.items():
         text = (unit * (MEGABYTE // len(unit) + 1))[:MEGABYTE]
-        times = [timed([Response(id=item.id, text=text)], items) for item in asked]
+        times = [time_verdicts([ItemResponse(id=item.id, text=text)], items) for item in asked]
         print(f"1 MB of {name:20s} {1000 * times[0]:7.1f} ms as a choice, {1000 * times[1]:7.1f} ms as a number")
 
 
-def timed(responses: list[Response], items: Mapping[str, Item]) -> float:
+def time_verdicts(responses: list[ItemResponse], items: Mapping[str, Item]) -> float:
     """Seconds of CPU for a verdict on each."""
-    bench, start = BENCHES["mathvista"], time.process_time()
+    bench, start = BENCHMARKS["mathvista"], time.process_time()
     for response in responses:
-        judge(bench, items[response.id], response)
+        grade_response(bench, items[response.id], response)
     return time.process_time() - start
 
 

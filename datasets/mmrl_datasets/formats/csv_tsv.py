@@ -13,7 +13,7 @@ from mmrl_datasets.formats.row import BadRowError, Cells, Row
 MAX_CELL_CHARS: Final = 64 << 20
 
 
-def read(file: Path) -> Iterator[Row]:
+def read_rows(file: Path) -> Iterator[Row]:
     """Each record, all cells text; a record that is not blank is named by the line it ends on.
 
     Raises:
@@ -23,7 +23,7 @@ def read(file: Path) -> Iterator[Row]:
     # Bytes that are no UTF-8 become lone surrogates, which spoil their own record instead of the whole file.
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         records = csv.reader(lines, delimiter="," if file.suffix.lower() == ".csv" else "\t", strict=True)
-        header = _header(file, records)
+        header = _read_header(file, records)
         while True:
             try:
                 record = next(records)
@@ -34,11 +34,11 @@ def read(file: Path) -> Iterator[Row]:
             else:
                 if not record:
                     continue
-                cells = _cells(header, record)
+                cells = _parse_record(header, record)
             yield Row(f"line-{records.line_num}", f"{file}:{records.line_num}", cells)
 
 
-def _header(file: Path, records: Iterator[list[str]]) -> list[str]:
+def _read_header(file: Path, records: Iterator[list[str]]) -> list[str]:
     try:
         header = next(records, [])
     except csv.Error as error:
@@ -50,7 +50,7 @@ def _header(file: Path, records: Iterator[list[str]]) -> list[str]:
     return header
 
 
-def _cells(header: list[str], record: list[str]) -> Cells | BadRowError:
+def _parse_record(header: list[str], record: list[str]) -> Cells | BadRowError:
     if len(record) != len(header):
         return BadRowError(f"has {len(record)} cells, the header has {len(header)}")
     if not all(_is_utf8(cell) for cell in record):

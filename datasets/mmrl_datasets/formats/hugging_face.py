@@ -13,18 +13,18 @@ from mmrl_datasets.formats.row import Row, did_you_mean
 if TYPE_CHECKING:
     import datasets
 
-SCHEME: Final = "hf://"
-NAME: Final = re.compile(r"hf://(?P<path>[\w.-]+/[\w.-]+)(:(?P<name>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
-SAVED: Final = ("dataset_dict.json", "state.json")  # of several splits, of one
-ROWS_AT_ONCE: Final = 64
+HUB_SCHEME: Final = "hf://"
+HUB_ADDRESS: Final = re.compile(r"hf://(?P<path>[\w.-]+/[\w.-]+)(:(?P<name>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
+SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")  # of several splits, of one
+BATCH_ROWS: Final = 64
 
 
-def is_saved(folder: Path) -> bool:
+def is_saved_dataset(folder: Path) -> bool:
     """Whether `save_to_disk` made that folder."""
-    return any((folder / name).is_file() for name in SAVED)
+    return any((folder / name).is_file() for name in SAVED_DATASET_FILES)
 
 
-def from_disk(folder: Path, split: str) -> Iterator[Row]:
+def read_from_disk(folder: Path, split: str) -> Iterator[Row]:
     """Each row of a saved dataset; of several splits, of that one.
 
     Raises:
@@ -42,10 +42,10 @@ def from_disk(folder: Path, split: str) -> Iterator[Row]:
                 f"{folder}: has no split {split!r}{did_you_mean(split, saved)}; there are {', '.join(saved)}"
             )
         saved = saved[split]
-    return _rows(saved, str(folder))
+    return _iter_rows(saved, str(folder))
 
 
-def from_hub(address: str, split: str) -> Iterator[Row]:
+def read_from_hub(address: str, split: str) -> Iterator[Row]:
     """Each row of `hf://owner/name[:config][@revision]`, streamed.
 
     Raises:
@@ -54,11 +54,11 @@ def from_hub(address: str, split: str) -> Iterator[Row]:
     import datasets
     from huggingface_hub.errors import HfHubHTTPError
 
-    match = NAME.fullmatch(address)
+    match = HUB_ADDRESS.fullmatch(address)
     if match is None:
         raise UserError(f"{address}: write hf://owner/name, hf://owner/name:config or hf://owner/name@revision")
     try:
-        yield from _rows(datasets.load_dataset(**match.groupdict(), split=split, streaming=True), address)
+        yield from _iter_rows(datasets.load_dataset(**match.groupdict(), split=split, streaming=True), address)
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
             f"{address}: split {split!r} cannot be had from the hub ({error}); "
@@ -66,8 +66,8 @@ def from_hub(address: str, split: str) -> Iterator[Row]:
         ) from error
 
 
-def _rows(dataset: datasets.Dataset | datasets.IterableDataset, where: str) -> Iterator[Row]:
+def _iter_rows(dataset: datasets.Dataset | datasets.IterableDataset, where: str) -> Iterator[Row]:
     # As Arrow tables, because then pictures stay bytes: `datasets` would decode them.
-    batches = dataset.with_format("arrow").iter(ROWS_AT_ONCE)
+    batches = dataset.with_format("arrow").iter(BATCH_ROWS)
     cells = (cells for batch in batches for cells in batch.to_pylist())
     return (Row(f"row-{number}", f"{where}: row {number}", row) for number, row in enumerate(cells, start=1))

@@ -9,12 +9,12 @@ from typing import Final
 
 from mmrl.types import UserError
 from mmrl_datasets.formats.jsonl import as_cells
-from mmrl_datasets.formats.row import Row, shown
+from mmrl_datasets.formats.row import Row, short_repr
 
 MAX_BYTES: Final = 512 << 20
 
 
-def load(file: Path) -> object:
+def load_json(file: Path) -> object:
     """The content of a JSON file.
 
     Raises:
@@ -31,15 +31,15 @@ def load(file: Path) -> object:
     return content
 
 
-def read(file: Path) -> Iterator[Row]:
+def read_rows(file: Path) -> Iterator[Row]:
     """Each item of the list.
 
     Raises:
         UserError: as `load`, or it is not such a list.
     """
-    content = load(file)
+    content = load_json(file)
     items = content.get("data") if isinstance(content, dict) else content
     if not isinstance(items, list):
-        raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {shown(content)}")
+        raise UserError(f"{file}: must be a list of rows, or hold one under `data`; is {short_repr(content)}")
     for number, item in enumerate(items, start=1):
         yield Row(f"row-{number}", f"{file}: row {number}", as_cells(item))

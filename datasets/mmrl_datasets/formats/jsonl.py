@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from mmrl.types import UserError
-from mmrl_datasets.formats.row import BadRowError, Cells, Row, shown
+from mmrl_datasets.formats.row import BadRowError, Cells, Row, short_repr
 
 MAX_LINE_BYTES: Final = 64 << 20
-UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read(file: Path) -> Iterator[Row]:
+def read_rows(file: Path) -> Iterator[Row]:
     """Each line that is not blank, a line at a time.
 
     Raises:
         UserError: the file is UTF-16.
     """
     with file.open("rb") as content:
-        if content.read(2) in UTF16:
+        if content.read(2) in UTF16_BOMS:
             raise UserError(f"{file}: is UTF-16; save it as UTF-8")
         content.seek(0)
-        for number, line in enumerate(_lines(content), start=1):
+        for number, line in enumerate(_read_lines(content), start=1):
             if line.strip():
-                yield Row(f"line-{number}", f"{file}:{number}", _parsed(line))
+                yield Row(f"line-{number}", f"{file}:{number}", _parse_line(line))
 
 
 def as_cells(value: object) -> Cells | BadRowError:
     """A JSON value as a row, if it is one."""
-    return value if isinstance(value, dict) else BadRowError(f"must be an object of columns, is {shown(value)}")
+    return value if isinstance(value, dict) else BadRowError(f"must be an object of columns, is {short_repr(value)}")
 
 
-def _lines(content: BinaryIO) -> Iterator[bytes]:
+def _read_lines(content: BinaryIO) -> Iterator[bytes]:
     """Lines; one that is too long is cut just beyond the limit, so that no more of it is ever in memory."""
     while line := content.readline(MAX_LINE_BYTES + 1):
         rest = line
@@ -43,7 +43,7 @@ def _lines(content: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def _parsed(line: bytes) -> Cells | BadRowError:
+def _parse_line(line: bytes) -> Cells | BadRowError:
     if len(line) > MAX_LINE_BYTES:
         return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep pictures in files of their own")
     try:

@@ -10,19 +10,19 @@ from typing import Final
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import Cells, Row, did_you_mean
 
-ROWS_AT_ONCE: Final = 64  # with pictures inside, some megabytes
+BATCH_ROWS: Final = 64  # with pictures inside, some megabytes
 BUFFER_BYTES: Final = 1 << 20
-SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
+SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
-def shards(folder: Path, split: str) -> list[Path]:
+def find_shards(folder: Path, split: str) -> list[Path]:
     """The Parquet files under a folder; where names say `<split>-00000-of-00001.parquet`, those of the split.
 
     Raises:
         UserError: there are none, or none of that split.
     """
     files = sorted(folder.rglob("*.parquet"))
-    splits = {file: match.group(1) for file in files if (match := SHARD.fullmatch(file.name))}
+    splits = {file: match.group(1) for file in files if (match := SHARD_NAME.fullmatch(file.name))}
     if splits and split not in splits.values():
         known = sorted(set(splits.values()))
         raise UserError(f"{folder}: has no split {split!r}{did_you_mean(split, known)}; there are {', '.join(known)}")
@@ -31,7 +31,7 @@ def shards(folder: Path, split: str) -> list[Path]:
     return [file for file in files if splits.get(file) == split] if splits else files
 
 
-def read(files: Sequence[Path]) -> Iterator[Row]:
+def read_rows(files: Sequence[Path]) -> Iterator[Row]:
     """Each row, a batch at a time; `row-7` counts through all files, the place within one.
 
     Raises:
@@ -39,12 +39,12 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
     """
     number = 0
     for file in files:
-        for inside, cells in enumerate(_cells(file), start=1):
+        for inside, cells in enumerate(_iter_cells(file), start=1):
             number += 1
             yield Row(f"row-{number}", f"{file}: row {inside}", cells)
 
 
-def write(file: Path, rows: Sequence[Cells]) -> None:
+def write_rows(file: Path, rows: Sequence[Cells]) -> None:
     """Write rows; one that lacks a column of another has null there.
 
     Raises:
@@ -60,7 +60,7 @@ def write(file: Path, rows: Sequence[Cells]) -> None:
         raise UserError(f"{file}: Parquet cannot hold the rows ({error}); write JSON Lines instead") from error
 
 
-def _cells(file: Path) -> Iterator[Cells]:
+def _iter_cells(file: Path) -> Iterator[Cells]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -68,7 +68,7 @@ def _cells(file: Path) -> Iterator[Cells]:
     try:
         # Without these two Arrow keeps all it has read until the file is closed.
         with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as content:
-            for batch in content.iter_batches(ROWS_AT_ONCE):
+            for batch in content.iter_batches(BATCH_ROWS):
                 yield from batch.to_pylist()
                 done += batch.num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -11,13 +11,13 @@ from mmrl.types import UserError
 from mmrl_datasets.formats import csv_tsv, hugging_face, json_file, jsonl, parquet
 from mmrl_datasets.formats.row import Row
 
-READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
-    ".jsonl": jsonl.read,
-    ".ndjson": jsonl.read,
-    ".json": json_file.read,
-    ".tsv": csv_tsv.read,
-    ".csv": csv_tsv.read,
-    ".parquet": lambda file: parquet.read([file]),
+FORMAT_READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
+    ".jsonl": jsonl.read_rows,
+    ".ndjson": jsonl.read_rows,
+    ".json": json_file.read_rows,
+    ".tsv": csv_tsv.read_rows,
+    ".csv": csv_tsv.read_rows,
+    ".parquet": lambda file: parquet.read_rows([file]),
 }
 
 
@@ -27,14 +27,16 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
     Raises:
         UserError: there is no such file, or none of a known format; later, what the format finds wrong.
     """
-    if path.startswith(hugging_face.SCHEME):
-        return hugging_face.from_hub(path, split)
+    if path.startswith(hugging_face.HUB_SCHEME):
+        return hugging_face.read_from_hub(path, split)
     file = base / path
     if file.is_dir():
-        saved = hugging_face.is_saved(file)
-        return hugging_face.from_disk(file, split) if saved else parquet.read(parquet.shards(file, split))
+        saved = hugging_face.is_saved_dataset(file)
+        return (
+            hugging_face.read_from_disk(file, split) if saved else parquet.read_rows(parquet.find_shards(file, split))
+        )
     if not (file.is_file() and os.access(file, os.R_OK)):
         raise UserError(f"{file}: no such file that can be read; a relative path starts from {base}")
-    if file.suffix.lower() not in READERS:
-        raise UserError(f"{file}: the format is known by the name's ending; there are {', '.join(READERS)}")
-    return READERS[file.suffix.lower()](file)
+    if file.suffix.lower() not in FORMAT_READERS:
+        raise UserError(f"{file}: the format is known by the name's ending; there are {', '.join(FORMAT_READERS)}")
+    return FORMAT_READERS[file.suffix.lower()](file)

@@ -25,36 +25,36 @@ class Row(NamedTuple):
     """A row: its name within the file (`line-7`), its place (`a.jsonl:7`), and its cells or what is wrong with it."""
 
     name: str
-    where: str
+    location: str
     cells: Cells | BadRowError
 
 
-def has(cells: Cells, column: str) -> bool:
+def has_column(cells: Cells, column: str) -> bool:
     """Whether `cell` finds that column."""
-    return _find(cells, column)[0]
+    return _look_up(cells, column)[0]
 
 
-def cell(cells: Cells, column: str) -> object:
+def get_cell(cells: Cells, column: str) -> object:
     """The value of a column; `a.b` is the column of that name, or else what column `a` has under the key `b`.
 
     Raises:
         MissingColumnError: the row has no such column.
     """
-    found, value = _find(cells, column)
+    found, value = _look_up(cells, column)
     if not found:
         raise MissingColumnError(column, cells)
     return value
 
 
-def _find(cells: Cells, column: str) -> tuple[bool, object]:
+def _look_up(cells: Cells, column: str) -> tuple[bool, object]:
     if column in cells:
         return True, cells[column]
     outer, _, inner = column.partition(".")
     nested = cells.get(outer)
-    return _find(nested, inner) if inner and isinstance(nested, Mapping) else (False, None)
+    return _look_up(nested, inner) if inner and isinstance(nested, Mapping) else (False, None)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The value as Python writes it, shortened to fit a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,29 +14,36 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.generators.common import Dice, Draft, check_among, check_least, samples, shuffled
-from mmrl_datasets.generators.drawing import FINENESS, compose
-from mmrl_datasets.generators.photos import as_split
-from mmrl_datasets.readers.row_to_sample import listed
+from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_one_of,
+    generate_samples,
+    shuffle_options,
+)
+from mmrl_datasets.generators.drawing import SUPERSAMPLING, draw_composition
+from mmrl_datasets.generators.photos import parse_split
+from mmrl_datasets.readers.row_to_sample import format_choices
 
-Chart = Literal["bar", "line", "pie"]
-Question = Literal["value", "difference", "largest", "month"]
-Values = Sequence[tuple[str, int]]
+ChartType = Literal["bar", "line", "pie"]
+ChartQuestion = Literal["value", "difference", "largest", "month"]
+MonthlyValues = Sequence[tuple[str, int]]
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-PAPER: Final = (255, 255, 255)
-INK: Final = (20, 20, 20)
-GRID: Final = (208, 208, 208)
-MARK: Final = (36, 84, 220)
-SLICES: Final = ((244, 150, 150), (150, 214, 160), (160, 182, 246), (250, 226, 130))
+PAPER_COLOR: Final = (255, 255, 255)
+INK_COLOR: Final = (20, 20, 20)
+GRID_COLOR: Final = (208, 208, 208)
+MARK_COLOR: Final = (36, 84, 220)
+SLICE_COLORS: Final = ((244, 150, 150), (150, 214, 160), (160, 182, 246), (250, 226, 130))
 FONT_PX: Final = 10
 MIN_STEP_PX: Final = 4  # two neighbouring values stand at least this far apart
-MIN_SHARE: Final = 10  # per cent; a label fits into it
+MIN_SHARE_PERCENT: Final = 10  # per cent; a label fits into it
 LABEL_PX: Final = 22  # the widest month with air around it
 
 
-class _Plot(NamedTuple):
+class _PlotArea(NamedTuple):
     """The area inside the axes: its edges in pixels, and the value at its upper one."""
 
     left: int
@@ -45,18 +52,18 @@ class _Plot(NamedTuple):
     bottom: int
     max_value: int
 
-    def y(self, value: int) -> int:
+    def row_of(self, value: int) -> int:
         """The row at which a value stands."""
         return self.bottom - round(value * (self.bottom - self.top) / self.max_value)
 
 
 def charts(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
-    chart: Chart = "bar",
-    ask: Question = "value",
+    chart: ChartType = "bar",
+    ask: ChartQuestion = "value",
     months: int = 4,
     step: int = 5,
     max_value: int = 50,
@@ -80,34 +87,36 @@ def charts(
     Raises:
         UserError: an option is out of range, or the values could not be told apart at this size.
     """
-    part = as_split(split)
-    check_among(get_args(Chart), chart=chart)
-    check_among(get_args(Question), ask=ask)
-    check_least(1, size=size, step=step)
-    check_least(96, image_px=image_px)
-    levels = _pie_levels(months, step) if chart == "pie" else _levels(months, step, max_value, image_px)
+    part = parse_split(split)
+    check_one_of(get_args(ChartType), chart=chart)
+    check_one_of(get_args(ChartQuestion), ask=ask)
+    check_at_least(1, size=size, step=step)
+    check_at_least(96, image_px=image_px)
+    levels = _allowed_shares(months, step) if chart == "pie" else _allowed_values(months, step, max_value, image_px)
 
-    def draw(dice: Dice) -> Draft:
-        fixed = _fixed(dice.layout, ask, levels) if chart != "pie" else []
-        drawn = compose(part, lambda: _drawn(dice.layout, months, fixed, levels, shares=chart == "pie"))
-        values = _chronological(drawn)
+    def draw(dice: SampleRngs) -> RenderedSample:
+        fixed = _draw_asked_values(dice.layout, ask, levels) if chart != "pie" else []
+        drawn = draw_composition(part, lambda: _draw_values(dice.layout, months, fixed, levels, shares=chart == "pie"))
+        values = _sort_by_month(drawn)
         canvas = (
-            _pie(values, image_px) if chart == "pie" else _axes(values, image_px, step, max_value, bars=chart == "bar")
+            _draw_pie_chart(values, image_px)
+            if chart == "pie"
+            else _draw_axes_chart(values, image_px, step, max_value, bars=chart == "bar")
         )
-        question, target = _question(dice.layout, ask, drawn, unit="percentage" if chart == "pie" else "value")
-        return Draft(
+        question, target = _make_question(dice.layout, ask, drawn, unit="percentage" if chart == "pie" else "value")
+        return RenderedSample(
             parts=(canvas, question),
             target=target,
             meta={"chart": chart, "values": [{"month": name, "value": value} for name, value in values]},
         )
 
-    return samples(place, f"chart_{ask}", part, draw, size=size, seed=seed)
+    return generate_samples(place, f"chart_{ask}", part, draw, size=size, seed=seed)
 
 
-def _levels(months: int, step: int, max_value: int, image_px: int) -> list[int]:
+def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> list[int]:
     """The values that bars and points may have."""
     levels = list(range(step, max_value + 1, step))
-    plot = _plot(image_px, max_value)
+    plot = _make_plot_area(image_px, max_value)
     if not 3 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
         most = min(len(MONTHS), (plot.right - plot.left) // LABEL_PX)
         raise UserError(f"months={months} must lie between 3 and {most} in image_px={image_px}, for their names to fit")
@@ -118,18 +127,18 @@ def _levels(months: int, step: int, max_value: int, image_px: int) -> list[int]:
     return levels
 
 
-def _pie_levels(months: int, step: int) -> list[int]:
+def _allowed_shares(months: int, step: int) -> list[int]:
     """The shares that slices may have."""
-    levels = list(range(-(-MIN_SHARE // step) * step, 100, step))
-    if not 3 <= months <= min(len(SLICES), len(levels)) or 100 % step or sum(levels[:months]) > 100:
+    levels = list(range(-(-MIN_SHARE_PERCENT // step) * step, 100, step))
+    if not 3 <= months <= min(len(SLICE_COLORS), len(levels)) or 100 % step or sum(levels[:months]) > 100:
         raise UserError(
-            f"a pie has no months={months} different shares that are multiples of step={step} and {MIN_SHARE} % or "
+            f"a pie has no months={months} different shares that are multiples of step={step} and {MIN_SHARE_PERCENT} % or "
             "more; use 3 or 4 months and a smaller step that divides 100"
         )
     return levels
 
 
-def _fixed(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[int]:
+def _draw_asked_values(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[int]:
     """The values that are asked for, so drawn that every answer comes equally often."""
     if ask != "difference":
         return [levels[int(rng.integers(len(levels)))]]
@@ -138,7 +147,7 @@ def _fixed(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[in
     return [levels[low + apart], levels[low]]
 
 
-def _drawn(
+def _draw_values(
     rng: np.random.Generator, months: int, fixed: Sequence[int], levels: Sequence[int], *, shares: bool
 ) -> list[tuple[str, int]] | None:
     """Different values of consecutive months in random order, the fixed ones first; None if shares do not add up."""
@@ -153,66 +162,70 @@ def _drawn(
     return list(zip(names, [*fixed, *picked], strict=True))
 
 
-def _chronological(values: Values) -> Values:
+def _sort_by_month(values: MonthlyValues) -> MonthlyValues:
     """Consecutive months in their order: the first is the one whose predecessor is missing."""
     places = {MONTHS.index(name): (name, value) for name, value in values}
     start = next((place for place in places if (place - 1) % len(MONTHS) not in places), 0)
     return [places[(start + i) % len(MONTHS)] for i in range(len(places))]
 
 
-def _question(rng: np.random.Generator, ask: str, drawn: Values, unit: str) -> tuple[str, Target]:
+def _make_question(rng: np.random.Generator, ask: str, drawn: MonthlyValues, unit: str) -> tuple[str, Target]:
     """The question about the first months drawn, and its answer."""
     (name, value), (other, less), *_ = drawn
     match ask:
         case "value":
-            return f"What is the {unit} of {name}?", Target(kind=Kind.NUMBER, value=value)
+            return f"What is the {unit} of {name}?", Target(answer_type=AnswerType.NUMBER, value=value)
         case "difference":
             question = f"By how much do the {unit}s of {name} and {other} differ?"
-            return question, Target(kind=Kind.NUMBER, value=abs(value - less))
+            return question, Target(answer_type=AnswerType.NUMBER, value=abs(value - less))
         case "largest":
             largest = max(drawn, key=lambda entry: entry[1])[0]
-            options, letter = shuffled(rng, [month for month, _ in drawn], largest)
-            return f"Which month has the largest {unit}?{listed(options)}", Target(kind=Kind.CHOICE, value=letter)
+            options, letter = shuffle_options(rng, [month for month, _ in drawn], largest)
+            return f"Which month has the largest {unit}?{format_choices(options)}", Target(
+                answer_type=AnswerType.CHOICE, value=letter
+            )
         case _:
-            return f"Which month has the {unit} {value}?", Target(kind=Kind.TEXT, value=name)
+            return f"Which month has the {unit} {value}?", Target(answer_type=AnswerType.TEXT, value=name)
 
 
-def _plot(image_px: int, max_value: int) -> _Plot:
-    return _Plot(left=22, top=8, right=image_px - 4, bottom=image_px - 16, max_value=max_value)
+def _make_plot_area(image_px: int, max_value: int) -> _PlotArea:
+    return _PlotArea(left=22, top=8, right=image_px - 4, bottom=image_px - 16, max_value=max_value)
 
 
-def _axes(values: Values, image_px: int, step: int, max_value: int, *, bars: bool) -> Image.Image:
+def _draw_axes_chart(values: MonthlyValues, image_px: int, step: int, max_value: int, *, bars: bool) -> Image.Image:
     """Bars, or points joined by lines, over a grid with a labelled line at every second or further step."""
-    canvas = Image.new("RGB", (image_px, image_px), PAPER)
-    draw, plot = ImageDraw.Draw(canvas), _plot(image_px, max_value)
+    canvas = Image.new("RGB", (image_px, image_px), PAPER_COLOR)
+    draw, plot = ImageDraw.Draw(canvas), _make_plot_area(image_px, max_value)
     font = ImageFont.load_default(size=FONT_PX)
     tick = step * max(2, -(-max_value // (5 * step)))
     for value in range(0, max_value + 1, tick):
-        draw.line((plot.left, plot.y(value), plot.right, plot.y(value)), fill=GRID if value else INK)
-        draw.text((plot.left - 4, plot.y(value)), str(value), fill=INK, font=font, anchor="rm")
+        draw.line(
+            (plot.left, plot.row_of(value), plot.right, plot.row_of(value)), fill=GRID_COLOR if value else INK_COLOR
+        )
+        draw.text((plot.left - 4, plot.row_of(value)), str(value), fill=INK_COLOR, font=font, anchor="rm")
     slot = (plot.right - plot.left) / len(values)
     centres = [round(plot.left + (i + 0.5) * slot) for i in range(len(values))]
-    points = [(x, plot.y(value)) for x, (_, value) in zip(centres, values, strict=True)]
+    points = [(x, plot.row_of(value)) for x, (_, value) in zip(centres, values, strict=True)]
     if not bars:
-        draw.line(points, fill=MARK, width=2)
+        draw.line(points, fill=MARK_COLOR, width=2)
     for (x, y), (name, _) in zip(points, values, strict=True):
         mark = (x - round(slot / 4), y, x + round(slot / 4), plot.bottom - 1) if bars else (x - 2, y - 2, x + 2, y + 2)
-        draw.rectangle(mark, fill=MARK)
-        draw.text((x, plot.bottom + 3), name, fill=INK, font=font, anchor="mt")
+        draw.rectangle(mark, fill=MARK_COLOR)
+        draw.text((x, plot.bottom + 3), name, fill=INK_COLOR, font=font, anchor="mt")
     return canvas
 
 
-def _pie(values: Values, image_px: int) -> Image.Image:
+def _draw_pie_chart(values: MonthlyValues, image_px: int) -> Image.Image:
     """Slices clockwise from the top, each with its month's name."""
-    large = Image.new("RGB", (image_px * FINENESS, image_px * FINENESS), PAPER)
-    draw, rim = ImageDraw.Draw(large), 4 * FINENESS
+    large = Image.new("RGB", (image_px * SUPERSAMPLING, image_px * SUPERSAMPLING), PAPER_COLOR)
+    draw, rim = ImageDraw.Draw(large), 4 * SUPERSAMPLING
     edges = np.cumsum([0, *(value for _, value in values)]) * 3.6 - 90.0
-    for colour, start, end in zip(SLICES, edges[:-1], edges[1:], strict=False):
+    for colour, start, end in zip(SLICE_COLORS, edges[:-1], edges[1:], strict=False):
         draw.pieslice((rim, rim, large.width - rim - 1, large.height - rim - 1), start, end, fill=colour)
     canvas = large.resize((image_px, image_px), Image.Resampling.BOX)
     centre, reach = image_px / 2, 0.33 * image_px
     for (name, _), angle in zip(values, (edges[:-1] + edges[1:]) * pi / 360, strict=True):
         where = (centre + reach * cos(angle), centre + reach * sin(angle))
         font = ImageFont.load_default(size=FONT_PX)
-        ImageDraw.Draw(canvas).text(where, name, fill=INK, font=font, anchor="mm")
+        ImageDraw.Draw(canvas).text(where, name, fill=INK_COLOR, font=font, anchor="mm")
     return canvas

@@ -11,18 +11,18 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from mmrl.types import Part, Place, Sample, Target, UserError
-from mmrl_datasets.generators.drawing import Thing, save_png
-from mmrl_datasets.generators.mp4_writer import Film, save_mp4
+from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.generators.drawing import SceneObject, save_png
+from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
 from mmrl_datasets.generators.photos import Split
-from mmrl_datasets.generators.random_streams import streams
+from mmrl_datasets.generators.random_streams import make_rngs
 from mmrl_datasets.readers.answers import LETTERS
 
-AT_ONCE: Final = 256  # samples whose streams are begun together
+RNG_BATCH_SIZE: Final = 256  # samples whose streams are begun together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dice:
+class SampleRngs:
     """One sample's independent random streams."""
 
     layout: np.random.Generator
@@ -31,44 +31,50 @@ class Dice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class RenderedSample:
     """A sample whose media are still pixels."""
 
-    parts: tuple[str | Image.Image | Film, ...]
+    parts: tuple[str | Image.Image | RenderedVideo, ...]
     target: Target
     label: Target | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-def samples(
-    place: Place, task: str, split: Split, draw: Callable[[Dice], Draft], *, size: int | None, seed: int | None
+def generate_samples(
+    place: DatasetContext,
+    task: str,
+    split: Split,
+    render: Callable[[SampleRngs], RenderedSample],
+    *,
+    size: int | None,
+    seed: int | None,
 ) -> Iterator[Sample]:
     """`size` samples, or samples without end; each depends on the seed, the split and its index alone."""
     root = place.seed if seed is None else seed
-    folder = place.work / f"{task}-{split}"
-    for index, dice in enumerate(_dice(root, f"{task}/{split}", count() if size is None else range(size))):
-        draft = draw(dice)
+    folder = place.work_dir / f"{task}-{split}"
+    for index, dice in enumerate(_make_sample_rngs(root, f"{task}/{split}", count() if size is None else range(size))):
+        draft = render(dice)
         yield Sample(
             id=f"{task}/{split}/{index:06d}",
             task=task,
-            parts=_saved(draft.parts, folder, f"{index:06d}"),
+            parts=_save_media(draft.parts, folder, f"{index:06d}"),
             target=draft.target,
             label=draft.label,
             meta=draft.meta,
         )
 
 
-def things_meta(things: Sequence[Thing]) -> list[dict[str, Any]]:
+def objects_meta(objects: Sequence[SceneObject]) -> list[dict[str, Any]]:
     """Things as `meta` holds them: a name and a box each."""
-    return [{"name": thing.name, "box": list(thing.box)} for thing in things]
+    return [{"name": thing.name, "box": list(thing.box)} for thing in objects]
 
 
-def either(rng: np.random.Generator, first: str, second: str) -> str:
+def choose_phrasing(rng: np.random.Generator, first: str, second: str) -> str:
     """One of two texts, equally often."""
     return first if rng.random() < 0.5 else second
 
 
-def shuffled(rng: np.random.Generator, options: Sequence[str], right: str) -> tuple[list[str], str]:
+def shuffle_options(rng: np.random.Generator, options: Sequence[str], right: str) -> tuple[list[str], str]:
     """The options in random order, and the letter of the right one: each letter equally often."""
     order = [options[int(i)] for i in rng.permutation(len(options))]
     return order, LETTERS[order.index(right)]
@@ -85,7 +91,7 @@ def check_fractions(**options: float) -> None:
             raise UserError(f"{name}={value} must lie between 0 and 1")
 
 
-def check_least(least: int, **options: int | None) -> None:
+def check_at_least(least: int, **options: int | None) -> None:
     """Refuse options below `least`; None is no limit and passes.
 
     Raises:
@@ -96,7 +102,7 @@ def check_least(least: int, **options: int | None) -> None:
             raise UserError(f"{name}={value} must be at least {least}")
 
 
-def check_most(most: int, **options: int) -> None:
+def check_at_most(most: int, **options: int) -> None:
     """Refuse options above `most`.
 
     Raises:
@@ -107,7 +113,7 @@ def check_most(most: int, **options: int) -> None:
             raise UserError(f"{name}={value} must be at most {most}")
 
 
-def check_among(words: Sequence[str], **options: str) -> None:
+def check_one_of(words: Sequence[str], **options: str) -> None:
     """Refuse options that are none of these words.
 
     Raises:
@@ -118,24 +124,24 @@ def check_among(words: Sequence[str], **options: str) -> None:
             raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
 
 
-def _dice(seed: int, whose: str, indices: Iterable[int]) -> Iterator[Dice]:
+def _make_sample_rngs(seed: int, whose: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
     """The streams of samples, in order."""
     left = iter(indices)
-    while names := [f"{whose}/{index:06d}" for index in islice(left, AT_ONCE)]:
-        begun = (streams(seed, [f"{name}/{use}" for name in names]) for use in ("layout", "pixels", "label"))
+    while names := [f"{whose}/{index:06d}" for index in islice(left, RNG_BATCH_SIZE)]:
+        begun = (make_rngs(seed, [f"{name}/{use}" for name in names]) for use in ("layout", "pixels", "label"))
         for layout, pixels, label in zip(*begun, strict=True):
-            yield Dice(layout=layout, pixels=pixels, label=label)
+            yield SampleRngs(layout=layout, pixels=pixels, label=label)
 
 
-def _saved(parts: Sequence[str | Image.Image | Film], folder: Path, stem: str) -> tuple[Part, ...]:
+def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:
     several = sum(not isinstance(part, str) for part in parts) > 1
-    saved: list[Part] = []
+    saved: list[ContentPart] = []
     for part in parts:
         name = f"{stem}-{len(saved) + 1}" if several else stem
         match part:
             case str():
                 saved.append(part)
-            case Film():
+            case RenderedVideo():
                 saved.append(save_mp4(part, folder, name))
             case _:
                 saved.append(save_png(part, folder, name))

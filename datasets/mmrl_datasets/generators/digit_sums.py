@@ -12,18 +12,26 @@ from dataclasses import replace
 
 from PIL import Image
 
-from mmrl.answer import Grammar
-from mmrl.types import Kind, Place, Sample, Target
-from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, either, samples, things_meta
-from mmrl_datasets.generators.drawing import Thing, backdrop
-from mmrl_datasets.generators.photos import as_split, handwriting, textures
-from mmrl_datasets.generators.scenes import INK, PAPER, line
+from mmrl.answer import ResponseFormat
+from mmrl.types import AnswerType, DatasetContext, Sample, Target
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_fractions,
+    choose_phrasing,
+    generate_samples,
+    objects_meta,
+)
+from mmrl_datasets.generators.drawing import SceneObject, make_background
+from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
+from mmrl_datasets.generators.scenes import INK_COLOR, PAPER_LEVEL, place_in_line
 
-GRAMMAR = Grammar(think="optional")
+GRAMMAR = ResponseFormat(thinking="optional")
 
 
 def adding(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -53,52 +61,54 @@ def adding(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
+    part = parse_split(split)
     check_fractions(background=background, second_look=second_look, slip=slip, lazy=lazy)
-    check_least(1, size=size, length=length)
-    check_least(12 * length, image_px=image_px)
-    scenery = textures(part, image_px)
-    inks, values = handwriting(part)
+    check_at_least(1, size=size, length=length)
+    check_at_least(12 * length, image_px=image_px)
+    scenery = load_textures(part, image_px)
+    inks, values = load_handwritten_digits(part)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         picks = [int(pick) for pick in dice.layout.integers(len(inks), size=length)]
-        boxes = line(dice.layout, length, image_px // length, image_px)
-        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER)
+        boxes = place_in_line(dice.layout, length, image_px // length, image_px)
+        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER_LEVEL)
         for pick, box in zip(picks, boxes, strict=True):
-            canvas.paste(INK, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
+            canvas.paste(
+                INK_COLOR, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC)
+            )
         numbers = [int(values[pick]) for pick in picks]
         total = sum(numbers)
-        first = _at_a_glance(dice, total, slip)
+        first = _draw_first_answer(dice, total, slip)
         twice, looks = bool(dice.label.random() < second_look), bool(dice.label.random() >= lazy)
-        return Draft(
-            parts=(canvas, either(dice.layout, "Add the digits.", "What do the digits add up to?")),
-            target=_sum(total),
+        return RenderedSample(
+            parts=(canvas, choose_phrasing(dice.layout, "Add the digits.", "What do the digits add up to?")),
+            target=_sum_target(total),
             meta={
-                "things": things_meta([Thing(str(n), box) for n, box in zip(numbers, boxes, strict=True)]),
+                "things": objects_meta([SceneObject(str(n), box) for n, box in zip(numbers, boxes, strict=True)]),
                 "first": first if twice else None,
                 "looks": twice and looks,
             },
         )
 
-    for sample in samples(place, "add", part, draw, size=size, seed=seed):
-        yield replace(sample, response=_response(sample, words))
+    for sample in generate_samples(place, "add", part, draw, size=size, seed=seed):
+        yield replace(sample, response=_write_demonstration(sample, words))
 
 
-def _at_a_glance(dice: Dice, total: int, slip: float) -> int:
+def _draw_first_answer(dice: SampleRngs, total: int, slip: float) -> int:
     """The sum, or by chance `slip` one that is wrong by 1 to 3."""
     wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
     return wrong if dice.label.random() < slip else total
 
 
-def _response(sample: Sample, words: str) -> str:
+def _write_demonstration(sample: Sample, words: str) -> str:
     """The answer at once, or behind a first one."""
     first = sample.meta["first"]
     if first is None:
         return GRAMMAR.render(sample.target)
     thought = " + ".join(thing["name"] for thing in sample.meta["things"])
-    second = GRAMMAR.render(sample.target, thought) if sample.meta["looks"] else GRAMMAR.render(_sum(first))
-    return GRAMMAR.render(_sum(first)) + words + second
+    second = GRAMMAR.render(sample.target, thought) if sample.meta["looks"] else GRAMMAR.render(_sum_target(first))
+    return GRAMMAR.render(_sum_target(first)) + words + second
 
 
-def _sum(value: int) -> Target:
-    return Target(kind=Kind.NUMBER, value=value)
+def _sum_target(value: int) -> Target:
+    return Target(answer_type=AnswerType.NUMBER, value=value)

@@ -13,12 +13,12 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mmrl.types import ImageRef, UserError
-from mmrl_datasets.file_writes import write_once
-from mmrl_datasets.generators.photos import Split, cutout
+from mmrl_datasets.file_writes import write_if_changed
+from mmrl_datasets.generators.photos import Split, random_crop
 
 Box = tuple[int, int, int, int]
-_Fact = TypeVar("_Fact", bound=tuple[Any, ...] | str)  # sorts, and its repr is the same in every process
-_Option = TypeVar("_Option")
+_FactT = TypeVar("_FactT", bound=tuple[Any, ...] | str)  # sorts, and its repr is the same in every process
+_OptionT = TypeVar("_OptionT")
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "red": (226, 32, 38),
@@ -29,29 +29,29 @@ COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "white": (250, 250, 250),
 }
 SHAPES: Final = ("disc", "square", "triangle")
-FINENESS: Final = 4  # shapes are drawn this much larger, then shrunk: smooth edges
+SUPERSAMPLING: Final = 4  # shapes are drawn this much larger, then shrunk: smooth edges
 MAX_DRAWS: Final = 5000  # of a layout; a composition falls into a split by chance, one in ten into the rarest
 
 
-class Thing(NamedTuple):
+class SceneObject(NamedTuple):
     """A named thing and the pixels it fills: x1, y1 inclusive, x2, y2 exclusive."""
 
     name: str
     box: Box
 
 
-def picks(rng: np.random.Generator, options: Sequence[_Option], count: int) -> list[_Option]:
+def choose_with_replacement(rng: np.random.Generator, options: Sequence[_OptionT], count: int) -> list[_OptionT]:
     """Options, each equally often; one may come again. For a few, numpy takes longer to make an array than to draw."""
     return [options[int(rng.integers(len(options)))] for _ in range(count)]
 
 
-def split_of(facts: Sequence[_Fact]) -> Split:
+def assign_split(facts: Sequence[_FactT]) -> Split:
     """The one split a composition may occur in, by a hash of what stands where: 80 % train, 10 % each of the others."""
     tenth = hashlib.sha256(repr(sorted(facts)).encode()).digest()[0] % 10
     return "test" if tenth == 0 else "validation" if tenth == 1 else "train"
 
 
-def compose(split: Split, draw: Callable[[], Sequence[_Fact] | None]) -> Sequence[_Fact]:
+def draw_composition(split: Split, draw: Callable[[], Sequence[_FactT] | None]) -> Sequence[_FactT]:
     """Draw compositions (things, or other facts that make them up) until one exists (is not None) and belongs here.
 
     Raises:
@@ -59,12 +59,12 @@ def compose(split: Split, draw: Callable[[], Sequence[_Fact] | None]) -> Sequenc
     """
     for _ in range(MAX_DRAWS):
         facts = draw()
-        if facts is not None and split_of(facts) == split:
+        if facts is not None and assign_split(facts) == split:
             return facts
     raise UserError("the things find no room in the picture; use fewer of them or a larger `image_px`")
 
 
-def scatter(
+def place_boxes(
     rng: np.random.Generator, extents: Sequence[tuple[int, int]], *, image_px: int, step: int, gap: int
 ) -> list[Box] | None:
     """Boxes of these widths and heights at random corners on a grid of `step`, `gap` pixels apart; None if stuck."""
@@ -74,7 +74,7 @@ def scatter(
             left = step * int(rng.integers((image_px - width) // step + 1))
             top = step * int(rng.integers((image_px - height) // step + 1))
             box = (left, top, left + width, top + height)
-            if not any(_touch(box, other, gap) for other in boxes):
+            if not any(_too_close(box, other, gap) for other in boxes):
                 boxes.append(box)
                 break
         else:
@@ -82,15 +82,15 @@ def scatter(
     return boxes
 
 
-def backdrop(
+def make_background(
     rng: np.random.Generator, textures: Sequence[Image.Image], *, image_px: int, strength: float, grey: int
 ) -> Image.Image:
     """A square patch of a real texture, faded towards `grey`: `strength` 1 keeps it, 0 leaves plain grey."""
-    patch = cutout(rng, textures[int(rng.integers(len(textures)))], image_px, image_px)
-    return Image.blend(_plain(patch.size, grey), patch, strength)
+    patch = random_crop(rng, textures[int(rng.integers(len(textures)))], image_px, image_px)
+    return Image.blend(_plain_image(patch.size, grey), patch, strength)
 
 
-def paste_print(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
+def paste_photo(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
     """Paste a photo like a print with a thin white margin; both together fill the box."""
     margin = max(1, canvas.width // 64)
     x1, y1, x2, y2 = box
@@ -99,11 +99,11 @@ def paste_print(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
     canvas.paste(photo.resize((inner[2] - inner[0], inner[3] - inner[1])), inner)
 
 
-def paint_shape(canvas: Image.Image, thing: Thing) -> None:
+def draw_shape(canvas: Image.Image, shape_object: SceneObject) -> None:
     """Draw a thing named "<colour> <shape>" so that it touches all four sides of its box."""
-    colour, shape = thing.name.split()
-    x1, y1, x2, y2 = thing.box
-    canvas.paste(COLOURS[colour], (x1, y1), _stencil(shape, x2 - x1, y2 - y1))
+    colour, shape = shape_object.name.split()
+    x1, y1, x2, y2 = shape_object.box
+    canvas.paste(COLOURS[colour], (x1, y1), _shape_mask(shape, x2 - x1, y2 - y1))
 
 
 def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
@@ -117,14 +117,14 @@ def save_png(picture: Image.Image, folder: Path, stem: str) -> ImageRef:
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     path = folder / f"{stem}-{digest[:8]}.png"
-    write_once(path, content)
+    write_if_changed(path, content)
     return ImageRef(path=str(path), sha256=digest)
 
 
 @lru_cache(maxsize=64)
-def _stencil(shape: str, width: int, height: int) -> Image.Image:
+def _shape_mask(shape: str, width: int, height: int) -> Image.Image:
     """How much of each pixel a shape covers that fills a box of this size."""
-    stencil = Image.new("L", (width * FINENESS, height * FINENESS))
+    stencil = Image.new("L", (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(stencil)
     right, bottom = stencil.width - 1, stencil.height - 1
     match shape:
@@ -140,9 +140,9 @@ def _stencil(shape: str, width: int, height: int) -> Image.Image:
 
 
 @lru_cache(maxsize=8)
-def _plain(size: tuple[int, int], grey: int) -> Image.Image:
+def _plain_image(size: tuple[int, int], grey: int) -> Image.Image:
     return Image.new("RGB", size, (grey, grey, grey))
 
 
-def _touch(a: Box, b: Box, gap: int) -> bool:
+def _too_close(a: Box, b: Box, gap: int) -> bool:
     return a[0] < b[2] + gap and b[0] < a[2] + gap and a[1] < b[3] + gap and b[1] < a[3] + gap

@@ -24,14 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.generators.common import Dice, Draft, check_among, check_least, samples, shuffled
+from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_one_of,
+    generate_samples,
+    shuffle_options,
+)
 from mmrl_datasets.generators.drawing import MAX_DRAWS
-from mmrl_datasets.generators.photos import as_split, cutout, photographs
-from mmrl_datasets.readers.row_to_sample import listed
+from mmrl_datasets.generators.photos import load_scene_photos, parse_split, random_crop
+from mmrl_datasets.readers.row_to_sample import format_choices
 
 MIN_DIFFERENCE: Final = 8.0  # mean absolute difference of two tiles, in grey levels of 255
-BLANK: Final = 128
+BLANK_LEVEL: Final = 128
 RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # columns to the right, rows down
     {
         "to the left": (-1, 0),
@@ -46,17 +53,17 @@ RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # columns t
 )
 
 
-class _Grid(NamedTuple):
+class _TileGrid(NamedTuple):
     """How a photograph is cut; `rim` pixels are blanked at each edge of a tile."""
 
     rows: int
     columns: int
     tile_px: int
-    rim: int
+    margin_px: int
 
 
 def order(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -83,34 +90,34 @@ def order(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_least(1, size=size)
-    grid = _grid(rows, columns, tile_px, mask)
-    check_among(("tiles", "places"), answer=answer)
+    part = parse_split(split)
+    check_at_least(1, size=size)
+    grid = _make_grid(rows, columns, tile_px, mask)
+    check_one_of(("tiles", "places"), answer=answer)
     count = rows * columns
     if count == 2 and not identity:
         raise UserError("two tiles can be shuffled in one way only: cut more of them, or set `identity: true`")
-    scenes = photographs(part, max(rows, columns) * tile_px)
+    scenes = load_scene_photos(part, max(rows, columns) * tile_px)
 
-    def draw(dice: Dice) -> Draft:
-        tiles = _cut(dice.pixels, scenes, grid)
+    def draw(dice: SampleRngs) -> RenderedSample:
+        tiles = _cut_tiles(dice.pixels, scenes, grid)
         belongs = dice.layout.permutation(count)  # of each tile shown, the place counted from 0
         while not identity and (belongs == np.arange(count)).all():
             belongs = dice.layout.permutation(count)
         shown = [tiles[i] for i in belongs]
         value = belongs if answer == "places" else np.argsort(belongs)
-        pictures = map(Image.fromarray, shown if apart else [_assembled(shown, columns)])
-        return Draft(
-            parts=(*pictures, _puzzle(rows, columns, apart, answer)),
-            target=Target(kind=Kind.PERMUTATION, value=tuple(int(i) + 1 for i in value)),
+        pictures = map(Image.fromarray, shown if apart else [_assemble_tiles(shown, columns)])
+        return RenderedSample(
+            parts=(*pictures, _question_text(rows, columns, apart, answer)),
+            target=Target(answer_type=AnswerType.PERMUTATION, value=tuple(int(i) + 1 for i in value)),
             meta={"rows": rows, "columns": columns},
         )
 
-    return samples(place, "jigsaw", part, draw, size=size, seed=seed)
+    return generate_samples(place, "jigsaw", part, draw, size=size, seed=seed)
 
 
 def relation(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -128,48 +135,48 @@ def relation(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_least(1, size=size)
-    grid = _grid(rows, columns, tile_px, mask)
-    scenes = photographs(part, max(rows, columns) * tile_px)
+    part = parse_split(split)
+    check_at_least(1, size=size)
+    grid = _make_grid(rows, columns, tile_px, mask)
+    scenes = load_scene_photos(part, max(rows, columns) * tile_px)
     possible = [name for name, (right, down) in RELATIONS.items() if abs(right) < columns and abs(down) < rows]
 
-    def draw(dice: Dice) -> Draft:
-        tiles = _cut(dice.pixels, scenes, grid)
+    def draw(dice: SampleRngs) -> RenderedSample:
+        tiles = _cut_tiles(dice.pixels, scenes, grid)
         name = possible[int(dice.layout.integers(len(possible)))]
         right, down = RELATIONS[name]
         x = int(dice.layout.integers(max(0, -right), columns - max(0, right)))
         y = int(dice.layout.integers(max(0, -down), rows - max(0, down)))
         pair = tiles[y * columns + x], tiles[(y + down) * columns + x + right]
-        options, letter = shuffled(dice.layout, possible, name)
+        options, letter = shuffle_options(dice.layout, possible, name)
         question = "These are two neighbouring tiles of one photograph. Where does the second lie from the first?"
-        return Draft(
-            parts=(*map(Image.fromarray, pair), question + listed(options)),
-            target=Target(kind=Kind.CHOICE, value=letter),
+        return RenderedSample(
+            parts=(*map(Image.fromarray, pair), question + format_choices(options)),
+            target=Target(answer_type=AnswerType.CHOICE, value=letter),
             meta={"relation": name},
         )
 
-    return samples(place, "relation", part, draw, size=size, seed=seed)
+    return generate_samples(place, "relation", part, draw, size=size, seed=seed)
 
 
-def _grid(rows: int, columns: int, tile_px: int, mask: float) -> _Grid:
-    check_least(1, rows=rows, columns=columns)
-    check_least(8, tile_px=tile_px)
+def _make_grid(rows: int, columns: int, tile_px: int, mask: float) -> _TileGrid:
+    check_at_least(1, rows=rows, columns=columns)
+    check_at_least(8, tile_px=tile_px)
     if rows * columns < 2:
         raise UserError(f"rows={rows} and columns={columns} leave nothing to shuffle: cut two tiles or more")
     if not 0.0 <= mask <= 0.4:
         raise UserError(f"mask={mask} must lie between 0 and 0.4")
-    return _Grid(rows, columns, tile_px, rim=round(mask * tile_px))
+    return _TileGrid(rows, columns, tile_px, margin_px=round(mask * tile_px))
 
 
-def _cut(rng: np.random.Generator, scenes: Sequence[Image.Image], grid: _Grid) -> list[NDArray[np.uint8]]:
+def _cut_tiles(rng: np.random.Generator, scenes: Sequence[Image.Image], grid: _TileGrid) -> list[NDArray[np.uint8]]:
     """Tiles of a random patch of a random photograph, row by row, each different from every other."""
     side = grid.tile_px
     for _ in range(MAX_DRAWS):
         scene = scenes[int(rng.integers(len(scenes)))]
-        patch = np.asarray(cutout(rng, scene, grid.columns * side, grid.rows * side))
+        patch = np.asarray(random_crop(rng, scene, grid.columns * side, grid.rows * side))
         corners = product(range(0, grid.rows * side, side), range(0, grid.columns * side, side))
-        tiles = [_rimmed(patch[y : y + side, x : x + side], grid.rim) for y, x in corners]
+        tiles = [_blank_margin(patch[y : y + side, x : x + side], grid.margin_px) for y, x in corners]
         if all(np.abs(a.astype(int) - b).mean() >= MIN_DIFFERENCE for a, b in combinations(tiles, 2)):
             return tiles
     raise UserError(
@@ -177,18 +184,18 @@ def _cut(rng: np.random.Generator, scenes: Sequence[Image.Image], grid: _Grid) -
     )
 
 
-def _rimmed(tile: NDArray[np.uint8], rim: int) -> NDArray[np.uint8]:
+def _blank_margin(tile: NDArray[np.uint8], rim: int) -> NDArray[np.uint8]:
     inner = slice(rim, len(tile) - rim)
-    rimmed = np.full_like(tile, BLANK)
+    rimmed = np.full_like(tile, BLANK_LEVEL)
     rimmed[inner, inner] = tile[inner, inner]
     return rimmed
 
 
-def _assembled(tiles: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+def _assemble_tiles(tiles: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
     return np.vstack([np.hstack(tiles[start : start + columns]) for start in range(0, len(tiles), columns)])
 
 
-def _puzzle(rows: int, columns: int, apart: bool, answer: str) -> str:
+def _question_text(rows: int, columns: int, apart: bool, answer: str) -> str:
     shown = "These are the tiles" if apart else "The picture shows the tiles"
     numbered = "in the order shown" if apart else "row by row as they lie now"
     wanted = (

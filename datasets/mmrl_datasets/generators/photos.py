@@ -16,11 +16,15 @@ from mmrl.types import UserError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
-SHARES: Final[dict[Split, tuple[float, float]]] = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0)}
-LOOSE: Final = 4 / 3  # room, in patch sizes, for a patch to move and grow
+SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
+    "train": (0.0, 0.6),
+    "validation": (0.6, 0.8),
+    "test": (0.8, 1.0),
+}
+MAX_ZOOM: Final = 4 / 3  # room, in patch sizes, for a patch to move and grow
 
 
-def as_split(name: str) -> Split:
+def parse_split(name: str) -> Split:
     """The split of that name.
 
     Raises:
@@ -32,21 +36,21 @@ def as_split(name: str) -> Split:
     raise UserError(f"split {name!r} does not exist; use one of {', '.join(SPLITS)}")
 
 
-def share(split: Split, count: int) -> slice:
+def split_slice(split: Split, count: int) -> slice:
     """Which of `count` things in a row belong to a split: the first 60 %, the next 20 %, or the last 20 %."""
-    start, stop = SHARES[split]
+    start, stop = SPLIT_RANGES[split]
     return slice(round(start * count), round(stop * count))
 
 
 @lru_cache(maxsize=1)
-def textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
+def load_textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
     """Backdrops: each photograph's own columns of the split, RGB, scaled for patches of up to `patch_px`."""
     china, _ = load_sample_images().images
     photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
-    return tuple(region(photograph, split, patch_px) for photograph in photographs)
+    return tuple(split_region(photograph, split, patch_px) for photograph in photographs)
 
 
-def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
+def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
     """Things that any patch of them shows: each photograph's own columns of the split, RGB, scaled likewise."""
     _, flower = load_sample_images().images
     photographs = {
@@ -57,39 +61,39 @@ def materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
         "sky": skimage.data.rocket()[0:110, 150:540],
         "stars": skimage.data.hubble_deep_field(),
     }
-    return {name: region(photograph, split, patch_px) for name, photograph in photographs.items()}
+    return {name: split_region(photograph, split, patch_px) for name, photograph in photographs.items()}
 
 
-def photographs(split: Split, patch_px: int) -> list[Image.Image]:
+def load_scene_photos(split: Split, patch_px: int) -> list[Image.Image]:
     """Scenes whose parts look different: each photograph's own columns of the split, RGB, scaled likewise."""
     china, flower = load_sample_images().images
     scenes = (
         *(skimage.data.astronaut(), skimage.data.chelsea(), skimage.data.coffee(), skimage.data.coins()),
         *(skimage.data.rocket(), china, flower),
     )
-    return [region(scene, split, patch_px) for scene in scenes]
+    return [split_region(scene, split, patch_px) for scene in scenes]
 
 
-def handwriting(split: Split) -> tuple[list[Image.Image], list[int]]:
+def load_handwritten_digits(split: Split) -> tuple[list[Image.Image], list[int]]:
     """Handwritten digits as 8 x 8 ink (0 none, 255 full), and their values; runs by one writer stay together."""
     bunch = load_digits()
-    chosen = share(split, len(bunch.images))
+    chosen = split_slice(split, len(bunch.images))
     ink = (bunch.images[chosen] * (255 / 16)).astype(np.uint8)
     return [Image.fromarray(digit) for digit in ink], [int(digit) for digit in bunch.target[chosen]]
 
 
-def region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
+def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
     """A split's own columns of a photograph, scaled alike in all splits: the narrowest is `LOOSE` patches wide."""
     width = photograph.shape[1]
-    narrowest = min(len(range(width)[share(other, width)]) for other in SPLITS)
-    scale = LOOSE * patch_px / narrowest
-    columns = Image.fromarray(photograph[:, share(split, width)]).convert("RGB")
+    narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)
+    scale = MAX_ZOOM * patch_px / narrowest
+    columns = Image.fromarray(photograph[:, split_slice(split, width)]).convert("RGB")
     return columns.resize((ceil(scale * columns.width), ceil(scale * columns.height)), Image.Resampling.BICUBIC)
 
 
-def cutout(rng: np.random.Generator, picture: Image.Image, width: int, height: int) -> Image.Image:
+def random_crop(rng: np.random.Generator, picture: Image.Image, width: int, height: int) -> Image.Image:
     """A random patch of a picture, 1 to `LOOSE` times the wanted size, shrunk to `width` x `height` pixels."""
-    zoom = rng.uniform(1.0, min(LOOSE, picture.width / width, picture.height / height))
+    zoom = rng.uniform(1.0, min(MAX_ZOOM, picture.width / width, picture.height / height))
     left = rng.uniform(0, picture.width - zoom * width)
     top = rng.uniform(0, picture.height - zoom * height)
     return picture.resize(

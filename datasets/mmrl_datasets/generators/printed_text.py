@@ -13,15 +13,23 @@ from typing import Final, Literal, get_args
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.generators.common import Dice, Draft, check_among, check_fractions, check_least, either, samples
-from mmrl_datasets.generators.drawing import FINENESS, backdrop, compose
-from mmrl_datasets.generators.photos import as_split, textures
+from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_fractions,
+    check_one_of,
+    choose_phrasing,
+    generate_samples,
+)
+from mmrl_datasets.generators.drawing import SUPERSAMPLING, draw_composition, make_background
+from mmrl_datasets.generators.photos import load_textures, parse_split
 
-PAPER: Final = 232
-INK: Final = (24, 28, 64)
+PAPER_LEVEL: Final = 232
+INK_COLOR: Final = (24, 28, 64)
 MIN_FONT_PX: Final = 10
-NOISE: Final = 64.0  # standard deviation of full noise, in grey levels of 255
+MAX_NOISE_STD: Final = 64.0  # standard deviation of full noise, in grey levels of 255
 Characters = Literal["words", "digits", "mixed"]
 # Left out of `mixed`: what the font draws alike (I, l and 1; O, o and 0), and letters whose cases differ in size alone.
 ALPHABETS: Final[Mapping[str, str]] = MappingProxyType(
@@ -32,7 +40,7 @@ VOWELS: Final = "aeiou"
 
 
 def text(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -64,34 +72,37 @@ def text(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_among(get_args(Characters), characters=characters)
+    part = parse_split(split)
+    check_one_of(get_args(Characters), characters=characters)
     check_fractions(noise=noise, background=background)
-    check_least(1, size=size)
-    check_least(2, min_length=min_length)
-    check_least(min_length, length=length)
-    check_least(12 * length, image_px=image_px)
+    check_at_least(1, size=size)
+    check_at_least(2, min_length=min_length)
+    check_at_least(min_length, length=length)
+    check_at_least(12 * length, image_px=image_px)
     if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
         raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
-    papers = textures(part, image_px)
+    papers = load_textures(part, image_px)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         count = int(dice.layout.integers(min_length, length + 1))
-        (written,) = compose(part, lambda: [_written(dice.layout, characters, count)])
-        canvas = backdrop(dice.pixels, papers, image_px=image_px, strength=background, grey=PAPER)
-        stencil = _stencil(dice.layout, written, image_px, float(dice.layout.uniform(-rotation, rotation)))
+        (written,) = draw_composition(part, lambda: [_draw_text(dice.layout, characters, count)])
+        canvas = make_background(dice.pixels, papers, image_px=image_px, strength=background, grey=PAPER_LEVEL)
+        stencil = _render_to_fit(dice.layout, written, image_px, float(dice.layout.uniform(-rotation, rotation)))
         corner = [int(dice.layout.integers(image_px - side + 1)) for side in stencil.size]
-        canvas.paste(INK, (corner[0], corner[1]), stencil.point(lambda level: round(level * contrast)))
-        return Draft(
-            parts=(_grainy(canvas, dice.pixels, noise), either(dice.layout, "Read the text.", "What is written here?")),
-            target=Target(kind=Kind.TEXT, value=written),
+        canvas.paste(INK_COLOR, (corner[0], corner[1]), stencil.point(lambda level: round(level * contrast)))
+        return RenderedSample(
+            parts=(
+                _add_noise(canvas, dice.pixels, noise),
+                choose_phrasing(dice.layout, "Read the text.", "What is written here?"),
+            ),
+            target=Target(answer_type=AnswerType.TEXT, value=written),
             meta={"box": [*corner, corner[0] + stencil.width, corner[1] + stencil.height]},
         )
 
-    return samples(place, "ocr", part, draw, size=size, seed=seed)
+    return generate_samples(place, "ocr", part, draw, size=size, seed=seed)
 
 
-def _written(rng: np.random.Generator, characters: str, count: int) -> str:
+def _draw_text(rng: np.random.Generator, characters: str, count: int) -> str:
     if characters != "words":
         return "".join(rng.choice(list(ALPHABETS[characters]), size=count))
     first = int(rng.integers(2))
@@ -99,31 +110,31 @@ def _written(rng: np.random.Generator, characters: str, count: int) -> str:
     return "".join(alphabet[int(rng.integers(len(alphabet)))] for alphabet in alphabets)
 
 
-def _stencil(rng: np.random.Generator, written: str, image_px: int, angle: float) -> Image.Image:
+def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle: float) -> Image.Image:
     """The ink of a line of text, cropped, in a random size and weight that fit the picture."""
     weight = float(rng.uniform(0.0, 0.06))  # of the stroke that is added, in font sizes
     for font_px in range(int(rng.integers(12, image_px // 2 + 1)), MIN_FONT_PX - 1, -1):
-        ink = _rendered(written, font_px, weight, angle)
+        ink = _render_text(written, font_px, weight, angle)
         if max(ink.size) <= image_px:
             return ink
     raise UserError(f"{written!r} finds no room in {image_px} pixels at {angle:.0f} degrees; use a larger `image_px`")
 
 
-def _rendered(written: str, font_px: int, weight: float, angle: float) -> Image.Image:
-    font = ImageFont.load_default(size=font_px * FINENESS)
-    stroke = round(weight * font_px * FINENESS)
+def _render_text(written: str, font_px: int, weight: float, angle: float) -> Image.Image:
+    font = ImageFont.load_default(size=font_px * SUPERSAMPLING)
+    stroke = round(weight * font_px * SUPERSAMPLING)
     left, top, right, bottom = (int(side) for side in font.getbbox(written))
     sheet = Image.new("L", (right - left + 2 * stroke + 4, bottom - top + 2 * stroke + 4))
     ImageDraw.Draw(sheet).text(
         (2 + stroke - left, 2 + stroke - top), written, fill=255, font=font, stroke_width=stroke, stroke_fill=255
     )
     turned = sheet.rotate(angle, Image.Resampling.BICUBIC, expand=True)
-    small = turned.resize((-(-turned.width // FINENESS), -(-turned.height // FINENESS)), Image.Resampling.BOX)
+    small = turned.resize((-(-turned.width // SUPERSAMPLING), -(-turned.height // SUPERSAMPLING)), Image.Resampling.BOX)
     return small.crop(small.getbbox())
 
 
-def _grainy(canvas: Image.Image, rng: np.random.Generator, noise: float) -> Image.Image:
+def _add_noise(canvas: Image.Image, rng: np.random.Generator, noise: float) -> Image.Image:
     if not noise:
         return canvas
-    levels = np.asarray(canvas) + rng.normal(0.0, NOISE * noise, (canvas.height, canvas.width, 1))
+    levels = np.asarray(canvas) + rng.normal(0.0, MAX_NOISE_STD * noise, (canvas.height, canvas.width, 1))
     return Image.fromarray(levels.clip(0, 255).round().astype(np.uint8))

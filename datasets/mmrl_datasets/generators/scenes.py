@@ -20,40 +20,46 @@ from typing import Final, Literal
 import numpy as np
 from PIL import Image
 
-from mmrl.types import Frame, Kind, Place, Sample, Target, UserError
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Sample, Target, UserError
 from mmrl_datasets.generators.common import (
-    Dice,
-    Draft,
-    check_among,
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
     check_fractions,
-    check_least,
-    either,
-    samples,
-    things_meta,
+    check_one_of,
+    choose_phrasing,
+    generate_samples,
+    objects_meta,
 )
 from mmrl_datasets.generators.drawing import (
     COLOURS,
     SHAPES,
     Box,
-    Thing,
-    backdrop,
-    compose,
-    paint_shape,
-    paste_print,
-    picks,
-    scatter,
+    SceneObject,
+    choose_with_replacement,
+    draw_composition,
+    draw_shape,
+    make_background,
+    paste_photo,
+    place_boxes,
 )
-from mmrl_datasets.generators.photos import as_split, cutout, handwriting, materials, textures
+from mmrl_datasets.generators.photos import (
+    load_handwritten_digits,
+    load_materials,
+    load_textures,
+    parse_split,
+    random_crop,
+)
 
 GREY: Final = 128
-PAPER: Final = 224
-INK: Final = (24, 28, 64)
-UNCLEAR: Final = "unclear"
-DRAWN: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
+PAPER_LEVEL: Final = 224
+INK_COLOR: Final = (24, 28, 64)
+UNCLEAR_LABEL: Final = "unclear"
+SHAPE_NAMES: Final = tuple(f"{colour} {shape}" for colour in ("red", "green", "blue", "yellow") for shape in SHAPES)
 
 
 def counting(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -74,34 +80,34 @@ def counting(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
+    part = parse_split(split)
     check_fractions(background=background, label_miss=label_miss)
-    check_least(1, size=size, max_count=max_count)
-    check_least(24, image_px=image_px)
+    check_at_least(1, size=size, max_count=max_count)
+    check_at_least(24, image_px=image_px)
     _check_colours(colours)
-    scenery = textures(part, image_px)
+    scenery = load_textures(part, image_px)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         colour = colours[int(dice.layout.integers(len(colours)))]
         count = int(dice.layout.integers(max_count + 1))
         others = [other for other in colours if other != colour]
-        things = compose(part, lambda: _shapes(dice.layout, [colour] * count, others, image_px))
-        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
+        things = draw_composition(part, lambda: _draw_shapes(dice.layout, [colour] * count, others, image_px))
+        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
         for thing in things:
-            paint_shape(canvas, thing)
+            draw_shape(canvas, thing)
         noticed = max(count - int(dice.label.random() < label_miss), 0)
-        return Draft(
-            parts=(canvas, either(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes.")),
-            target=Target(kind=Kind.NUMBER, value=count),
-            label=Target(kind=Kind.NUMBER, value=noticed),
-            meta={"things": things_meta(things)},
+        return RenderedSample(
+            parts=(canvas, choose_phrasing(dice.layout, f"How many {colour} shapes?", f"Count the {colour} shapes.")),
+            target=Target(answer_type=AnswerType.NUMBER, value=count),
+            label=Target(answer_type=AnswerType.NUMBER, value=noticed),
+            meta={"things": objects_meta(things)},
         )
 
-    return samples(place, "count", part, draw, size=size, seed=seed)
+    return generate_samples(place, "count", part, draw, size=size, seed=seed)
 
 
 def grounding(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -124,39 +130,40 @@ def grounding(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
+    part = parse_split(split)
     check_fractions(background=background)
-    check_least(1, size=size, max_things=max_things, grid_px=grid_px)
-    check_least(0, label_pad_px=label_pad_px)
-    sides = _sides(image_px, grid_px)
-    check_among(("photos", "shapes"), things=things)
-    photos = materials(part, sides[-1]) if things == "photos" else {}
-    names = tuple(photos) or DRAWN
+    check_at_least(1, size=size, max_things=max_things, grid_px=grid_px)
+    check_at_least(0, label_pad_px=label_pad_px)
+    sides = _allowed_sides(image_px, grid_px)
+    check_one_of(("photos", "shapes"), things=things)
+    photos = load_materials(part, sides[-1]) if things == "photos" else {}
+    names = tuple(photos) or SHAPE_NAMES
     if max_things > len(names):
         raise UserError(f"max_things={max_things} exceeds the {len(names)} things there are: {', '.join(names)}")
-    scenery = textures(part, image_px)
+    scenery = load_textures(part, image_px)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         count = 1 + int(dice.layout.integers(max_things))
-        placed = compose(
-            part, lambda: _named(dice.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
+        placed = draw_composition(
+            part,
+            lambda: _draw_named_objects(dice.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px),
         )
-        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
+        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
         for thing in placed:
-            _put(canvas, thing, photos, dice.pixels)
+            _draw_object(canvas, thing, photos, dice.pixels)
         asked = placed[0]
-        return Draft(
-            parts=(canvas, either(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}.")),
+        return RenderedSample(
+            parts=(canvas, choose_phrasing(dice.layout, f"Find the {asked.name}.", f"Locate the {asked.name}.")),
             target=_box_target(asked.box),
-            label=_box_target(_padded(dice.label, asked.box, label_pad_px, image_px)),
-            meta={"things": things_meta(placed)},
+            label=_box_target(_pad_box(dice.label, asked.box, label_pad_px, image_px)),
+            meta={"things": objects_meta(placed)},
         )
 
-    return samples(place, "ground", part, draw, size=size, seed=seed)
+    return generate_samples(place, "ground", part, draw, size=size, seed=seed)
 
 
 def digits(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -177,74 +184,78 @@ def digits(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
+    part = parse_split(split)
     fewest = length if min_length is None else min_length
     check_fractions(background=background, label_giveup=label_giveup)
-    check_least(1, size=size, min_length=fewest)
-    check_least(fewest, length=length)
-    check_least(12 * length, image_px=image_px)
-    scenery = textures(part, image_px)
-    inks, values = handwriting(part)
+    check_at_least(1, size=size, min_length=fewest)
+    check_at_least(fewest, length=length)
+    check_at_least(12 * length, image_px=image_px)
+    scenery = load_textures(part, image_px)
+    inks, values = load_handwritten_digits(part)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         count = int(dice.layout.integers(fewest, length + 1))
-        drawn = picks(dice.layout, range(len(inks)), count)
-        boxes = line(dice.layout, count, image_px // length, image_px)
-        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER)
+        drawn = choose_with_replacement(dice.layout, range(len(inks)), count)
+        boxes = place_in_line(dice.layout, count, image_px // length, image_px)
+        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER_LEVEL)
         for digit, box in zip(drawn, boxes, strict=True):
-            canvas.paste(INK, box, inks[digit].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC))
+            canvas.paste(
+                INK_COLOR, box, inks[digit].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC)
+            )
         number = "".join(str(values[digit]) for digit in drawn)
-        written = UNCLEAR if dice.label.random() < label_giveup else number
-        return Draft(
-            parts=(canvas, either(dice.layout, "Read the number.", "Which number is this?")),
-            target=Target(kind=Kind.TEXT, value=number),
-            label=Target(kind=Kind.TEXT, value=written),
-            meta={"things": things_meta([Thing(digit, box) for digit, box in zip(number, boxes, strict=True)])},
+        written = UNCLEAR_LABEL if dice.label.random() < label_giveup else number
+        return RenderedSample(
+            parts=(canvas, choose_phrasing(dice.layout, "Read the number.", "Which number is this?")),
+            target=Target(answer_type=AnswerType.TEXT, value=number),
+            label=Target(answer_type=AnswerType.TEXT, value=written),
+            meta={"things": objects_meta([SceneObject(digit, box) for digit, box in zip(number, boxes, strict=True)])},
         )
 
-    return samples(place, "read", part, draw, size=size, seed=seed)
+    return generate_samples(place, "read", part, draw, size=size, seed=seed)
 
 
-def _shapes(
+def _draw_shapes(
     rng: np.random.Generator, wanted: Sequence[str], others: Sequence[str], image_px: int
-) -> list[Thing] | None:
+) -> list[SceneObject] | None:
     """Discs and squares in the wanted colours and in up to two others; None where they find no room."""
-    hues = [*wanted, *picks(rng, others, int(rng.integers(3)))]
-    extents = [(side, side) for side in picks(rng, range(image_px // 7, image_px // 4), len(hues))]
-    boxes = scatter(rng, extents, image_px=image_px, step=1, gap=2)
+    hues = [*wanted, *choose_with_replacement(rng, others, int(rng.integers(3)))]
+    extents = [(side, side) for side in choose_with_replacement(rng, range(image_px // 7, image_px // 4), len(hues))]
+    boxes = place_boxes(rng, extents, image_px=image_px, step=1, gap=2)
     if boxes is None:
         return None
-    forms = picks(rng, ("disc", "square"), len(hues))
-    return [Thing(f"{hue} {form}", box) for hue, form, box in zip(hues, forms, boxes, strict=True)]
+    forms = choose_with_replacement(rng, ("disc", "square"), len(hues))
+    return [SceneObject(f"{hue} {form}", box) for hue, form, box in zip(hues, forms, boxes, strict=True)]
 
 
-def _sides(image_px: int, grid_px: int) -> list[int]:
+def _allowed_sides(image_px: int, grid_px: int) -> list[int]:
     """Multiples of the grid from a quarter to half of the picture."""
     if image_px % grid_px or image_px < 4 * grid_px or image_px < 32:
         raise UserError(f"image_px={image_px} must be at least 32, and 4 or more times grid_px={grid_px} without rest")
     return [side for side in range(grid_px, image_px // 2 + 1, grid_px) if side >= image_px // 4]
 
 
-def _named(
+def _draw_named_objects(
     rng: np.random.Generator, names: Sequence[str], sides: Sequence[int], *, count: int, image_px: int, grid_px: int
-) -> list[Thing] | None:
+) -> list[SceneObject] | None:
     """Things of different names, rectangular or (drawn ones) square; None where they find no room."""
     chosen = [names[int(i)] for i in rng.permutation(len(names))[:count]]
-    widths = picks(rng, sides, count)
-    heights = widths if names is DRAWN else picks(rng, sides, count)
-    boxes = scatter(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
-    return None if boxes is None else [Thing(name, box) for name, box in zip(chosen, boxes, strict=True)]
+    widths = choose_with_replacement(rng, sides, count)
+    heights = widths if names is SHAPE_NAMES else choose_with_replacement(rng, sides, count)
+    boxes = place_boxes(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)
+    return None if boxes is None else [SceneObject(name, box) for name, box in zip(chosen, boxes, strict=True)]
 
 
-def _put(canvas: Image.Image, thing: Thing, photos: dict[str, Image.Image], rng: np.random.Generator) -> None:
+def _draw_object(
+    canvas: Image.Image, thing: SceneObject, photos: dict[str, Image.Image], rng: np.random.Generator
+) -> None:
     if not photos:
-        paint_shape(canvas, thing)
+        draw_shape(canvas, thing)
         return
     x1, y1, x2, y2 = thing.box
-    paste_print(canvas, cutout(rng, photos[thing.name], x2 - x1, y2 - y1), thing.box)
+    paste_photo(canvas, random_crop(rng, photos[thing.name], x2 - x1, y2 - y1), thing.box)
 
 
-def line(rng: np.random.Generator, count: int, slot: int, image_px: int) -> list[Box]:
+def place_in_line(rng: np.random.Generator, count: int, slot: int, image_px: int) -> list[Box]:
     """Square boxes from left to right, one per slot, each a little smaller than its slot and at its own height."""
     start = int(rng.integers(image_px - count * slot + 1))
     boxes = []
@@ -257,10 +268,10 @@ def line(rng: np.random.Generator, count: int, slot: int, image_px: int) -> list
 
 
 def _box_target(box: Box) -> Target:
-    return Target(kind=Kind.BOX, value=list(box), frame=Frame.PX_ORIGINAL)
+    return Target(answer_type=AnswerType.BOX, value=list(box), coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
 
-def _padded(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
+def _pad_box(rng: np.random.Generator, box: Box, pad_px: int, image_px: int) -> Box:
     left, top, right, bottom = (pad_px * int(pushed) for pushed in rng.random(4) < 0.75)
     x1, y1, x2, y2 = box
     return max(x1 - left, 0), max(y1 - top, 0), min(x2 + right, image_px), min(y2 + bottom, image_px)

@@ -24,16 +24,32 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mmrl.types import Kind, Place, Sample, Target, UserError
-from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, samples, shuffled
-from mmrl_datasets.generators.drawing import SHAPES, Box, Thing, backdrop, compose, paint_shape, picks, scatter
-from mmrl_datasets.generators.mp4_writer import Film
-from mmrl_datasets.generators.photos import Split, as_split, textures
-from mmrl_datasets.readers.row_to_sample import listed
+from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_fractions,
+    generate_samples,
+    shuffle_options,
+)
+from mmrl_datasets.generators.drawing import (
+    SHAPES,
+    Box,
+    SceneObject,
+    choose_with_replacement,
+    draw_composition,
+    draw_shape,
+    make_background,
+    place_boxes,
+)
+from mmrl_datasets.generators.mp4_writer import RenderedVideo
+from mmrl_datasets.generators.photos import Split, load_textures, parse_split
+from mmrl_datasets.readers.row_to_sample import format_choices
 
 GREY: Final = 128
 COLOURS: Final = ("red", "green", "blue", "yellow")
-WAYS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels to the right, pixels down
+DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels to the right, pixels down
     {
         "left": (-1, 0),
         "right": (1, 0),
@@ -48,14 +64,14 @@ WAYS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels to the 
 MIN_SPEED_PX: Final = 2  # per frame
 
 
-class _Still(NamedTuple):
+class _ShapeInFrame(NamedTuple):
     """A thing in one frame; a composition is a list of these, those of the thing asked about last in their frame."""
 
     frame: int
-    thing: Thing
+    shape: SceneObject
 
 
-class _Screen(NamedTuple):
+class _VideoSettings(NamedTuple):
     """What all clips of a source share."""
 
     textures: Sequence[Image.Image]
@@ -66,7 +82,7 @@ class _Screen(NamedTuple):
 
 
 def direction(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -86,26 +102,26 @@ def direction(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_least(1, size=size)
-    screen = _screen(part, image_px, frames, fps, background)
+    part = parse_split(split)
+    check_at_least(1, size=size)
+    screen = _make_settings(part, image_px, frames, fps, background)
     _check_distractors(distractors)
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
-    ways = list(WAYS)[: 8 if diagonals else 4]
+    ways = list(DIRECTIONS)[: 8 if diagonals else 4]
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         asked = ways[int(dice.layout.integers(len(ways)))]
-        stills = compose(part, lambda: _moving(dice.layout, asked, ways, distractors, screen))
-        options, letter = shuffled(dice.layout, ways, asked)
-        question = f"Which way does the {stills[-1].thing.name} move?{listed(options)}"
-        return _draft(dice, screen, stills, question, Target(kind=Kind.CHOICE, value=letter))
+        stills = draw_composition(part, lambda: _draw_moving_shapes(dice.layout, asked, ways, distractors, screen))
+        options, letter = shuffle_options(dice.layout, ways, asked)
+        question = f"Which way does the {stills[-1].shape.name} move?{format_choices(options)}"
+        return _render_video(dice, screen, stills, question, Target(answer_type=AnswerType.CHOICE, value=letter))
 
-    return samples(place, "direction", part, draw, size=size, seed=seed)
+    return generate_samples(place, "direction", part, draw, size=size, seed=seed)
 
 
 def blinks(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -125,25 +141,28 @@ def blinks(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_least(1, size=size, max_count=max_count)
-    screen = _screen(part, image_px, frames, fps, background)
+    part = parse_split(split)
+    check_at_least(1, size=size, max_count=max_count)
+    screen = _make_settings(part, image_px, frames, fps, background)
     _check_distractors(distractors)
-    check_least(2 * max_count, frames=frames)
+    check_at_least(2 * max_count, frames=frames)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         count = 1 + int(dice.layout.integers(max_count))
-        stills = compose(
-            part, lambda: _showing(dice.layout, _appearances(dice.layout, count, frames), distractors, screen)
+        stills = draw_composition(
+            part,
+            lambda: _draw_static_shapes(
+                dice.layout, _draw_visible_frames(dice.layout, count, frames), distractors, screen
+            ),
         )
-        question = f"How many times does the {stills[-1].thing.name} appear?"
-        return _draft(dice, screen, stills, question, Target(kind=Kind.NUMBER, value=count))
+        question = f"How many times does the {stills[-1].shape.name} appear?"
+        return _render_video(dice, screen, stills, question, Target(answer_type=AnswerType.NUMBER, value=count))
 
-    return samples(place, "blinks", part, draw, size=size, seed=seed)
+    return generate_samples(place, "blinks", part, draw, size=size, seed=seed)
 
 
 def presence(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -161,28 +180,32 @@ def presence(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
-    check_least(1, size=size)
-    screen = _screen(part, image_px, frames, fps, background)
+    part = parse_split(split)
+    check_at_least(1, size=size)
+    screen = _make_settings(part, image_px, frames, fps, background)
     _check_distractors(distractors)
 
-    def draw(dice: Dice) -> Draft:
+    def draw(dice: SampleRngs) -> RenderedSample:
         first, end = sorted(int(edge) for edge in dice.layout.permutation(frames + 1)[:2])
-        stills = compose(part, lambda: _showing(dice.layout, range(first, end), distractors, screen))
-        question = f"From when to when is the {stills[-1].thing.name} visible, in seconds?"
-        return _draft(dice, screen, stills, question, Target(kind=Kind.SPAN, value=(first / fps, end / fps)))
+        stills = draw_composition(
+            part, lambda: _draw_static_shapes(dice.layout, range(first, end), distractors, screen)
+        )
+        question = f"From when to when is the {stills[-1].shape.name} visible, in seconds?"
+        return _render_video(
+            dice, screen, stills, question, Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
+        )
 
-    return samples(place, "presence", part, draw, size=size, seed=seed)
+    return generate_samples(place, "presence", part, draw, size=size, seed=seed)
 
 
-def _screen(split: Split, image_px: int, frames: int, fps: int, background: float) -> _Screen:
+def _make_settings(split: Split, image_px: int, frames: int, fps: int, background: float) -> _VideoSettings:
     check_fractions(background=background)
-    check_least(32, image_px=image_px)
-    check_least(4, frames=frames)
-    check_least(1, fps=fps)
+    check_at_least(32, image_px=image_px)
+    check_at_least(4, frames=frames)
+    check_at_least(1, fps=fps)
     if image_px % 2:
         raise UserError(f"image_px={image_px} must be even: the video format stores colours by pairs of pixels")
-    return _Screen(textures(split, image_px), image_px, frames, fps, background)
+    return _VideoSettings(load_textures(split, image_px), image_px, frames, fps, background)
 
 
 def _check_distractors(count: int) -> None:
@@ -190,23 +213,23 @@ def _check_distractors(count: int) -> None:
         raise UserError(f"distractors={count} must lie between 0 and {len(COLOURS) - 1}: each has a colour of its own")
 
 
-def _moving(
-    rng: np.random.Generator, asked: str, ways: Sequence[str], distractors: int, screen: _Screen
-) -> list[_Still]:
+def _draw_moving_shapes(
+    rng: np.random.Generator, asked: str, ways: Sequence[str], distractors: int, screen: _VideoSettings
+) -> list[_ShapeInFrame]:
     """Things that move at constant speeds, the last one the asked way; they may pass each other."""
-    chosen = [*picks(rng, ways, distractors), asked]
-    paths = [_path(rng, WAYS[way], screen) for way in chosen]
-    names = _names(rng, len(paths))
+    chosen = [*choose_with_replacement(rng, ways, distractors), asked]
+    paths = [_draw_path(rng, DIRECTIONS[way], screen) for way in chosen]
+    names = _draw_names(rng, len(paths))
     return [
-        _Still(frame, Thing(name, path[frame]))
+        _ShapeInFrame(frame, SceneObject(name, path[frame]))
         for frame in range(screen.frames)
         for name, path in zip(names, paths, strict=True)
     ]
 
 
-def _path(rng: np.random.Generator, way: tuple[int, int], screen: _Screen) -> list[Box]:
+def _draw_path(rng: np.random.Generator, way: tuple[int, int], screen: _VideoSettings) -> list[Box]:
     """The boxes of a thing that stays in the picture from the first frame to the last."""
-    side = _side(rng, screen.image_px)
+    side = _draw_side(rng, screen.image_px)
     room, steps = screen.image_px - side, screen.frames - 1
     speed = int(rng.integers(MIN_SPEED_PX, room // steps + 1))
     start = []
@@ -218,41 +241,49 @@ def _path(rng: np.random.Generator, way: tuple[int, int], screen: _Screen) -> li
     return [(x, y, x + side, y + side) for x, y in corners]
 
 
-def _showing(
-    rng: np.random.Generator, visible: Sequence[int], distractors: int, screen: _Screen
-) -> list[_Still] | None:
+def _draw_static_shapes(
+    rng: np.random.Generator, visible: Sequence[int], distractors: int, screen: _VideoSettings
+) -> list[_ShapeInFrame] | None:
     """Things that stand still, all but the last in every frame; None where they find no room."""
-    sides = [_side(rng, screen.image_px) for _ in range(distractors + 1)]
-    boxes = scatter(rng, [(side, side) for side in sides], image_px=screen.image_px, step=1, gap=2)
+    sides = [_draw_side(rng, screen.image_px) for _ in range(distractors + 1)]
+    boxes = place_boxes(rng, [(side, side) for side in sides], image_px=screen.image_px, step=1, gap=2)
     if boxes is None:
         return None
-    *others, asked = (Thing(name, box) for name, box in zip(_names(rng, len(boxes)), boxes, strict=True))
-    stills = [_Still(frame, other) for frame in range(screen.frames) for other in others]
-    return [*stills, *(_Still(frame, asked) for frame in visible)]
+    *others, asked = (SceneObject(name, box) for name, box in zip(_draw_names(rng, len(boxes)), boxes, strict=True))
+    stills = [_ShapeInFrame(frame, other) for frame in range(screen.frames) for other in others]
+    return [*stills, *(_ShapeInFrame(frame, asked) for frame in visible)]
 
 
-def _appearances(rng: np.random.Generator, count: int, frames: int) -> list[int]:
+def _draw_visible_frames(rng: np.random.Generator, count: int, frames: int) -> list[int]:
     """The frames in which a thing is visible that appears `count` times: all patterns equally often."""
     edges = sorted(int(edge) + 1 for edge in rng.permutation(frames)[: 2 * count])
     return [frame for start, end in zip(edges[::2], edges[1::2], strict=True) for frame in range(start, end)]
 
 
-def _side(rng: np.random.Generator, image_px: int) -> int:
+def _draw_side(rng: np.random.Generator, image_px: int) -> int:
     return int(rng.integers(image_px // 6, image_px // 4 + 1))
 
 
-def _names(rng: np.random.Generator, count: int) -> list[str]:
+def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
     """Names of different colours."""
     colours = [COLOURS[int(i)] for i in rng.permutation(len(COLOURS))[:count]]
-    return [f"{colour} {shape}" for colour, shape in zip(colours, picks(rng, SHAPES, count), strict=True)]
+    return [
+        f"{colour} {shape}" for colour, shape in zip(colours, choose_with_replacement(rng, SHAPES, count), strict=True)
+    ]
 
 
-def _draft(dice: Dice, screen: _Screen, stills: Sequence[_Still], question: str, target: Target) -> Draft:
-    empty = backdrop(dice.pixels, screen.textures, image_px=screen.image_px, strength=screen.background, grey=GREY)
+def _render_video(
+    dice: SampleRngs, screen: _VideoSettings, stills: Sequence[_ShapeInFrame], question: str, target: Target
+) -> RenderedSample:
+    empty = make_background(
+        dice.pixels, screen.textures, image_px=screen.image_px, strength=screen.background, grey=GREY
+    )
     pictures = [empty.copy() for _ in range(screen.frames)]
     for still in stills:
-        paint_shape(pictures[still.frame], still.thing)
+        draw_shape(pictures[still.frame], still.shape)
     meta: list[dict[str, Any]] = [
-        {"frame": still.frame, "name": still.thing.name, "box": list(still.thing.box)} for still in stills
+        {"frame": still.frame, "name": still.shape.name, "box": list(still.shape.box)} for still in stills
     ]
-    return Draft(parts=(Film(frames=pictures, fps=screen.fps), question), target=target, meta={"stills": meta})
+    return RenderedSample(
+        parts=(RenderedVideo(frames=pictures, fps=screen.fps), question), target=target, meta={"stills": meta}
+    )

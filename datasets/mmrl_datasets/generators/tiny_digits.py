@@ -13,21 +13,28 @@ from typing import Final
 
 from PIL import Image
 
-from mmrl.answer import Grammar
+from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
-from mmrl.types import Kind, Place, Sample, Target
-from mmrl_datasets.generators.common import Dice, Draft, check_fractions, check_least, samples, things_meta
-from mmrl_datasets.generators.drawing import Box, Thing, backdrop
-from mmrl_datasets.generators.photos import as_split, handwriting, textures
-from mmrl_datasets.generators.scenes import INK, PAPER
+from mmrl.types import AnswerType, DatasetContext, Sample, Target
+from mmrl_datasets.generators.common import (
+    RenderedSample,
+    SampleRngs,
+    check_at_least,
+    check_fractions,
+    generate_samples,
+    objects_meta,
+)
+from mmrl_datasets.generators.drawing import Box, SceneObject, make_background
+from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
+from mmrl_datasets.generators.scenes import INK_COLOR, PAPER_LEVEL
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
-LOOSE: Final = 2  # the glass shows so many times a digit's side
-GRAMMAR = Grammar()
+ZOOM_SIDE_FACTOR: Final = 2  # the glass shows so many times a digit's side
+GRAMMAR = ResponseFormat()
 
 
 def corners(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -53,43 +60,43 @@ def corners(
     Raises:
         UserError: an option is out of range.
     """
-    part = as_split(split)
+    part = parse_split(split)
     check_fractions(background=background, confused=confused)
-    check_least(1, size=size, digit_px=digit_px, seen_px=seen_px)
-    check_least(4 * LOOSE * digit_px, image_px=image_px)
-    scenery = textures(part, image_px)
-    inks, values = handwriting(part)
-    glasses = _glasses(image_px, LOOSE * digit_px)
+    check_at_least(1, size=size, digit_px=digit_px, seen_px=seen_px)
+    check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
+    scenery = load_textures(part, image_px)
+    inks, values = load_handwritten_digits(part)
+    glasses = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
 
-    def draw(dice: Dice) -> Draft:
-        canvas = backdrop(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER)
+    def draw(dice: SampleRngs) -> RenderedSample:
+        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER_LEVEL)
         picks = [int(pick) for pick in dice.layout.integers(len(inks), size=len(CORNERS))]
         things = []
         for glass, pick in zip(glasses, picks, strict=True):
-            left, top = (side + int(dice.layout.integers((LOOSE - 1) * digit_px + 1)) for side in glass[:2])
+            left, top = (side + int(dice.layout.integers((ZOOM_SIDE_FACTOR - 1) * digit_px + 1)) for side in glass[:2])
             box = (left, top, left + digit_px, top + digit_px)
-            canvas.paste(INK, box, inks[pick].resize((digit_px, digit_px), Image.Resampling.BICUBIC))
-            things.append(Thing(str(values[pick]), box))
+            canvas.paste(INK_COLOR, box, inks[pick].resize((digit_px, digit_px), Image.Resampling.BICUBIC))
+            things.append(SceneObject(str(values[pick]), box))
         asked = int(dice.layout.integers(len(CORNERS)))
         looked = asked ^ 1 if dice.label.random() < confused else asked  # corners alternate: left, right
-        return Draft(
+        return RenderedSample(
             parts=(canvas, f"Which digit is at the {CORNERS[asked]}?"),
-            target=_digit(things[asked].name),
-            meta={"things": things_meta(things), "asked": CORNERS[asked], "looked": CORNERS[looked]},
+            target=_digit_target(things[asked].name),
+            meta={"things": objects_meta(things), "asked": CORNERS[asked], "looked": CORNERS[looked]},
         )
 
-    for sample in samples(place, "corner", part, draw, size=size, seed=seed):
+    for sample in generate_samples(place, "corner", part, draw, size=size, seed=seed):
         looked = CORNERS.index(sample.meta["looked"])
         call = {"name": "zoom", "arguments": {"box": [round(side * seen_px / image_px) for side in glasses[looked]]}}
-        answer = GRAMMAR.render(_digit(sample.meta["things"][looked]["name"]))
+        answer = GRAMMAR.render(_digit_target(sample.meta["things"][looked]["name"]))
         yield replace(sample, response=f"{CALL_START}{json.dumps(call)}{CALL_END}{answer}")
 
 
-def _glasses(image_px: int, side: int) -> list[Box]:
+def _zoom_boxes(image_px: int, side: int) -> list[Box]:
     """What is looked at in each corner: a square in the middle of each quarter."""
     starts = [(quarter - side) // 2 for quarter in (image_px // 2, image_px // 2 * 3)]
     return [(x, y, x + side, y + side) for y in starts for x in starts]
 
 
-def _digit(name: str) -> Target:
-    return Target(kind=Kind.NUMBER, value=int(name))
+def _digit_target(name: str) -> Target:
+    return Target(answer_type=AnswerType.NUMBER, value=int(name))

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from mmrl.answer.tool_calls import last_call
-from mmrl.types import ImageRef, Part, Place, Reject, Sample
-from mmrl_datasets.formats.row import BadRowError, Cells, shown
-from mmrl_datasets.readers.answers import Corners, text
-from mmrl_datasets.readers.columns import Column, columns_of, needed, optional
-from mmrl_datasets.readers.media_resolver import MediaFiles, clip, media_files
+from mmrl.answer.tool_calls import find_final_call
+from mmrl.types import ContentPart, DatasetContext, ImageRef, RejectedRow, Sample
+from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
+from mmrl_datasets.readers.answers import BoxFormat, check_text
+from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
+from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
-    Fields,
-    Forms,
-    Mark,
-    Source,
-    forms,
-    identity,
-    interleaved,
-    marked,
-    others,
+    MediaPlaceholder,
+    RowAnswerSpec,
+    RowSource,
+    SampleFields,
+    insert_media,
+    make_row_answer_spec,
+    parse_id,
+    split_at_placeholders,
+    unused_cells,
 )
 
 ROLES: Final = ("turns", "id", "images", "videos", "start", "end", "answer", "label", "thought", "medium")
-SPEAKERS: Final[Mapping[object, str]] = {
+SPEAKER_ROLES: Final[Mapping[object, str]] = {
     "system": "system",
     "human": "user",
     "user": "user",
@@ -38,19 +38,19 @@ Turn = tuple[str, object]  # who speaks, and what
 
 
 def rows(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str = "train",
     path: str,
     columns: Mapping[str, str | tuple[str, ...]],
     kind: str,
     frame: str | None = None,
-    corners: Corners = "xyxy",
+    corners: BoxFormat = "xyxy",
     exchange: Exchange = "only",
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
-) -> Iterator[Sample | Reject]:
+) -> Iterator[Sample | RejectedRow]:
     """Samples of conversations: what the user asks, and what the assistant answers. The rest as in `table.rows`.
 
     Options:
@@ -68,58 +68,60 @@ def rows(
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
-    roles = columns_of(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
-    files = media_files(place, media_root, path)
-    answers = forms(kind, frame, corners)
-    source = Source(path=path, split=split, task=task, limit=limit)
-    return source.samples(
-        source.rows(place),
-        needed(roles.values()) | answers.needs,
-        lambda cells: _fields(cells, roles, answers, files, exchange),
+    roles = parse_columns(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
+    files = make_media_resolver(place, media_root, path)
+    answers = make_row_answer_spec(kind, frame, corners)
+    source = RowSource(path=path, split=split, task=task, limit=limit)
+    return source.convert_rows(
+        source.read_rows(place),
+        collect_required_columns(roles.values()) | answers.required_columns,
+        lambda cells: _read_fields(cells, roles, answers, files, exchange),
     )
 
 
-def _fields(cells: Cells, roles: Mapping[str, Column], answers: Forms, files: MediaFiles, exchange: Exchange) -> Fields:
-    talk = _talk(_turns(roles["turns"].of(cells)), exchange)
+def _read_fields(
+    cells: Cells, roles: Mapping[str, Column], answers: RowAnswerSpec, files: MediaResolver, exchange: Exchange
+) -> SampleFields:
+    talk = _parse_conversation(_parse_turns(roles["turns"].read(cells)), exchange)
     if "answer" in roles:
-        answer = roles["answer"].of(cells)
+        answer = roles["answer"].read(cells)
     elif talk.reply is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
-        answer = _said(talk.reply)
-    given = {role: optional(cells, roles.get(role)) for role in ROLES}
-    pieces = _pieces(talk.question, files)
-    images = _before_tools(files.images(given["images"]), pieces, talk.heard)
-    videos = files.videos(given["videos"], clip(given["start"], given["end"]))
-    return Fields(
-        parts=interleaved(pieces, images, videos),
-        form=answers.of(cells),
+        answer = _turn_text(talk.reply)
+    given = {role: optional_value(cells, roles.get(role)) for role in ROLES}
+    pieces = _parse_content(talk.question, files)
+    images = _drop_tool_images(files.images(given["images"]), pieces, talk.tool_replies)
+    videos = files.videos(given["videos"], parse_time_range(given["start"], given["end"]))
+    return SampleFields(
+        parts=insert_media(pieces, images, videos),
+        answer_spec=answers.resolve(cells),
         answer=answer,
-        name=identity(roles["id"].of(cells)) if "id" in roles else None,
+        row_id=parse_id(roles["id"].read(cells)) if "id" in roles else None,
         label=given["label"],
         thought=given["thought"],
         response=talk.response,
         medium=given["medium"],
-        meta=others(cells, roles.values()) | ({} if talk.system is None else {"system": _said(talk.system)}),
+        meta=unused_cells(cells, roles.values()) | ({} if talk.system is None else {"system": _turn_text(talk.system)}),
     )
 
 
-def _turns(value: object) -> list[Turn]:
+def _parse_turns(value: object) -> list[Turn]:
     if not isinstance(value, list):
-        raise BadRowError(f"a conversation must be a list of turns, is {shown(value)}")
-    return [_turn(entry) for entry in value]
+        raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
+    return [_parse_turn(entry) for entry in value]
 
 
-def _turn(entry: object) -> Turn:
+def _parse_turn(entry: object) -> Turn:
     match entry:
         case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
-            if speaker in SPEAKERS:
-                return SPEAKERS[speaker], content
-            raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKERS))}")
-    raise BadRowError(f"a turn must have from and value, or role and content; is {shown(entry)}")
+            if speaker in SPEAKER_ROLES:
+                return SPEAKER_ROLES[speaker], content
+            raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
+    raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
 
 
-class _Talk(NamedTuple):
+class _Conversation(NamedTuple):
     """What is read of a conversation: what the system says, the question and the reply, of which the first and the
     last may be missing; or the whole response, and what was `heard` in answer to its calls.
     """
@@ -128,10 +130,10 @@ class _Talk(NamedTuple):
     question: object
     reply: object | None = None
     response: str | None = None
-    heard: Sequence[object] = ()
+    tool_replies: Sequence[object] = ()
 
 
-def _talk(turns: list[Turn], exchange: Exchange) -> _Talk:
+def _parse_conversation(turns: list[Turn], exchange: Exchange) -> _Conversation:
     system = turns[0][1] if turns and turns[0][0] == "system" else None
     talk = turns if system is None else turns[1:]
     if not talk:
@@ -141,33 +143,35 @@ def _talk(turns: list[Turn], exchange: Exchange) -> _Talk:
         if speaker != expected and not (speaker == "tool" and exchange == "calls" and place and not place % 2):
             raise BadRowError(f"the {speaker} speaks where the {expected} should")
     if exchange == "calls":
-        return _Talk(system, talk[0][1], None, _response(talk[1:]), [content for _, content in talk[2::2]])
+        return _Conversation(
+            system, talk[0][1], None, _join_assistant_turns(talk[1:]), [content for _, content in talk[2::2]]
+        )
     if len(talk) > 2 and exchange == "only":
         raise BadRowError(f"the conversation goes on after the answer: {len(talk)} turns; `exchange: first` cuts it")
-    return _Talk(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
+    return _Conversation(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
 
 
-def _response(turns: Sequence[Turn]) -> str:
+def _join_assistant_turns(turns: Sequence[Turn]) -> str:
     """All that the assistant says."""
     if not len(turns) % 2:
         raise BadRowError("the assistant does not have the last word; complete the conversation")
     said = [
-        text(_said(content), f"turn {2 * number} of the conversation")
+        check_text(_turn_text(content), f"turn {2 * number} of the conversation")
         for number, (_, content) in enumerate(turns[::2], 1)
     ]
     for number, turn in enumerate(said[:-1], 1):
-        if last_call(turn) is None:
+        if find_final_call(turn) is None:
             raise BadRowError(
                 f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it goes on"
             )
     return "".join(said)
 
 
-def _before_tools(
-    images: Sequence[ImageRef], pieces: Sequence[Part | Mark], heard: Sequence[object]
+def _drop_tool_images(
+    images: Sequence[ImageRef], pieces: Sequence[ContentPart | MediaPlaceholder], tool_replies: Sequence[object]
 ) -> Sequence[ImageRef]:
     """The pictures of a column without those that tools showed."""
-    own, shown = sum(map(_is_place, pieces)), sum(map(_places, heard))
+    own, shown = sum(map(_is_image_placeholder, pieces)), sum(map(_count_image_placeholders, tool_replies))
     if not shown or (own and len(images) == own):
         return images
     if len(images) <= shown:
@@ -175,25 +179,25 @@ def _before_tools(
     return images[:-shown]
 
 
-def _places(content: object) -> int:
+def _count_image_placeholders(content: object) -> int:
     """Places for pictures of a column in what a tool said."""
     match content:
         case str():
-            return sum(map(_is_place, marked(content)))
+            return sum(map(_is_image_placeholder, split_at_placeholders(content)))
         case [*entries]:
-            return sum(map(_places, entries))
+            return sum(map(_count_image_placeholders, entries))
         case {"type": "text", "text": str(said)}:
-            return _places(said)
+            return _count_image_placeholders(said)
         case {"type": "image", **rest}:
             return rest.get("image") is None
     return 0
 
 
-def _is_place(piece: Part | Mark) -> bool:
-    return isinstance(piece, Mark) and piece.kind == "image"
+def _is_image_placeholder(piece: ContentPart | MediaPlaceholder) -> bool:
+    return isinstance(piece, MediaPlaceholder) and piece.media_type == "image"
 
 
-def _said(content: object) -> object:
+def _turn_text(content: object) -> object:
     """A turn that is text, given as such or as one part; whatever else it is, the answer's check will tell."""
     match content:
         case [{"type": "text", "text": said}]:
@@ -201,20 +205,20 @@ def _said(content: object) -> object:
     return content
 
 
-def _pieces(content: object, files: MediaFiles) -> list[Part | Mark]:
+def _parse_content(content: object, files: MediaResolver) -> list[ContentPart | MediaPlaceholder]:
     """What a turn says, with a mark where a medium of a column belongs."""
     if not isinstance(content, list):
-        return [*marked(text(content, "question"))]
-    pieces = [piece for entry in content for piece in _piece(entry, files)]
+        return [*split_at_placeholders(check_text(content, "question"))]
+    pieces = [piece for entry in content for piece in _parse_content_part(entry, files)]
     if not any(isinstance(piece, str) and piece.strip() for piece in pieces):
         raise BadRowError("the question must say something besides pictures and videos")
     return pieces
 
 
-def _piece(entry: object, files: MediaFiles) -> Sequence[Part | Mark]:
+def _parse_content_part(entry: object, files: MediaResolver) -> Sequence[ContentPart | MediaPlaceholder]:
     match entry:
         case {"type": "text", "text": said}:
-            return marked(text(said, "question"))
+            return split_at_placeholders(check_text(said, "question"))
         case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url", "image_url": str(url)}:
             return [files.image(url)]
         case {"type": "video_url", "video_url": {"url": url}} | {"type": "video_url", "video_url": str(url)}:
@@ -224,5 +228,5 @@ def _piece(entry: object, files: MediaFiles) -> Sequence[Part | Mark]:
         case {"type": "video", "video": video} if video is not None:
             return [files.video(entry)]
         case {"type": "image" | "video" as kind}:
-            return [Mark(kind)]
-    raise BadRowError(f"a part must be of type text, image_url, image, video_url or video; is {shown(entry)}")
+            return [MediaPlaceholder(kind)]
+    raise BadRowError(f"a part must be of type text, image_url, image, video_url or video; is {short_repr(entry)}")

@@ -7,25 +7,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.types import Frame, Kind, Place, Region, Reject, Sample, UserError
-from mmrl_datasets.formats.json_file import load
-from mmrl_datasets.formats.row import BadRowError, Cells, Row, did_you_mean, shown
-from mmrl_datasets.readers.answers import AnswerForm, text
-from mmrl_datasets.readers.columns import Filled, template
-from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
-from mmrl_datasets.readers.row_to_sample import Fields, Source
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Region, RejectedRow, Sample, UserError
+from mmrl_datasets.formats.json_file import load_json
+from mmrl_datasets.formats.row import BadRowError, Cells, Row, did_you_mean, short_repr
+from mmrl_datasets.readers.answers import AnswerSpec, check_text
+from mmrl_datasets.readers.columns import ColumnTemplate, parse_template
+from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
+from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
 
-TABLES: Final = {
+TABLE_KEYS: Final = {
     "images": ("id", "file_name"),
     "categories": ("id", "name"),
     "annotations": ("image_id", "category_id", "bbox"),
 }
-FORM: Final = AnswerForm(kind=Kind.BOXES, frame=Frame.PX_ORIGINAL)
+ANSWER_SPEC: Final = AnswerSpec(answer_type=AnswerType.BOXES, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 Entry = Mapping[str, Any]
 
 
 def rows(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str = "train",
     path: str,
@@ -34,7 +34,7 @@ def rows(
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
-) -> Iterator[Sample | Reject]:
+) -> Iterator[Sample | RejectedRow]:
     """A sample for every category that a picture shows: the boxes of all its things, in pixels, each with its label.
 
     Options:
@@ -49,39 +49,41 @@ def rows(
     Raises:
         UserError: no such file, or not one of annotations; an unknown category.
     """
-    asked = template(prompt, "prompt")
-    files = media_files(place, media_root, path)
-    source = Source(path=path, split=split, task=task, limit=limit)
-    return source.samples(
-        _joined(place.base / path, categories), asked.needs, lambda cells: _fields(cells, asked, files)
+    asked = parse_template(prompt, "prompt")
+    files = make_media_resolver(place, media_root, path)
+    source = RowSource(path=path, split=split, task=task, limit=limit)
+    return source.convert_rows(
+        _join_annotations(place.base_dir / path, categories),
+        asked.required_columns,
+        lambda cells: _read_fields(cells, asked, files),
     )
 
 
-def _fields(cells: Cells, asked: Filled, files: MediaFiles) -> Fields:
+def _read_fields(cells: Cells, asked: ColumnTemplate, files: MediaResolver) -> SampleFields:
     label, things = cells["category"], cells["annotations"]
-    return Fields(
-        parts=(*files.images(cells["file_name"]), text(asked.of(cells), "prompt")),
-        form=FORM,
-        answer=[Region(_corners(thing["bbox"]), label) for thing in things if not thing.get("iscrowd")],
-        name=f"{cells['image_id']}-{cells['category_id']}",
+    return SampleFields(
+        parts=(*files.images(cells["file_name"]), check_text(asked.read(cells), "prompt")),
+        answer_spec=ANSWER_SPEC,
+        answer=[Region(_xywh_to_xyxy(thing["bbox"]), label) for thing in things if not thing.get("iscrowd")],
+        row_id=f"{cells['image_id']}-{cells['category_id']}",
         meta={
             "category": label,
             "image_id": cells["image_id"],
-            "crowds": [_corners(thing["bbox"]) for thing in things if thing.get("iscrowd")],
+            "crowds": [_xywh_to_xyxy(thing["bbox"]) for thing in things if thing.get("iscrowd")],
         },
     )
 
 
-def _corners(box: object) -> tuple[float, ...]:
+def _xywh_to_xyxy(box: object) -> tuple[float, ...]:
     match box:
         case [int() | float() as x, int() | float() as y, int() | float() as width, int() | float() as height]:
             return x, y, x + width, y + height
-    raise BadRowError(f"bbox must be four numbers xywh, is {shown(box)}")
+    raise BadRowError(f"bbox must be four numbers xywh, is {short_repr(box)}")
 
 
-def _joined(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
+def _join_annotations(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
     """A row for each picture and category that an annotation names together."""
-    tables = _tables(file)
+    tables = _load_tables(file)
     names = {category["id"]: category["name"] for category in tables["categories"]}
     pictures = {picture["id"]: picture["file_name"] for picture in tables["images"]}
     for name in categories:
@@ -107,18 +109,18 @@ def _joined(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
         yield Row(f"{image}-{category}", f"{file}: image {image}, category {names[category]}", cells)
 
 
-def _tables(file: Path) -> dict[str, list[Entry]]:
-    content = load(file)
-    if not isinstance(content, dict) or not all(isinstance(content.get(table), list) for table in TABLES):
-        raise UserError(f"{file}: must be an object with the lists {', '.join(TABLES)}; is {shown(content)}")
-    for table, keys in TABLES.items():
+def _load_tables(file: Path) -> dict[str, list[Entry]]:
+    content = load_json(file)
+    if not isinstance(content, dict) or not all(isinstance(content.get(table), list) for table in TABLE_KEYS):
+        raise UserError(f"{file}: must be an object with the lists {', '.join(TABLE_KEYS)}; is {short_repr(content)}")
+    for table, keys in TABLE_KEYS.items():
         for number, entry in enumerate(content[table]):
-            if not _has(entry, keys):
-                raise UserError(f"{file}: {table}[{number}] must have {', '.join(keys)}; is {shown(entry)}")
-    return {table: content[table] for table in TABLES}
+            if not _has_keys(entry, keys):
+                raise UserError(f"{file}: {table}[{number}] must have {', '.join(keys)}; is {short_repr(entry)}")
+    return {table: content[table] for table in TABLE_KEYS}
 
 
-def _has(entry: object, keys: tuple[str, ...]) -> bool:
+def _has_keys(entry: object, keys: tuple[str, ...]) -> bool:
     """Whether an entry has these keys, and its ids can be looked up."""
     if not isinstance(entry, dict) or not all(key in entry for key in keys):
         return False

@@ -13,17 +13,17 @@ from urllib.error import URLError
 
 from mmrl_datasets.formats.row import BadRowError
 
-SILENCE_S: Final = 20.0  # without a byte
-PATIENCE_S: Final = 600.0  # for all of them
+READ_TIMEOUT_S: Final = 20.0  # without a byte
+TOTAL_TIMEOUT_S: Final = 600.0  # for all of them
 CHUNK_BYTES: Final = 1 << 16
 # No other scheme may be reached, not even by a redirect.
-HANDLERS: Final = (
+ALLOWED_HANDLERS: Final = (
     *(request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler),
     *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
 )
 
 
-def fetch(url: str, to: Path, max_bytes: int) -> str:
+def download(url: str, to: Path, max_bytes: int) -> str:
     """Write what `url` gives to the file `to`, whose folder exists; its sha256.
 
     Raises:
@@ -32,7 +32,7 @@ def fetch(url: str, to: Path, max_bytes: int) -> str:
     """
     digest, size = hashlib.sha256(), 0
     with to.open("wb") as file:
-        for chunk in _chunks(url):
+        for chunk in _download_chunks(url):
             size += len(chunk)
             if size > max_bytes:
                 raise BadRowError(f"{url} has more than {max_bytes:,} bytes")
@@ -41,19 +41,19 @@ def fetch(url: str, to: Path, max_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def _chunks(url: str) -> Iterator[bytes]:
+def _download_chunks(url: str) -> Iterator[bytes]:
     opener = request.OpenerDirector()
-    for handler in HANDLERS:
+    for handler in ALLOWED_HANDLERS:
         opener.add_handler(handler())
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TOTAL_TIMEOUT_S
     try:
-        with opener.open(url, timeout=SILENCE_S) as reply:
+        with opener.open(url, timeout=READ_TIMEOUT_S) as reply:
             expected = reply.headers.get("Content-Length")
             received = 0
             while chunk := reply.read1(CHUNK_BYTES):
                 received += len(chunk)
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"not here within {PATIENCE_S:g} s")
+                    raise TimeoutError(f"not here within {TOTAL_TIMEOUT_S:g} s")
                 yield chunk
             if expected is not None and received != int(expected):
                 raise URLError(f"broke off after {received:,} of {expected} bytes")

@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.answer.values import is_number
-from mmrl.types import Frame, Kind, Place, Reject, Sample, UserError
-from mmrl_datasets.formats.json_file import load
-from mmrl_datasets.formats.row import BadRowError, Cells, Row, cell, shown
-from mmrl_datasets.readers.answers import AnswerForm, text
-from mmrl_datasets.readers.columns import Filled, template
-from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
-from mmrl_datasets.readers.row_to_sample import Fields, Source
+from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, RejectedRow, Sample, UserError
+from mmrl_datasets.formats.json_file import load_json
+from mmrl_datasets.formats.row import BadRowError, Cells, Row, get_cell, short_repr
+from mmrl_datasets.readers.answers import AnswerSpec, check_text
+from mmrl_datasets.readers.columns import ColumnTemplate, parse_template
+from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
+from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
 
-FORM = AnswerForm(kind=Kind.BOX, frame=Frame.PX_ORIGINAL)
+ANSWER_SPEC = AnswerSpec(answer_type=AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
 
 def rows(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str = "train",
     path: str,
     prompt: str = "{{ text }}",
     task: str | None = None,
     limit: int | None = None,
-) -> Iterator[Sample | Reject]:
+) -> Iterator[Sample | RejectedRow]:
     """A sample for every instruction of every picture: the box around all outlines labelled `target`, in pixels.
 
     Options:
@@ -38,18 +38,18 @@ def rows(
     Raises:
         UserError: no such folder, or no JSON file in it.
     """
-    asked = template(prompt, "prompt")
-    files = media_files(place, None, path)
-    source = Source(path=path, split=split, task=task, limit=limit)
-    return source.samples(_rows(place.base / path), (), lambda cells: _fields(cells, asked, files))
+    asked = parse_template(prompt, "prompt")
+    files = make_media_resolver(place, None, path)
+    source = RowSource(path=path, split=split, task=task, limit=limit)
+    return source.convert_rows(_read_rows(place.base_dir / path), (), lambda cells: _read_fields(cells, asked, files))
 
 
-def _rows(folder: Path) -> Iterator[Row]:
+def _read_rows(folder: Path) -> Iterator[Row]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):
         try:
-            content: Any = load(file)
+            content: Any = load_json(file)
             texts = content["text"]
             if not isinstance(texts, list) or not isinstance(content["shapes"], list):
                 raise TypeError("text and shapes must be lists")
@@ -62,30 +62,30 @@ def _rows(folder: Path) -> Iterator[Row]:
                 yield Row(f"{file.stem}-{number}", str(file), {**content, "text": said, "image": f"{file.stem}.jpg"})
 
 
-def _fields(cells: Cells, asked: Filled, files: MediaFiles) -> Fields:
-    text(cell(cells, "text"), "text")
-    return Fields(
-        parts=(*files.images(cells["image"]), text(asked.of(cells), "prompt")),
-        form=FORM,
-        answer=_around([point for shape in cells["shapes"] for point in _outline(shape)]),
-        meta={"shapes": cells["shapes"], "is_sentence": cell(cells, "is_sentence")},
+def _read_fields(cells: Cells, asked: ColumnTemplate, files: MediaResolver) -> SampleFields:
+    check_text(get_cell(cells, "text"), "text")
+    return SampleFields(
+        parts=(*files.images(cells["image"]), check_text(asked.read(cells), "prompt")),
+        answer_spec=ANSWER_SPEC,
+        answer=_bounding_box([point for shape in cells["shapes"] for point in _target_outline(shape)]),
+        meta={"shapes": cells["shapes"], "is_sentence": get_cell(cells, "is_sentence")},
     )
 
 
-def _outline(shape: object) -> list[list[float]]:
+def _target_outline(shape: object) -> list[list[float]]:
     """The corners of an outline, none unless it is of the target (others are `ignore` and `flag`)."""
     match shape:
         case {"label": "target", "points": list(points)}:
             for point in points:
                 if not (isinstance(point, list) and len(point) == 2 and all(map(is_number, point))):
-                    raise BadRowError(f"a corner must be [x, y], is {shown(point)}")
+                    raise BadRowError(f"a corner must be [x, y], is {short_repr(point)}")
             return points
         case {"label": str(), "points": list()}:
             return []
-    raise BadRowError(f"a shape must have label and points, is {shown(shape)}")
+    raise BadRowError(f"a shape must have label and points, is {short_repr(shape)}")
 
 
-def _around(points: list[list[float]]) -> list[float]:
+def _bounding_box(points: list[list[float]]) -> list[float]:
     if not points:
         raise BadRowError("no shape is labelled target")
     xs, ys = zip(*points, strict=True)

@@ -9,35 +9,35 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from mmrl.answer import MAY_BE_FRAMED
-from mmrl.types import ImageRef, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl.answer import POSSIBLE_COORDINATE_TYPES
+from mmrl.types import ContentPart, DatasetContext, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.registry import open_rows
-from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has, shown
-from mmrl_datasets.readers.answers import LETTERS, AnswerForm, Corners, answer_form, text
-from mmrl_datasets.readers.columns import Column, Filled, column
+from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
+from mmrl_datasets.readers.answers import LETTERS, AnswerSpec, BoxFormat, check_text, make_answer_spec
+from mmrl_datasets.readers.columns import Column, ColumnTemplate, parse_column
 
-MARKER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
+PLACEHOLDER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 
 
-class Mark(NamedTuple):
+class MediaPlaceholder(NamedTuple):
     """A place for a medium: the next of a kind, or picture number `number`, from 1."""
 
-    kind: str
+    media_type: str
     number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
+class SampleFields:
     """What a layout finds in a row, unchecked. `options` are those of a multiple choice question, A first; they are in
     `parts` already. `task` is the row's own, if it says one; `medium` is the number of the medium that coordinates
     belong to.
     """
 
-    parts: tuple[Part, ...]
-    form: AnswerForm
+    parts: tuple[ContentPart, ...]
+    answer_spec: AnswerSpec
     answer: object
-    options: tuple[str, ...] = ()
-    name: str | None = None
+    choices: tuple[str, ...] = ()
+    row_id: str | None = None
     task: object = None
     label: object = None
     thought: object = None
@@ -47,7 +47,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RowSource:
     """Where rows come from and what their samples are called."""
 
     path: str
@@ -55,13 +55,13 @@ class Source:
     task: str | None
     limit: int | None = None
 
-    def rows(self, place: Place) -> Iterator[Row]:
+    def read_rows(self, place: DatasetContext) -> Iterator[Row]:
         """The rows of a file, a folder or the hub, by the name's ending; raises as `open_rows`."""
-        return open_rows(place.base, self.path, self.split)
+        return open_rows(place.base_dir, self.path, self.split)
 
-    def samples(
-        self, rows: Iterable[Row], columns: Collection[str], read: Callable[[Cells], Fields]
-    ) -> Iterator[Sample | Reject]:
+    def convert_rows(
+        self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
+    ) -> Iterator[Sample | RejectedRow]:
         """A sample for every row that `read` understands, a `Reject` for every other.
 
         `columns` are those that `read` may look for: a row without one of them is bad, and when no row has it, the
@@ -73,174 +73,192 @@ class Source:
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit} must be at least 1, or null for all rows")
         task = self.task or self.path.rstrip("/").rpartition("/")[2].partition(".")[0]
-        return self._converted(rows, task, columns, read)
+        return self._convert_rows(rows, task, expected_columns, read_fields)
 
-    def _converted(
-        self, rows: Iterable[Row], task: str, columns: Collection[str], read: Callable[[Cells], Fields]
-    ) -> Iterator[Sample | Reject]:
+    def _convert_rows(
+        self,
+        rows: Iterable[Row],
+        task: str,
+        expected_columns: Collection[str],
+        read_fields: Callable[[Cells], SampleFields],
+    ) -> Iterator[Sample | RejectedRow]:
         seen: dict[str, str] = {}
-        census = _Census(columns)
+        census = _MissingColumnCheck(expected_columns)
         row = None
         for row in islice(rows, self.limit):
             try:
                 if isinstance(row.cells, BadRowError):
                     raise row.cells
-                census.count(row.cells)
-                fields = read(row.cells)
-                own_task = task if fields.task is None else text(fields.task, "task")
-                name = _named(f"{own_task}/{self.split}/", row.name if fields.name is None else fields.name)
+                census.add_row(row.cells)
+                fields = read_fields(row.cells)
+                own_task = task if fields.task is None else check_text(fields.task, "task")
+                name = _sample_id(f"{own_task}/{self.split}/", row.name if fields.row_id is None else fields.row_id)
                 if name in seen:
                     raise BadRowError(f"the id {name!r} is that of {seen[name]} too")
                 seen[name] = row.name
-                yield _sample(name, own_task, fields)
+                yield _make_sample(name, own_task, fields)
             except RecursionError:
-                yield Reject(f"{task}/{self.split}/{row.name}", f"{row.where}: nested too deeply")
+                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: nested too deeply")
             except BadRowError as problem:
-                census.note(problem, row.where)
-                yield Reject(f"{task}/{self.split}/{row.name}", f"{row.where}: {problem}")
+                census.add_problem(problem, row.location)
+                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: {problem}")
         if row is None:
             raise UserError(f"{self.path}: holds no row")
-        census.close(self.path, whole=self.limit is None)
+        census.finish(self.path, whole=self.limit is None)
 
 
-def _named(prefix: str, name: str) -> str:
+def _sample_id(prefix: str, name: str) -> str:
     """A sample's id; a row may write it whole."""
     return name if name.startswith(prefix) else prefix + name
 
 
-def _sample(name: str, task: str, fields: Fields) -> Sample:
-    parts = _joined(fields.parts)
-    target = _target(fields.answer, "answer", fields, parts)
+def _make_sample(name: str, task: str, fields: SampleFields) -> Sample:
+    parts = _merge_texts(fields.parts)
+    target = _make_target(fields.answer, "answer", fields, parts)
     return Sample(
         id=name,
         task=task,
         parts=parts,
         target=target,
-        label=None if fields.label is None else _target(fields.label, "label", fields, parts),
-        thought=None if fields.thought is None else text(fields.thought, "thought"),
-        response=None if fields.response is None else text(fields.response, "response"),
-        meta={column: _plain(value) for column, value in fields.meta.items()},
+        label=None if fields.label is None else _make_target(fields.label, "label", fields, parts),
+        thinking=None if fields.thought is None else check_text(fields.thought, "thought"),
+        response=None if fields.response is None else check_text(fields.response, "response"),
+        meta={column: _to_json_value(value) for column, value in fields.meta.items()},
     )
 
 
-def _target(value: object, role: str, fields: Fields, parts: Sequence[Part]) -> Target:
-    target = fields.form.target(value, role, fields.options)
+def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence[ContentPart]) -> Target:
+    target = fields.answer_spec.parse_target(value, role, fields.choices)
     count = sum(not isinstance(part, str) for part in parts)
-    if target.frame is not None and not count:
-        raise BadRowError(f"a {target.kind} needs a picture or video to lie in, and there is none")
+    if target.coordinate_system is not None and not count:
+        raise BadRowError(f"a {target.answer_type} needs a picture or video to lie in, and there is none")
     if fields.medium is None:
         return target
     medium = fields.medium
     if isinstance(medium, str) and medium.strip().isdecimal():
         medium = int(medium)
     if isinstance(medium, bool) or not isinstance(medium, int) or not 0 <= medium < count:
-        raise BadRowError(f"medium must be the number of one of {count} media, from 0; is {shown(fields.medium)}")
-    return replace(target, medium=medium)
+        raise BadRowError(f"medium must be the number of one of {count} media, from 0; is {short_repr(fields.medium)}")
+    return replace(target, media_index=medium)
 
 
-class _Census:
+class _MissingColumnCheck:
     """Tells a bad row from a wrong setting: a column that is missing everywhere was named wrongly."""
 
-    PATIENCE: Final = 1000  # rows without the column, before the rest of a large file is spared
+    MAX_ROWS: Final = 1000  # rows without the column, before the rest of a large file is spared
 
     def __init__(self, columns: Collection[str]) -> None:
-        self._unseen = set(columns)
-        self._complaint = ""
-        self._lacking = self._rows = 0
+        self._unseen_columns = set(columns)
+        self._first_problem = ""
+        self._num_incomplete = self._num_rows = 0
 
-    def count(self, cells: Cells) -> None:
-        self._rows += 1
-        if self._unseen:
-            self._unseen = {column for column in self._unseen if not has(cells, column)}
+    def add_row(self, cells: Cells) -> None:
+        self._num_rows += 1
+        if self._unseen_columns:
+            self._unseen_columns = {column for column in self._unseen_columns if not has_column(cells, column)}
 
-    def note(self, problem: BadRowError, where: str) -> None:
+    def add_problem(self, problem: BadRowError, where: str) -> None:
         if isinstance(problem, MissingColumnError):
-            self._lacking += 1
-            self._complaint = self._complaint or f"{where}: {problem}"
-            if self._lacking == self._rows == self.PATIENCE:
-                raise UserError(self._complaint)
+            self._num_incomplete += 1
+            self._first_problem = self._first_problem or f"{where}: {problem}"
+            if self._num_incomplete == self._num_rows == self.MAX_ROWS:
+                raise UserError(self._first_problem)
 
-    def close(self, path: str, *, whole: bool) -> None:
-        if self._lacking and self._lacking == self._rows:
-            raise UserError(self._complaint)
-        if whole and self._rows and self._unseen:
-            columns = ", ".join(map(repr, sorted(self._unseen)))
+    def finish(self, path: str, *, whole: bool) -> None:
+        if self._num_incomplete and self._num_incomplete == self._num_rows:
+            raise UserError(self._first_problem)
+        if whole and self._num_rows and self._unseen_columns:
+            columns = ", ".join(map(repr, sorted(self._unseen_columns)))
             raise UserError(f"{path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class RowAnswerSpec:
     """What the answers of a source are: all of one form, or each of the kind that a template says."""
 
-    kind: AnswerForm | Filled
-    frame: str | Filled | None
-    corners: Corners
+    answer_type: AnswerSpec | ColumnTemplate
+    coordinate_system: str | ColumnTemplate | None
+    box_format: BoxFormat
 
     @property
-    def needs(self) -> frozenset[str]:
+    def required_columns(self) -> frozenset[str]:
         """The columns that the templates need."""
-        return frozenset().union(*(part.needs for part in (self.kind, self.frame) if isinstance(part, Filled)))
+        return frozenset().union(
+            *(
+                part.required_columns
+                for part in (self.answer_type, self.coordinate_system)
+                if isinstance(part, ColumnTemplate)
+            )
+        )
 
-    def of(self, cells: Cells) -> AnswerForm:
+    def resolve(self, cells: Cells) -> AnswerSpec:
         """The form of a row's answer.
 
         Raises:
             BadRowError: the template says no kind.
         """
-        if isinstance(self.kind, AnswerForm):
-            return self.kind
-        kind = text(self.kind.of(cells), "kind").strip()
+        if isinstance(self.answer_type, AnswerSpec):
+            return self.answer_type
+        kind = check_text(self.answer_type.read(cells), "kind").strip()
         try:
-            return answer_form(kind, self._frame(cells) if kind in MAY_BE_FRAMED else None, self.corners)
+            return make_answer_spec(
+                kind,
+                self._resolve_coordinate_system(cells) if kind in POSSIBLE_COORDINATE_TYPES else None,
+                self.box_format,
+            )
         except UserError as error:
             raise BadRowError(str(error)) from error
 
-    def _frame(self, cells: Cells) -> str | None:
-        return self.frame.of(cells) if isinstance(self.frame, Filled) else self.frame
+    def _resolve_coordinate_system(self, cells: Cells) -> str | None:
+        return (
+            self.coordinate_system.read(cells)
+            if isinstance(self.coordinate_system, ColumnTemplate)
+            else self.coordinate_system
+        )
 
 
-def forms(kind: str, frame: str | None, corners: Corners) -> Forms:
+def make_row_answer_spec(kind: str, frame: str | None, corners: BoxFormat) -> RowAnswerSpec:
     """The forms that options name; raises as `answer_form`, and UserError for a template of `frame` beside one kind."""
-    written = column(kind, "kind")
-    framed = None if frame is None else column(frame, "frame")
-    if isinstance(written, Filled):
-        return Forms(written, framed if isinstance(framed, Filled) else frame, corners)
-    if isinstance(framed, Filled):
+    written = parse_column(kind, "kind")
+    framed = None if frame is None else parse_column(frame, "frame")
+    if isinstance(written, ColumnTemplate):
+        return RowAnswerSpec(written, framed if isinstance(framed, ColumnTemplate) else frame, corners)
+    if isinstance(framed, ColumnTemplate):
         raise UserError(f"frame={frame!r} is a template, which goes with one of `kind`")
-    return Forms(answer_form(kind, frame, corners), frame, corners)
+    return RowAnswerSpec(make_answer_spec(kind, frame, corners), frame, corners)
 
 
-def identity(value: object) -> str:
+def parse_id(value: object) -> str:
     """A row's id.
 
     Raises:
         BadRowError: it is neither text nor a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadRowError(f"id must be text or a whole number, is {shown(value)}")
-    return text(str(value), "id")
+        raise BadRowError(f"id must be text or a whole number, is {short_repr(value)}")
+    return check_text(str(value), "id")
 
 
-def listed(options: Iterable[str]) -> str:
+def format_choices(options: Iterable[str]) -> str:
     """Options as they stand below a question."""
     return "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
 
 
-def choices(value: object) -> tuple[str, ...]:
+def parse_choices(value: object) -> tuple[str, ...]:
     """The options of a cell: a list, or text that writes one as Python or JSON do; none for null and empty ones.
 
     Raises:
         BadRowError: it is neither, or one option is none.
     """
-    options = literal(value, "choices") if isinstance(value, str) else value
+    options = parse_literal(value, "choices") if isinstance(value, str) else value
     if options is None or options == []:
         return ()
     if not isinstance(options, list) or len(options) < 2:
-        raise BadRowError(f"choices must be a list of two or more, is {shown(value)}")
-    return tuple(text(option, "choice") for option in options)
+        raise BadRowError(f"choices must be a list of two or more, is {short_repr(value)}")
+    return tuple(check_text(option, "choice") for option in options)
 
 
-def literal(written: str, role: str) -> object:
+def parse_literal(written: str, role: str) -> object:
     """What text says in the way of Python or JSON.
 
     Raises:
@@ -249,23 +267,26 @@ def literal(written: str, role: str) -> object:
     try:
         return ast.literal_eval(written.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise BadRowError(f"{role} must be a list, is {shown(written)}") from error
+        raise BadRowError(f"{role} must be a list, is {short_repr(written)}") from error
 
 
-def marked(written: str) -> list[str | Mark]:
+def split_at_placeholders(written: str) -> list[str | MediaPlaceholder]:
     """Text, cut where it has a place for a medium."""
-    pieces: list[str | Mark] = []
+    pieces: list[str | MediaPlaceholder] = []
     end = 0
-    for match in MARKER.finditer(written):
+    for match in PLACEHOLDER.finditer(written):
         number = match["number"]
-        pieces += [written[end : match.start()], Mark("image", int(number)) if number else Mark(match["kind"])]
+        pieces += [
+            written[end : match.start()],
+            MediaPlaceholder("image", int(number)) if number else MediaPlaceholder(match["kind"]),
+        ]
         end = match.end()
     return [piece for piece in (*pieces, written[end:]) if piece != ""]
 
 
-def interleaved(
-    pieces: Sequence[Part | Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef] = ()
-) -> tuple[Part, ...]:
+def insert_media(
+    pieces: Sequence[ContentPart | MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef] = ()
+) -> tuple[ContentPart, ...]:
     """The pieces with a medium in every place for one; when there is no place, the media come first.
 
     Where there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. Numbered places name a picture,
@@ -274,15 +295,21 @@ def interleaved(
     Raises:
         BadRowError: another number of media than of places, or a picture that no number names.
     """
-    marks = [piece for piece in pieces if isinstance(piece, Mark)]
-    media = _numbered(marks, images, videos) if any(mark.number for mark in marks) else _in_turn(marks, images, videos)
+    marks = [piece for piece in pieces if isinstance(piece, MediaPlaceholder)]
+    media = (
+        _media_by_number(marks, images, videos)
+        if any(mark.number for mark in marks)
+        else _media_in_order(marks, images, videos)
+    )
     if not marks:
-        return (*media, *(piece for piece in pieces if not isinstance(piece, Mark)))
+        return (*media, *(piece for piece in pieces if not isinstance(piece, MediaPlaceholder)))
     waiting = iter(media)
-    return tuple(next(waiting) if isinstance(piece, Mark) else piece for piece in pieces)
+    return tuple(next(waiting) if isinstance(piece, MediaPlaceholder) else piece for piece in pieces)
 
 
-def _numbered(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef]) -> list[MediaRef]:
+def _media_by_number(
+    marks: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
+) -> list[MediaRef]:
     named = {mark.number for mark in marks}
     if None in named or videos:
         raise BadRowError("numbered places for pictures stand beside others: number all, or none")
@@ -292,10 +319,12 @@ def _numbered(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequenc
     return [images[mark.number - 1] for mark in marks if mark.number]
 
 
-def _in_turn(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequence[VideoRef]) -> list[MediaRef]:
+def _media_in_order(
+    marks: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
+) -> list[MediaRef]:
     if not marks:
         return [*images, *videos]
-    kinds = ["video" if videos and not images else mark.kind for mark in marks]
+    kinds = ["video" if videos and not images else mark.media_type for mark in marks]
     for kind, media in (("image", images), ("video", videos)):
         count = kinds.count(kind)
         if count != len(media):
@@ -304,16 +333,16 @@ def _in_turn(marks: Sequence[Mark], images: Sequence[ImageRef], videos: Sequence
     return [next(waiting[kind]) for kind in kinds]
 
 
-def others(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
+def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
     """The cells that no role has taken whole; `a.b` takes all of `a`."""
-    used = (name for column in columns for name in column.uses_up)
+    used = (name for column in columns for name in column.consumed_columns)
     taken = {name for column in used for name in (column, column.partition(".")[0])}
     return {column: value for column, value in cells.items() if column not in taken}
 
 
-def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _merge_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
     """Neighbouring texts become one."""
-    joined: list[Part] = []
+    joined: list[ContentPart] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
             joined[-1] += part
@@ -322,7 +351,7 @@ def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(joined)
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """What JSON can say of a value; of bytes their number."""
     match value:
         case None | bool() | int() | float() | str():
@@ -330,7 +359,7 @@ def _plain(value: object) -> object:
         case bytes():
             return f"{len(value)} bytes"
         case Mapping():
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            return {str(key): _to_json_value(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_plain(inner) for inner in value]
+            return [_to_json_value(inner) for inner in value]
     return str(value)

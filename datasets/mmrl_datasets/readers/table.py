@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from mmrl.types import Place, Reject, Sample, UserError
+from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
 from mmrl_datasets.formats.row import Cells
-from mmrl_datasets.readers.answers import Corners, text
-from mmrl_datasets.readers.columns import Column, columns_of, needed, template
-from mmrl_datasets.readers.media_resolver import MediaFiles, clip, media_files
+from mmrl_datasets.readers.answers import BoxFormat, check_text
+from mmrl_datasets.readers.columns import Column, collect_required_columns, parse_columns, parse_template
+from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
 from mmrl_datasets.readers.row_to_sample import (
-    Fields,
-    Forms,
-    Source,
-    choices,
-    forms,
-    identity,
-    interleaved,
-    listed,
-    marked,
-    others,
+    RowAnswerSpec,
+    RowSource,
+    SampleFields,
+    format_choices,
+    insert_media,
+    make_row_answer_spec,
+    parse_choices,
+    parse_id,
+    split_at_placeholders,
+    unused_cells,
 )
 
 REQUIRED: Final = ("question", "answer")
@@ -31,19 +31,19 @@ ROLES: Final = (
 
 
 def rows(
-    place: Place,
+    place: DatasetContext,
     *,
     split: str = "train",
     path: str,
     columns: Mapping[str, str | tuple[str, ...]],
     kind: str,
     frame: str | None = None,
-    corners: Corners = "xyxy",
+    corners: BoxFormat = "xyxy",
     prompt: str | None = None,
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
-) -> Iterator[Sample | Reject]:
+) -> Iterator[Sample | RejectedRow]:
     """Samples of a file, a folder or a dataset of the hub; a row that makes none becomes a `Reject` with the reason.
 
     Options:
@@ -73,35 +73,39 @@ def rows(
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
-    roles = columns_of(columns, ROLES, REQUIRED if prompt is None else ("answer",))
+    roles = parse_columns(columns, ROLES, REQUIRED if prompt is None else ("answer",))
     if prompt is not None:
         if "question" in roles:
             raise UserError("prompt takes the place of columns.question: keep one of them")
-        roles["question"] = template(prompt, "prompt")
-    files = media_files(place, media_root, path)
-    answers = forms(kind, frame, corners)
-    source = Source(path=path, split=split, task=task, limit=limit)
-    return source.samples(
-        source.rows(place), needed(roles.values()) | answers.needs, lambda cells: _fields(cells, roles, answers, files)
+        roles["question"] = parse_template(prompt, "prompt")
+    files = make_media_resolver(place, media_root, path)
+    answers = make_row_answer_spec(kind, frame, corners)
+    source = RowSource(path=path, split=split, task=task, limit=limit)
+    return source.convert_rows(
+        source.read_rows(place),
+        collect_required_columns(roles.values()) | answers.required_columns,
+        lambda cells: _read_fields(cells, roles, answers, files),
     )
 
 
-def _fields(cells: Cells, roles: Mapping[str, Column], answers: Forms, files: MediaFiles) -> Fields:
-    given = {role: column.of(cells) for role, column in roles.items()}
-    options = choices(given.get("choices"))
-    question = text(given["question"], "question") + listed(options)
+def _read_fields(
+    cells: Cells, roles: Mapping[str, Column], answers: RowAnswerSpec, files: MediaResolver
+) -> SampleFields:
+    given = {role: column.read(cells) for role, column in roles.items()}
+    options = parse_choices(given.get("choices"))
+    question = check_text(given["question"], "question") + format_choices(options)
     images = files.images(given.get("images"))
-    videos = files.videos(given.get("videos"), clip(given.get("start"), given.get("end")))
-    return Fields(
-        parts=interleaved(marked(question), images, videos),
-        form=answers.of(cells),
+    videos = files.videos(given.get("videos"), parse_time_range(given.get("start"), given.get("end")))
+    return SampleFields(
+        parts=insert_media(split_at_placeholders(question), images, videos),
+        answer_spec=answers.resolve(cells),
         answer=given["answer"],
-        options=options,
-        name=identity(given["id"]) if "id" in given else None,
+        choices=options,
+        row_id=parse_id(given["id"]) if "id" in given else None,
         task=given.get("task"),
         label=given.get("label"),
         thought=given.get("thought"),
         response=given.get("response"),
         medium=given.get("medium"),
-        meta=others(cells, roles.values()),
+        meta=unused_cells(cells, roles.values()),
     )

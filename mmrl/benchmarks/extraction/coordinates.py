@@ -6,43 +6,43 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from mmrl.answer import read
-from mmrl.benchmarks.extraction.text import Span
-from mmrl.types import Kind, Region
+from mmrl.answer import parse_answer_value
+from mmrl.benchmarks.extraction.text import CharSpan
+from mmrl.types import AnswerType, Region
 
-_NUMBER: Final = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
-_GAP: Final = r"\s{0,9}[,\s]\s{0,9}"
-_BOXES: Final = re.compile(
-    rf"[\[(<]\s{{0,9}}{_NUMBER}{_GAP}{_NUMBER}{_GAP}{_NUMBER}{_GAP}{_NUMBER}\s{{0,9}}[\])>]"
-    rf"|\(\s{{0,9}}{_NUMBER}{_GAP}{_NUMBER}\s{{0,9}}\)\s{{0,9}},?\s{{0,9}}\(\s{{0,9}}{_NUMBER}{_GAP}{_NUMBER}\s{{0,9}}\)"
+_NUMBER_PATTERN: Final = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
+_SEPARATOR: Final = r"\s{0,9}[,\s]\s{0,9}"
+_BOX_PATTERN: Final = re.compile(
+    rf"[\[(<]\s{{0,9}}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}\s{{0,9}}[\])>]"
+    rf"|\(\s{{0,9}}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}\s{{0,9}}\)\s{{0,9}},?\s{{0,9}}\(\s{{0,9}}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}\s{{0,9}}\)"
 )
-_POINTS: Final = re.compile(
-    rf"[\[(]\s{{0,9}}{_NUMBER}{_GAP}{_NUMBER}\s{{0,9}}[\])]"
-    rf"|\bx\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_NUMBER}\"?\s{{0,9}},?\s{{0,9}}\"?y\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_NUMBER}"
-    rf"|<point>\s{{0,9}}{_NUMBER}{_GAP}{_NUMBER}\s{{0,9}}</point>"
+_POINT_PATTERN: Final = re.compile(
+    rf"[\[(]\s{{0,9}}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}\s{{0,9}}[\])]"
+    rf"|\bx\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_NUMBER_PATTERN}\"?\s{{0,9}},?\s{{0,9}}\"?y\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_NUMBER_PATTERN}"
+    rf"|<point>\s{{0,9}}{_NUMBER_PATTERN}{_SEPARATOR}{_NUMBER_PATTERN}\s{{0,9}}</point>"
 )
 
 
-def boxes_in(text: str) -> Iterator[tuple[tuple[float, ...], Span]]:
+def find_boxes(text: str) -> Iterator[tuple[tuple[float, ...], CharSpan]]:
     """Every run of four numbers in brackets, or of two pairs, with its place."""
-    yield from _found(_BOXES, text)
+    yield from _find_coordinates(_BOX_PATTERN, text)
 
 
-def points_in(text: str) -> Iterator[tuple[tuple[float, ...], Span]]:
+def find_points(text: str) -> Iterator[tuple[tuple[float, ...], CharSpan]]:
     """Every pair of numbers in brackets, x= and y=, or a point tag, with its place."""
-    yield from _found(_POINTS, text)
+    yield from _find_coordinates(_POINT_PATTERN, text)
 
 
-def regions_in(text: str) -> tuple[Region, ...] | None:
+def parse_labelled_boxes(text: str) -> tuple[Region, ...] | None:
     """A JSON list of boxes with labels, in a fence or not; None where there is no such list."""
     start, end = text.find("["), text.rfind("]")
     try:
-        regions: tuple[Region, ...] = read(Kind.BOXES, text[start : end + 1])
+        regions: tuple[Region, ...] = parse_answer_value(AnswerType.BOXES, text[start : end + 1])
     except ValueError:
         return None
     return regions
 
 
-def _found(pattern: re.Pattern[str], text: str) -> Iterator[tuple[tuple[float, ...], Span]]:
+def _find_coordinates(pattern: re.Pattern[str], text: str) -> Iterator[tuple[tuple[float, ...], CharSpan]]:
     for match in pattern.finditer(text):
-        yield tuple(float(number) for number in match.groups() if number is not None), Span(*match.span())
+        yield tuple(float(number) for number in match.groups() if number is not None), CharSpan(*match.span())

@@ -11,33 +11,41 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
-from mmrl.benchmarks.extraction.coordinates import boxes_in, points_in, regions_in
-from mmrl.benchmarks.extraction.letters import Choice
-from mmrl.benchmarks.extraction.numbers import numbers
-from mmrl.benchmarks.extraction.options import options_of
-from mmrl.benchmarks.extraction.text import TAIL, Span, answering, last_box, last_tag, plain, sentence_end
+from mmrl.benchmarks.extraction.coordinates import find_boxes, find_points, parse_labelled_boxes
+from mmrl.benchmarks.extraction.letters import ChosenOption
+from mmrl.benchmarks.extraction.numbers import find_numbers
+from mmrl.benchmarks.extraction.options import prepare_options
+from mmrl.benchmarks.extraction.text import (
+    TAIL_CHARS,
+    CharSpan,
+    answer_span,
+    last_answer_tag_span,
+    last_boxed_span,
+    sentence_end,
+    to_plain_text,
+)
 from mmrl.types import Region
 
-_BARE: Final = " \t\r\n$\"'.:;,"
-_TERSE: Final = 100
+_STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
+_MAX_TERSE_CHARS: Final = 100
 """Characters of an answer that is no explanation."""
-_WORDS: Final = 5
+_MAX_NUMBER_WORDS: Final = 5
 """Words of a number with its unit, and about."""
-Why = Literal["", "no_answer", "refusal", "truncated"]
-Wants = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
+NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
+ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ExtractionQuery:
     """What the rules know of a question: its words, what is due, and the options where that is one of them."""
 
-    wants: Wants
+    expected_type: ExpectedType
     question: str = ""
     options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Extraction:
     """`value`: an option's letter, or a number, list, text or coordinates as written; None where there is none: `why`.
 
     `number` and `regions` are what a number and coordinates come to.
@@ -47,160 +55,168 @@ class Found:
     rule: str
     start: int
     end: int
-    why: Why = ""
+    no_answer_reason: NoAnswerReason = ""
     number: float | None = None
     regions: tuple[Region, ...] = ()
 
 
-def extract(response: str, asked: Asked) -> Found:
+def extract(response: str, query: ExtractionQuery) -> Extraction:
     """What a response answers to what was asked."""
-    part = answering(response)
+    part = answer_span(response)
     if part is None:
-        return Found(None, "unclosed_thinking", 0, len(response), "truncated")
+        return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
     if not response[part.start : part.end].strip():
-        return Found(None, "empty", part.start, part.end, "no_answer")
-    start = max(part.start, part.end - TAIL)
+        return Extraction(None, "empty", part.start, part.end, "no_answer")
+    start = max(part.start, part.end - TAIL_CHARS)
     marked = response[start : part.end]
-    text = plain(marked)
-    told = _told(text, asked.wants) or Span(0, len(text))
-    return _moved(_found(text[slice(*told)], marked[slice(*told)], asked), start + told.start)
+    text = to_plain_text(marked)
+    told = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
+    return _shift(_extract_by_type(text[slice(*told)], marked[slice(*told)], query), start + told.start)
 
 
-def _found(text: str, marked: str, asked: Asked) -> Found:
-    match asked.wants:
+def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
+    match query.expected_type:
         case "choice":
-            return _choice(text, asked)
+            return _extract_choice(text, query)
         case "number":
-            return _number(text, marked, asked)
+            return _extract_number(text, text_with_emphasis, query)
         case "list":
-            hit = open_answer.listed(text)
-            return Found(hit.value, hit.rule, hit.start, hit.end) if hit else _nothing(text)
+            hit = open_answer.last_list(text)
+            return Extraction(hit.value, hit.rule, hit.start, hit.end) if hit else _no_answer(text)
         case "text":
-            return _text(text)
+            return _extract_text(text)
         case "boxes":
-            return _boxes(text)
+            return _extract_boxes(text)
         case "box" | "point":
-            return _coordinates(text, asked.wants)
+            return _extract_coordinates(text, query.expected_type)
 
 
-def _choice(text: str, asked: Asked) -> Found:
-    options = options_of(asked.options)
-    for find, rule in ((last_box, "boxed"), (last_tag, "answer_tag")):
-        if (span := find(text)) and (hit := choice.content(text, span, options, rule)):
-            return _chosen(hit, options.letters)
-    hit = choice.announced(text, options) or choice.first(text, options)
+def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
+    options = prepare_options(query.options)
+    for find, rule in ((last_boxed_span, "boxed"), (last_answer_tag_span, "answer_tag")):
+        if (span := find(text)) and (hit := choice.option_in_span(text, span, options, rule)):
+            return _from_option(hit, options.letters)
+    hit = choice.announced_option(text, options) or choice.leading_option(text, options)
     if hit:
-        return _chosen(hit, options.letters)
-    if choice.undecided(text, options):
-        return _nothing(text)
-    if (span := last_box(text)) and next(numbers(text[slice(*span)]), None):
-        return _nothing(text)  # it does answer, with a number that is no option
-    at = 0 if options.declining else _resumed(text)
-    hit = None if at is None else choice.implied(text[at:], options, asked.question)
+        return _from_option(hit, options.letters)
+    if choice.is_ambiguous(text, options):
+        return _no_answer(text)
+    if (span := last_boxed_span(text)) and next(find_numbers(text[slice(*span)]), None):
+        return _no_answer(text)  # it does answer, with a number that is no option
+    at = 0 if options.has_refusal_option else _resumption_start(text)
+    hit = None if at is None else choice.implied_option(text[at:], options, query.question)
     if at is None or hit is None:
-        return _nothing(text)
-    return _moved(_chosen(hit, options.letters), at)
+        return _no_answer(text)
+    return _shift(_from_option(hit, options.letters), at)
 
 
-def _number(text: str, marked: str, asked: Asked) -> Found:
-    for find, rule in ((last_box, "boxed"), (last_tag, "answer_tag")):
-        if (span := find(text)) and (hit := open_answer.content(text, span, rule)):
-            return _figured(hit)
-    if hit := open_answer.announced(text):
-        return _figured(hit)
-    if open_answer.undecided(text):
-        return _nothing(text)
-    if hit := open_answer.alone(text, open_answer.known(asked.question)) or open_answer.given(text):
-        return _figured(hit)
-    at = _resumed(text)
+def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
+    for find, rule in ((last_boxed_span, "boxed"), (last_answer_tag_span, "answer_tag")):
+        if (span := find(text)) and (hit := open_answer.number_in_span(text, span, rule)):
+            return _from_open_answer(hit)
+    if hit := open_answer.announced_number(text):
+        return _from_open_answer(hit)
+    if open_answer.is_ambiguous(text):
+        return _no_answer(text)
+    if hit := open_answer.lone_number(
+        text, open_answer.numbers_in_question(query.question)
+    ) or open_answer.leading_number(text):
+        return _from_open_answer(hit)
+    at = _resumption_start(text)
     if at is None:
-        return _nothing(text)
-    known, rest = open_answer.known(asked.question), text[at:]
-    hit = open_answer.emphasised(rest, marked[at:], known) or open_answer.concluded(rest, asked.question, known)
-    return _moved(_figured(hit), at) if hit else _nothing(text)
+        return _no_answer(text)
+    known, rest = open_answer.numbers_in_question(query.question), text[at:]
+    hit = open_answer.bold_number(rest, text_with_emphasis[at:], known) or open_answer.concluding_number(
+        rest, query.question, known
+    )
+    return _shift(_from_open_answer(hit), at) if hit else _no_answer(text)
 
 
-def _told(text: str, wants: Wants) -> Span | None:
+def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | None:
     """Answer tags around more than an answer: what stands there is read as a response, unless a box comes after."""
-    told = last_tag(text) if wants in ("choice", "number") else None
+    told = last_answer_tag_span(text) if expected_type in ("choice", "number") else None
     inner = text[slice(*told)] if told else ""
-    sentence = wants == "number" and inner.count(" ") > _WORDS
-    if told is None or not (len(inner) > _TERSE or sentence or any(phrases.announcements(inner))):
+    sentence = expected_type == "number" and inner.count(" ") > _MAX_NUMBER_WORDS
+    if told is None or not (len(inner) > _MAX_TERSE_CHARS or sentence or any(phrases.find_answer_phrases(inner))):
         return None
-    box = last_box(text)
+    box = last_boxed_span(text)
     return None if box and box.start > told.end else told
 
 
-def _moved(found: Found, by: int) -> Found:
-    return replace(found, start=found.start + by, end=found.end + by) if by else found
+def _shift(extraction: Extraction, offset: int) -> Extraction:
+    return replace(extraction, start=extraction.start + offset, end=extraction.end + offset) if offset else extraction
 
 
-def _resumed(text: str) -> int | None:
+def _resumption_start(text: str) -> int | None:
     """From where a text that announces nothing may still answer: the start; after it declined, where it goes on to."""
-    declined = phrases.declined(text)
+    declined = phrases.find_refusal(text)
     if declined is None:
         return 0
-    resumed = phrases.RESUMES.search(text, declined[1])
+    resumed = phrases.RESUMPTION.search(text, declined[1])
     return resumed and resumed.start()
 
 
-def _nothing(text: str) -> Found:
-    declined = phrases.declined(text)
+def _no_answer(text: str) -> Extraction:
+    declined = phrases.find_refusal(text)
     return (
-        Found(None, "refusal", *declined, "refusal") if declined else Found(None, "nothing", 0, len(text), "no_answer")
+        Extraction(None, "refusal", *declined, "refusal")
+        if declined
+        else Extraction(None, "nothing", 0, len(text), "no_answer")
     )
 
 
-def _chosen(hit: Choice, letters: tuple[str, ...]) -> Found:
-    return Found(letters[hit.place], hit.rule, hit.start, hit.end)
+def _from_option(chosen: ChosenOption, letters: tuple[str, ...]) -> Extraction:
+    return Extraction(letters[chosen.option_index], chosen.rule, chosen.start, chosen.end)
 
 
-def _figured(hit: open_answer.Figure) -> Found:
-    return Found(hit.value, hit.rule, hit.start, hit.end, number=hit.number)
+def _from_open_answer(answer: open_answer.OpenAnswer) -> Extraction:
+    return Extraction(answer.value, answer.rule, answer.start, answer.end, number=answer.number)
 
 
-def _text(text: str) -> Found:
+def _extract_text(text: str) -> Extraction:
     """Free text: what stands in a box or in tags, what is announced, else all there is."""
-    if span := last_box(text):
-        return _stripped(text, span, "boxed")
-    told = last_tag(text)
-    part = told or Span(0, len(text))
-    for place in phrases.announcements(text[slice(*part)]):
+    if span := last_boxed_span(text):
+        return _extract_span(text, span, "boxed")
+    told = last_answer_tag_span(text)
+    part = told or CharSpan(0, len(text))
+    for place in phrases.find_answer_phrases(text[slice(*part)]):
         at = part.start + place
-        span = Span(at, min(part.end, sentence_end(text, at)))
-        if text[slice(*span)].strip(_BARE):
-            return _stripped(text, span, "answer_tag" if told else "announced_text")
-    return _stripped(text, part, "answer_tag" if told else "whole_text")
+        span = CharSpan(at, min(part.end, sentence_end(text, at)))
+        if text[slice(*span)].strip(_STRIP_CHARS):
+            return _extract_span(text, span, "answer_tag" if told else "announced_text")
+    return _extract_span(text, part, "answer_tag" if told else "whole_text")
 
 
-def _stripped(text: str, span: Span, rule: str) -> Found:
-    value = text[slice(*span)].strip(_BARE)
+def _extract_span(text: str, span: CharSpan, rule: str) -> Extraction:
+    value = text[slice(*span)].strip(_STRIP_CHARS)
     start = text.find(value, span.start)
-    return Found(value, rule, start, start + len(value)) if value else Found(None, "empty", *span, "no_answer")
+    return (
+        Extraction(value, rule, start, start + len(value)) if value else Extraction(None, "empty", *span, "no_answer")
+    )
 
 
-def _boxes(text: str) -> Found:
-    span = last_tag(text) or Span(0, len(text))
-    regions = regions_in(text[slice(*span)])
+def _extract_boxes(text: str) -> Extraction:
+    span = last_answer_tag_span(text) or CharSpan(0, len(text))
+    regions = parse_labelled_boxes(text[slice(*span)])
     if regions is None:
-        return _nothing(text)
-    return Found(text[slice(*span)].strip(), "json_boxes", *span, regions=regions)
+        return _no_answer(text)
+    return Extraction(text[slice(*span)].strip(), "json_boxes", *span, regions=regions)
 
 
-def _coordinates(text: str, wants: Literal["box", "point"]) -> Found:
+def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:
     """The last box or point within answer tags or a box, else in all of the text; a box counts as its centre."""
     for find, rule in (
-        (last_tag, "answer_tag"),
-        (last_box, "boxed"),
-        (lambda text: Span(0, len(text)), f"last_{wants}"),
+        (last_answer_tag_span, "answer_tag"),
+        (last_boxed_span, "boxed"),
+        (lambda text: CharSpan(0, len(text)), f"last_{expected_type}"),
     ):
         span = find(text)
         inner = text[slice(*span)] if span else ""
-        found = [*boxes_in(inner)] or ([*points_in(inner)] if wants == "point" else [])
+        found = [*find_boxes(inner)] or ([*find_points(inner)] if expected_type == "point" else [])
         if span and found:
             values, place = found[-1]
-            if wants == "point" and len(values) == 4:
+            if expected_type == "point" and len(values) == 4:
                 values = ((values[0] + values[2]) / 2, (values[1] + values[3]) / 2)
             start, end = span.start + place.start, span.start + place.end
-            return Found(text[start:end], rule, start, end, regions=(Region(values),))
-    return _nothing(text)
+            return Extraction(text[start:end], rule, start, end, regions=(Region(values),))
+    return _no_answer(text)

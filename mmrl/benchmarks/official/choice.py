@@ -12,47 +12,49 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Found
-from mmrl.benchmarks.extraction.match import right
-from mmrl.benchmarks.extraction.text import first_tag
-from mmrl.benchmarks.items import Item, Response
+from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.match import is_correct
+from mmrl.benchmarks.extraction.text import first_answer_tag
+from mmrl.benchmarks.items import Item, ItemResponse
 
 _PUNCTUATION: Final = ",.!?;:'"
-_BRACKETED: Final = "({})"
-_LONG: Final = 5  # words, beyond which the text of an option may count
-_PREFIXES: Final = (
+_BRACKETED_LETTER: Final = "({})"
+_MIN_WORDS_FOR_TEXT: Final = 5  # words, beyond which the text of an option may count
+_ANSWER_PREFIXES: Final = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is"),
     *("The correct option is", "Best answer:", "Best option:"),
 )
 
 
-def letters(count: int) -> list[str]:
+def option_letters(count: int) -> list[str]:
     """A, B, .. for so many options."""
     return [chr(ord("A") + place) for place in range(count)]
 
 
-def right_letter(item: Item) -> str:
+def correct_letter(item: Item) -> str:
     """The letter of the right option; of options that are the same, the first."""
-    return letters(len(item.options))[item.options.index(item.answer)]
+    return option_letters(len(item.options))[item.options.index(item.answer)]
 
 
-def mmmu(item: Item, response: Response, found: Found) -> float:
+def score_mmmu(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """MMMU: a letter in brackets, else between spaces, else an option's text; of several the one that comes last."""
     if not item.options:
-        return float(_mmmu_open(response.text, item.answer))
-    return float(mmmu_letter(response.text, item.options, (_BRACKETED, " {} ")) == right_letter(item))
+        return float(_is_mmmu_open_correct(response.text, item.answer))
+    return float(parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, " {} ")) == correct_letter(item))
 
 
-def mmmu_pro(item: Item, response: Response, found: Found) -> float:
+def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """MMMU-Pro: the one letter after the last "Answer:", else as MMMU with looser letters."""
     after = response.text.rpartition("Answer:")[2] if "Answer:" in response.text else ""
-    named = [letter for letter in letters(len(item.options)) if letter in after.strip()]
+    named = [letter for letter in option_letters(len(item.options)) if letter in after.strip()]
     if len(named) == 1:
-        return float(named[0] == right_letter(item))
-    return float(mmmu_letter(response.text, item.options, (_BRACKETED, "{} ", "{}.")) == right_letter(item))
+        return float(named[0] == correct_letter(item))
+    return float(
+        parse_mmmu_letter(response.text, item.options, (_BRACKETED_LETTER, "{} ", "{}.")) == correct_letter(item)
+    )
 
 
-def mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
+def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
     """The letter that MMMU's parser chooses: by the first form that any letter stands in, the last of several.
 
     Where it tells the last, letters that are not in brackets stand between spaces, in whatever form they were found.
@@ -61,59 +63,63 @@ def mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str 
         text = text.strip(mark)
     text = f" {text} "
     for form in forms:
-        if named := [letter for letter in letters(len(options)) if form.format(letter) in text]:
-            last = form if form == _BRACKETED else " {} "
+        if named := [letter for letter in option_letters(len(options)) if form.format(letter) in text]:
+            last = form if form == _BRACKETED_LETTER else " {} "
             return max(named, key=lambda letter: text.rfind(last.format(letter)))
     lower = text.lower()
-    if len(text.split()) > _LONG:
+    if len(text.split()) > _MIN_WORDS_FOR_TEXT:
         told = [
             (lower.rfind(option.lower()), -place) for place, option in enumerate(options) if option.lower() in lower
         ]
         if told:
-            return letters(len(options))[-max(told)[1]]
+            return option_letters(len(options))[-max(told)[1]]
     return None
 
 
-def mvbench(item: Item, response: Response, found: Found) -> float:
+def score_mvbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """MVBench: the first word is part of "(a)", or the reverse; so "", "." and "(" are right, as its code has it."""
     said = response.text.lower().split(" ")[0]
-    due = f"({right_letter(item).lower()})"
+    due = f"({correct_letter(item).lower()})"
     return float(said.replace(".", "") in due or due in said)
 
 
-def video_mme(item: Item, response: Response, found: Found) -> float:
+def score_video_mme(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Video-MME: the first of A, B, C, D once known openings are taken out, even if it begins a word."""
     text = response.text.strip()
-    for prefix in _PREFIXES:
+    for prefix in _ANSWER_PREFIXES:
         text = text.replace(prefix, "")
     letter = re.search(r"[ABCD]", text)
-    return float(letter is not None and letter[0] == right_letter(item))
+    return float(letter is not None and letter[0] == correct_letter(item))
 
 
-def seed_bench_r1(item: Item, response: Response, found: Found) -> float:
+def score_seed_bench_r1(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """SEED-Bench-R1: the first character in the answer tags."""
-    answer = first_tag(response.text)
-    return float(answer is not None and answer.strip()[:1].upper() == right_letter(item))
+    answer = first_answer_tag(response.text)
+    return float(answer is not None and answer.strip()[:1].upper() == correct_letter(item))
 
 
-def mathverse(item: Item, response: Response, found: Found) -> float:
+def score_mathverse(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """MathVerse: the extraction is the answer, to the letter."""
-    due = right_letter(item) if item.options else str(item.answer)
-    return float(found.value == due)
+    due = correct_letter(item) if item.options else str(item.answer)
+    return float(extraction.value == due)
 
 
-def by_rule(item: Item, response: Response, found: Found) -> float:
+def score_geometry3k(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Geometry3K, whose code grades what stands in a box by mathruler: the letter that the rules find, or the strict
     verdict on a formula.
     """
-    return float(found.value == right_letter(item)) if item.options else float(right(item, response, found))
+    return (
+        float(extraction.value == correct_letter(item))
+        if item.options
+        else float(is_correct(item, response, extraction))
+    )
 
 
-def _mmmu_open(response: str, answer: object) -> bool:
+def _is_mmmu_open_correct(response: str, answer: object) -> bool:
     """MMMU's open questions: a number equal to two decimals, or a text that stands in a key phrase."""
     golds = answer if isinstance(answer, list) else [answer]
-    due = [form for gold in golds for form in _forms(str(gold))]
-    for said in (form for phrase in _phrases(response) for form in _forms(phrase)):
+    due = [form for gold in golds for form in _normalized_forms(str(gold))]
+    for said in (form for phrase in _key_phrases(response) for form in _normalized_forms(phrase)):
         if isinstance(said, float) and said in due:
             return True
         if isinstance(said, str) and any(isinstance(form, str) and form in said for form in due):
@@ -121,31 +127,34 @@ def _mmmu_open(response: str, answer: object) -> bool:
     return False
 
 
-_KEYS: Final = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-_FIGURES: Final = (
+_KEY_WORDS: Final = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+_NUMBER_PATTERNS: Final = (
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
     re.compile(r"-?(?<!\d)\d{1,60}(?:\.\d{1,60})?[eE][+-]?\d{1,60}"),
     re.compile(r"-?(?:(?<!\d)\d{1,60}\.\d+|\.\d+|(?<!\d)\d{1,60}\b)(?![eE][+-]?\d)(?![,\d])"),
 )
-_LONGEST: Final = 4000  # characters, beyond which the search for numbers takes too long
+_MAX_CHARS: Final = 4000  # characters, beyond which the search for numbers takes too long
 
 
-def _phrases(response: str) -> list[str]:
+def _key_phrases(response: str) -> list[str]:
     """The shortest tail of each line behind a key word, the numbers in it; the whole response if there is none."""
-    text = response[-_LONGEST:].strip().strip(".").lower()
+    text = response[-_MAX_CHARS:].strip().strip(".").lower()
     lines = text.split("\n")
     tails = []
     for place, line in enumerate(lines):
-        keys = (*_KEYS, "=") if place == len(lines) - 1 else _KEYS
+        keys = (*_KEY_WORDS, "=") if place == len(lines) - 1 else _KEY_WORDS
         ends = [line.rpartition(key)[2].strip() for key in keys if key in line]
         shortest = min(filter(None, ends), key=len, default="")
         if shortest and shortest not in _PUNCTUATION:
             tails.append(shortest)
     phrases = tails or [text]
-    return [*phrases, *(number for phrase in phrases for pattern in _FIGURES for number in pattern.findall(phrase))]
+    return [
+        *phrases,
+        *(number for phrase in phrases for pattern in _NUMBER_PATTERNS for number in pattern.findall(phrase)),
+    ]
 
 
-def _forms(text: str) -> list[str | float]:
+def _normalized_forms(text: str) -> list[str | float]:
     """A number to two decimals, or the text in lower case; single letters with a space on one side."""
     text = text.strip()
     try:

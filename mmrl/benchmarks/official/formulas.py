@@ -10,33 +10,33 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mmrl.benchmarks.extraction.extract import Found
-from mmrl.benchmarks.extraction.numbers import words
-from mmrl.benchmarks.extraction.text import last_box
-from mmrl.benchmarks.items import Item, Response
-from mmrl.benchmarks.official.choice import right_letter
-from mmrl.benchmarks.reward_scores import same_formula
+from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.numbers import find_number_words
+from mmrl.benchmarks.extraction.text import last_boxed_span
+from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.official.choice import correct_letter
+from mmrl.benchmarks.reward_scores import formulas_equal
 
-_NUMERIC: Final = re.compile(r"\d|\\pi|\\e\b")
+_NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")
 _DECIMALS: Final = 2
-_LONGEST: Final = 20_000  # characters
-_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
+_MAX_CHARS: Final = 20_000  # characters
+_MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
-_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
-_DROPPED: Final = (
+_LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
+_REMOVED_LATEX: Final = (
     *(" ", "\\,", "\n", "\\text", "\\mbox", "\\left", "\\right", "^{\\circ}", "^\\circ", "{m}^3", "m^3"),
     *("{units}", "units", "{km}", "km", "\\!", "\\$", "$", "\\%"),
 )
 
 
-def mathvision(item: Item, response: Response, found: Found) -> float:
+def score_mathvision(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """MATH-Vision: its reading of the response equals the letter, or the value, of the answer."""
-    said = mathvision_answer(response.text[-_LONGEST:])
-    due = [right_letter(item), str(item.answer)] if item.options else [str(item.answer)]
-    return float(any(_same(said, answer) for answer in due))
+    said = parse_mathvision_answer(response.text[-_MAX_CHARS:])
+    due = [correct_letter(item), str(item.answer)] if item.options else [str(item.answer)]
+    return float(any(_answers_equal(said, answer) for answer in due))
 
 
-def mathvision_answer(response: str) -> str:
+def parse_mathvision_answer(response: str) -> str:
     """The text that MATH-Vision compares, in lower case and without white space."""
     text = response.strip()
     for letter in "ABCDE":
@@ -46,26 +46,26 @@ def mathvision_answer(response: str) -> str:
     tail = text.split("is ")[-1].rstrip(".")
     text = tail if _is_number(tail) else text
     if "oxed{" not in text:
-        for flag in (form for lower in _FLAGS for form in (lower, lower.replace("the", "The"))):
+        for flag in (form for lower in _MATHVISION_FLAGS for form in (lower, lower.replace("the", "The"))):
             if flag in text:
                 text = text.split(flag)[-1].strip().split("\n")[0].split(". ")[0]
     elif text.count("oxed{") > 1:
         text = "\\boxed{" + text.split("oxed{")[-1]
-    text = _bare(text)
+    text = _strip_latex(text)
     for letter in "abcde":
         text = text.replace(f"({letter})", letter).replace(f"{{{letter}}}", letter)
     return text.rstrip(".").lstrip(":").strip()
 
 
-def emma(item: Item, response: Response, found: Found) -> float:
+def score_emma(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     r"""EMMA: a leading letter or number, the last box (or the last \text in it), or what follows a known phrase."""
-    said = emma_answer(response.text[-_LONGEST:])
-    due = right_letter(item) if item.options else str(item.answer)
-    counted = next((one.value for one in words(said)), None) if len(said) < 40 else None
-    return float(_same(said, due) or (counted is not None and due.strip() == f"{counted:g}"))
+    said = parse_emma_answer(response.text[-_MAX_CHARS:])
+    due = correct_letter(item) if item.options else str(item.answer)
+    counted = next((one.value for one in find_number_words(said)), None) if len(said) < 40 else None
+    return float(_answers_equal(said, due) or (counted is not None and due.strip() == f"{counted:g}"))
 
 
-def emma_answer(response: str) -> str:
+def parse_emma_answer(response: str) -> str:
     """The text that EMMA compares."""
     text = response.strip()
     for letter in "ABCDEFGH":
@@ -73,9 +73,9 @@ def emma_answer(response: str) -> str:
             return letter
     if _is_number(text):
         return text
-    if box := last_box(text):
+    if box := last_boxed_span(text):
         inner = text[slice(*box)]
-        told = _TEXT.findall(inner)
+        told = _LATEX_TEXT.findall(inner)
         return (told[-1] if told else inner).strip()
     lower = text.lower()
     for flag in _EMMA_FLAGS:
@@ -84,7 +84,7 @@ def emma_answer(response: str) -> str:
     return ""
 
 
-def _bare(text: str) -> str:
+def _strip_latex(text: str) -> str:
     """The content of the outermost box, else all of it; what follows the last =; without units and layout."""
     text = text.lower().replace("{}", "")
     start, end = text.find("oxed{"), text.rfind("}")
@@ -94,16 +94,18 @@ def _bare(text: str) -> str:
     if close >= 0 and (opening < 0 or close < opening):
         text = text[:close]
     text = text.split("=")[-1].split("\\approx")[-1]
-    for dropped in _DROPPED:
+    for dropped in _REMOVED_LATEX:
         text = text.replace(dropped, "")
     return text.replace("dfrac", "frac").replace("tfrac", "frac")
 
 
-def _same(said: str, due: str) -> bool:
+def _answers_equal(prediction: str, reference: str) -> bool:
     """Alike, or numbers equal to two decimals; formulas with unknowns cannot be evaluated."""
-    said, due = said.lower().strip(), due.lower().strip()
-    numeric = _NUMERIC.search(said) and _NUMERIC.search(due)
-    return bool(said and due) and (said == due or (bool(numeric) and same_formula(said, due, _DECIMALS)))
+    prediction, reference = prediction.lower().strip(), reference.lower().strip()
+    numeric = _NUMERIC_TEXT.search(prediction) and _NUMERIC_TEXT.search(reference)
+    return bool(prediction and reference) and (
+        prediction == reference or (bool(numeric) and formulas_equal(prediction, reference, _DECIMALS))
+    )
 
 
 def _is_number(text: str) -> bool:

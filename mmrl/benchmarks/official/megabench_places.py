@@ -8,101 +8,107 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
-from mmrl.benchmarks.extraction.coordinates import boxes_in
-from mmrl.benchmarks.official.megabench_values import LONGEST, as_text, entries_in, figures_in
+from mmrl.benchmarks.extraction.coordinates import find_boxes
+from mmrl.benchmarks.official.megabench_values import MAX_FIELD_CHARS, parse_entries, parse_numbers, to_text
 from mmrl_rewards import geometry
 
-_POINT: Final = re.compile(r"<point>([^<]{1,80})</point>")
-_TAGS: Final = re.compile(r"<(/?)box>")
-_SPREAD: Final = 10.0 / math.sqrt(2.0)
-_FARTHEST: Final = 0.1
-_WIDEST: Final = 10.0  # degrees
-_LARGEST: Final = 1e9
+_POINT_TAG: Final = re.compile(r"<point>([^<]{1,80})</point>")
+_BOX_TAG: Final = re.compile(r"<(/?)box>")
+_KEYPOINT_DECAY: Final = 10.0 / math.sqrt(2.0)
+_MAX_NUMBER_ERROR: Final = 0.1
+_MAX_ANGLE_ERROR: Final = 10.0  # degrees
+_MAX_MAGNITUDE: Final = 1e9
 
 
-def _boxes(value: object) -> list[tuple[float, ...]]:
-    return [box for box, _ in boxes_in(_TAGS.sub(lambda tag: ")" if tag[1] else "(", as_text(value)[:LONGEST]))]
+def _parse_boxes(value: object) -> list[tuple[float, ...]]:
+    return [
+        box for box, _ in find_boxes(_BOX_TAG.sub(lambda tag: ")" if tag[1] else "(", to_text(value)[:MAX_FIELD_CHARS]))
+    ]
 
 
-def _iou(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    ordered = all(box[0] < box[2] and box[1] < box[3] for box in (ours, theirs))
-    return geometry.iou(tuple(ours), tuple(theirs)) if ordered else 0.0
+def _ordered_iou(predicted_box: Sequence[float], reference_box: Sequence[float]) -> float:
+    ordered = all(box[0] < box[2] and box[1] < box[3] for box in (predicted_box, reference_box))
+    return geometry.iou(tuple(predicted_box), tuple(reference_box)) if ordered else 0.0
 
 
-def overlap(said: object, due: object) -> float:
+def first_box_iou(prediction: object, reference: object) -> float:
     """IoU of the first box of each."""
-    ours, theirs = _boxes(said), _boxes(due)
-    return _iou(ours[0], theirs[0]) if ours and theirs else 0.0
+    ours, theirs = _parse_boxes(prediction), _parse_boxes(reference)
+    return _ordered_iou(ours[0], theirs[0]) if ours and theirs else 0.0
 
 
-def overlaps(said: object, due: object) -> float:
+def mean_best_iou(prediction: object, reference: object) -> float:
     """The mean over the boxes given of the best IoU with a right one."""
-    ours, theirs = _boxes(said), _boxes(due)
-    return fmean(max(_iou(box, other) for other in theirs) for box in ours) if ours and theirs else 0.0
+    ours, theirs = _parse_boxes(prediction), _parse_boxes(reference)
+    return fmean(max(_ordered_iou(box, other) for other in theirs) for box in ours) if ours and theirs else 0.0
 
 
-def tracked(said: object, due: object) -> float:
+def mean_pairwise_iou(prediction: object, reference: object) -> float:
     """The mean IoU of boxes in turn, as many as are due."""
-    ours, theirs = _boxes(said), _boxes(due)
+    ours, theirs = _parse_boxes(prediction), _parse_boxes(reference)
     if len(ours) != len(theirs) or not ours:
         return 0.0
-    return fmean(_iou(box, other) for box, other in zip(ours, theirs, strict=True))
+    return fmean(_ordered_iou(box, other) for box, other in zip(ours, theirs, strict=True))
 
 
-def pointed(said: object, due: object) -> float:
+def is_point_in_any_box(prediction: object, reference: object) -> float:
     """The one point in tags lies in a box, of the context or of the answer."""
-    point = _point(said)
-    boxes = _boxes(" ".join(map(as_text, due["bounding_boxes"])) if isinstance(due, Mapping) else due)
+    point = _parse_point(prediction)
+    boxes = _parse_boxes(
+        " ".join(map(to_text, reference["bounding_boxes"])) if isinstance(reference, Mapping) else reference
+    )
     return float(bool(point) and any(x1 <= point[0] <= x2 and y1 <= point[1] <= y2 for x1, y1, x2, y2 in boxes))
 
 
-def point_distance(said: object, due: object) -> float:
+def point_closeness(prediction: object, reference: object) -> float:
     """1 - the distance of the one point in tags from the right one, both in fractions of the picture; at least 0."""
-    ours, theirs = _point(said), _point(due)
+    ours, theirs = _parse_point(prediction), _parse_point(reference)
     if not (ours and theirs) or not all(0.0 <= side <= 1.0 for side in (*ours, *theirs)):
         return 0.0
     return max(0.0, 1.0 - math.dist(ours, theirs))
 
 
-def keypoints(said: object, due: object) -> float:
+def keypoint_similarity(prediction: object, reference: object) -> float:
     """The mean of exp(-10 d / sqrt 2) over points in turn, d their distance; of as many points as are due."""
-    ours, theirs = _pairs(said), _pairs(due)
+    ours, theirs = _parse_pairs(prediction), _parse_pairs(reference)
     if len(ours) != len(theirs) or not ours:
         return 0.0
-    return fmean(math.exp(-_SPREAD * math.dist(a, b)) for a, b in zip(ours, theirs, strict=True))
+    return fmean(math.exp(-_KEYPOINT_DECAY * math.dist(a, b)) for a, b in zip(ours, theirs, strict=True))
 
 
-def near_number(said: object, due: object) -> float:
+def number_closeness(prediction: object, reference: object) -> float:
     """1 - |a - b| / 0.1, at least 0: the root of one squared error, as MEGA-Bench has it."""
-    ours, theirs = figures_in(said), figures_in(due)
-    return max(0.0, 1.0 - abs(ours[0] - theirs[0]) / _FARTHEST) if ours and theirs else 0.0
+    ours, theirs = parse_numbers(prediction), parse_numbers(reference)
+    return max(0.0, 1.0 - abs(ours[0] - theirs[0]) / _MAX_NUMBER_ERROR) if ours and theirs else 0.0
 
 
-def near_angles(said: object, due: object) -> float:
+def angle_closeness(prediction: object, reference: object) -> float:
     """1 - the mean of |a - b| / 10 degrees over numbers in turn, at least 0; of as many numbers as are due."""
-    ours, theirs = ([entry for entry in entries_in(value) if _is_number(entry)] for value in (said, due))
-    if len(ours) != len(entries_in(said)) or len(ours) != len(theirs) or not ours:
+    ours, theirs = (
+        [entry for entry in parse_entries(value) if _is_bounded_number(entry)] for value in (prediction, reference)
+    )
+    if len(ours) != len(parse_entries(prediction)) or len(ours) != len(theirs) or not ours:
         return 0.0
     far = fmean(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    return max(0.0, 1.0 - far / _WIDEST)
+    return max(0.0, 1.0 - far / _MAX_ANGLE_ERROR)
 
 
-def _point(value: object) -> tuple[float, ...]:
+def _parse_point(value: object) -> tuple[float, ...]:
     """The one point in tags; nothing where there are several, or none."""
-    found = _POINT.findall(as_text(value)[:LONGEST])
-    point = tuple(figures_in(found[0])) if len(found) == 1 else ()
+    found = _POINT_TAG.findall(to_text(value)[:MAX_FIELD_CHARS])
+    point = tuple(parse_numbers(found[0])) if len(found) == 1 else ()
     return point if len(point) == 2 else ()
 
 
-def _pairs(value: object) -> list[tuple[float, float]]:
+def _parse_pairs(value: object) -> list[tuple[float, float]]:
     """The entries of a list that are two numbers."""
     return [
         (float(entry[0]), float(entry[1]))
-        for entry in entries_in(value)
-        if isinstance(entry, tuple) and len(entry) == 2 and all(map(_is_number, entry))
+        for entry in parse_entries(value)
+        if isinstance(entry, tuple) and len(entry) == 2 and all(map(_is_bounded_number, entry))
     ]
 
 
-def _is_number(value: object) -> bool:
+def _is_bounded_number(value: object) -> bool:
     """Whether it is a number that one can reckon with: neither NaN nor beyond all pictures and angles."""
-    return isinstance(value, int | float) and -_LARGEST < value < _LARGEST
+    return isinstance(value, int | float) and -_MAX_MAGNITUDE < value < _MAX_MAGNITUDE

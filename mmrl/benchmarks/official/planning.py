@@ -21,72 +21,76 @@ Fact = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class PlanningAction:
     """What can be done with objects that take the place of `parameters`."""
 
     parameters: tuple[str, ...]
-    needs: tuple[Fact, ...]
-    removes: tuple[Fact, ...]
-    adds: tuple[Fact, ...]
+    preconditions: tuple[Fact, ...]
+    delete_effects: tuple[Fact, ...]
+    add_effects: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PlanningProblem:
     """Actions by name, the facts that hold at first, and those that shall hold."""
 
-    actions: Mapping[str, Action]
-    begin: frozenset[Fact]
-    goal: tuple[Fact, ...]
+    actions: Mapping[str, PlanningAction]
+    initial_facts: frozenset[Fact]
+    goal_facts: tuple[Fact, ...]
 
-    def solved_by(self, plan: Sequence[str]) -> bool:
+    def is_solved_by(self, plan: Sequence[str]) -> bool:
         """Whether every action of a plan, such as `(move a b)`, can be done, and the goal holds after the last."""
-        facts = set(self.begin)
+        facts = set(self.initial_facts)
         for step in plan:
             name, *objects = step[1:-1].split(" ")
             action = self.actions.get(name)
             if action is None or len(objects) != len(action.parameters):
                 return False
             named = dict(zip(action.parameters, objects, strict=True))
-            if not facts.issuperset(_of(action.needs, named)):
+            if not facts.issuperset(_bind_objects(action.preconditions, named)):
                 return False
-            facts.difference_update(_of(action.removes, named))
-            facts.update(_of(action.adds, named))
-        return facts.issuperset(self.goal)
+            facts.difference_update(_bind_objects(action.delete_effects, named))
+            facts.update(_bind_objects(action.add_effects, named))
+        return facts.issuperset(self.goal_facts)
 
 
-def problem_of(context: Mapping[str, Any]) -> Problem:
+def parse_problem(context: Mapping[str, Any]) -> PlanningProblem:
     """The problem of an `eval_context`, in `domain_pddl` and `task_pddl`.
 
     Raises:
         ValueError: it is none.
     """
-    domain, task = (_parsed(str(context.get(name, ""))) for name in ("domain_pddl", "task_pddl"))
+    domain, task = (_parse_pddl(str(context.get(name, ""))) for name in ("domain_pddl", "task_pddl"))
     sections = {part[0]: part[1:] for part in task if isinstance(part, tuple) and part}
-    actions = {str(part[1]): _action(part) for part in domain if isinstance(part, tuple) and part[:1] == (":action",)}
+    actions = {
+        str(part[1]): _parse_action(part) for part in domain if isinstance(part, tuple) and part[:1] == (":action",)
+    }
     if not actions or ":init" not in sections or len(sections.get(":goal", ())) != 1:
         raise ValueError("eval_context has no domain_pddl with actions, or no task_pddl with :init and :goal")
-    return Problem(
-        actions=actions, begin=frozenset(sections[":init"]), goal=tuple(_held(sections[":goal"][0], negated=False))
+    return PlanningProblem(
+        actions=actions,
+        initial_facts=frozenset(sections[":init"]),
+        goal_facts=tuple(_select_facts(sections[":goal"][0], negated=False)),
     )
 
 
-def achieved(said: object, due: object) -> float:
+def score_plan(prediction: object, reference: object) -> float:
     """1 where the plan said, one action a line or in a list, solves the problem of the context `due`.
 
     Raises:
         UserError: that is no problem.
     """
-    lines = said.split("\n") if isinstance(said, str) else said
-    if not isinstance(lines, list | tuple) or not isinstance(due, Mapping):
+    lines = prediction.split("\n") if isinstance(prediction, str) else prediction
+    if not isinstance(lines, list | tuple) or not isinstance(reference, Mapping):
         return 0.0
     plan = [line.strip() for line in map(str, lines) if line.startswith("(")]
     try:
-        return float(problem_of(due).solved_by(plan))
+        return float(parse_problem(reference).is_solved_by(plan))
     except ValueError as error:
         raise UserError(f"symbolic_planning_test: {error}; correct the item's `extra.context`") from error
 
 
-def _parsed(text: str) -> Fact:
+def _parse_pddl(text: str) -> Fact:
     """Nested parentheses as nested tuples: the one expression of a text. Raises ValueError."""
     stack: list[list[Any]] = [[]]
     for token in _TOKEN.findall(_COMMENT.sub("", text)):
@@ -104,25 +108,25 @@ def _parsed(text: str) -> Fact:
     return stack[0][0]
 
 
-def _action(written: Fact) -> Action:
+def _parse_action(expression: Fact) -> PlanningAction:
     """An action from `(:action name :parameters (..) :precondition (..) :effect (..))`."""
-    parts = dict(zip(written[2::2], written[3::2], strict=False))
+    parts = dict(zip(expression[2::2], expression[3::2], strict=False))
     effect = parts.get(":effect", ())
-    return Action(
+    return PlanningAction(
         parameters=tuple(name for name in parts.get(":parameters", ()) if str(name).startswith("?")),
-        needs=tuple(_held(parts.get(":precondition", ()), negated=False)),
-        removes=tuple(_held(effect, negated=True)),
-        adds=tuple(_held(effect, negated=False)),
+        preconditions=tuple(_select_facts(parts.get(":precondition", ()), negated=False)),
+        delete_effects=tuple(_select_facts(effect, negated=True)),
+        add_effects=tuple(_select_facts(effect, negated=False)),
     )
 
 
-def _held(condition: Fact, *, negated: bool) -> Iterator[Fact]:
+def _select_facts(condition: Fact, *, negated: bool) -> Iterator[Fact]:
     """The facts of a conjunction, or of one fact: those that hold, or those that do not."""
     for fact in condition[1:] if condition[:1] == ("and",) else (condition,):
         if fact and (fact[0] == "not") is negated:
             yield fact[1] if negated else fact
 
 
-def _of(facts: Sequence[Fact], named: Mapping[str, str]) -> set[Fact]:
+def _bind_objects(facts: Sequence[Fact], bindings: Mapping[str, str]) -> set[Fact]:
     """Facts about objects, which take the place of parameters."""
-    return {tuple(named.get(part, part) if isinstance(part, str) else part for part in fact) for fact in facts}
+    return {tuple(bindings.get(part, part) if isinstance(part, str) else part for part in fact) for fact in facts}

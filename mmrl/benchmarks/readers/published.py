@@ -7,28 +7,30 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from mmrl.benchmarks.readers.layouts import Layout, Table
-from mmrl.benchmarks.readers.megabench import MegaBench
-from mmrl.benchmarks.readers.vlmevalkit import VlmEvalKit
-from mmrl.types import Frame
-from mmrl_datasets.readers.columns import column
+from mmrl.benchmarks.readers.layouts import RowLayout, TableLayout
+from mmrl.benchmarks.readers.megabench import MegaBenchLayout
+from mmrl.benchmarks.readers.vlmevalkit import VlmEvalKitLayout
+from mmrl.types import CoordinateSystem
+from mmrl_datasets.readers.columns import parse_column
 
 
-def _table(name: str, kind: str, columns: Mapping[str, str | Sequence[str]], **more: Any) -> Table:  # noqa: ANN401
+def _make_layout(name: str, kind: str, columns: Mapping[str, str | Sequence[str]], **more: Any) -> TableLayout:  # noqa: ANN401
     """A layout; roles that begin with `?` are those that a row may lack."""
-    roles = {role: column(written, role) for role, written in columns.items() if not role.startswith("?")}
-    perhaps = {role[1:]: column(written, role) for role, written in columns.items() if role.startswith("?")}
-    written = column(kind, "kind") if "{{" in kind else kind
-    return Table(name=name, roles=roles, perhaps=perhaps, kind=written, **more)
+    roles = {role: parse_column(written, role) for role, written in columns.items() if not role.startswith("?")}
+    perhaps = {role[1:]: parse_column(written, role) for role, written in columns.items() if role.startswith("?")}
+    written = parse_column(kind, "kind") if "{{" in kind else kind
+    return TableLayout(name=name, roles=roles, optional_roles=perhaps, answer_type=written, **more)
 
 
-def _vqa(name: str, kind: str, columns: Mapping[str, str | Sequence[str]], *groups: str, **more: Any) -> Table:  # noqa: ANN401
-    return _table(name, kind, columns, groups=groups, **more)
+def _make_vqa_layout(
+    name: str, kind: str, columns: Mapping[str, str | Sequence[str]], *groups: str, **more: Any
+) -> TableLayout:
+    return _make_layout(name, kind, columns, groups=groups, **more)
 
 
-_MMMU_KIND: Final = "{{ 'choice' if question_type == 'multiple-choice' else 'text' }}"
-_SEVEN: Final = tuple(f"image_{number}" for number in range(1, 8))
-_CANONICAL: Final = _table(
+_MMMU_ANSWER_TYPE: Final = "{{ 'choice' if question_type == 'multiple-choice' else 'text' }}"
+_IMAGE_COLUMNS: Final = tuple(f"image_{number}" for number in range(1, 8))
+_CANONICAL_LAYOUT: Final = _make_layout(
     "canonical JSONL",
     "{{ answer_type }}",
     {
@@ -40,11 +42,13 @@ _CANONICAL: Final = _table(
         },
     },
 )
-_CLICK: Final[Mapping[str, Any]] = MappingProxyType({"kind": "point", "answer": "bbox", "frame": Frame.PX_ORIGINAL})
-_PIXELS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"kind": "box", "answer": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "frame": Frame.PX_ORIGINAL}
+_CLICK_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"kind": "point", "answer": "bbox", "frame": CoordinateSystem.PX_ORIGINAL}
 )
-_KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
+_PIXEL_BOX_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"kind": "box", "answer": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "frame": CoordinateSystem.PX_ORIGINAL}
+)
+_VLMEVALKIT_OPTIONS: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         **dict.fromkeys(
             ("mathvista", "mathverse", "ocrbench", "textvqa", "docvqa"),
@@ -56,35 +60,44 @@ _KIT: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
         "canonical": ({"kind": "choice"},),
         "counting": ({"kind": "count"},),
         "refcoco": (
-            {**_PIXELS, "name": "VLMEvalKit's RefCOCO with corners in pixels", "marks": ("index", "width", "height")},
+            {
+                **_PIXEL_BOX_OPTIONS,
+                "name": "VLMEvalKit's RefCOCO with corners in pixels",
+                "marks": ("index", "width", "height"),
+            },
             {"kind": "box", "name": "VLMEvalKit's RefCOCO", "asks_frame": True, "marks": ("index", "category")},
         ),
         "screenspot": (
-            {**_CLICK, "name": "VLMEvalKit's ScreenSpot-Pro", "marks": ("ui_type", "application")},
-            {**_CLICK, "name": "VLMEvalKit's ScreenSpot", "marks": ("data_type", "data_source"), "corners": "xywh"},
+            {**_CLICK_OPTIONS, "name": "VLMEvalKit's ScreenSpot-Pro", "marks": ("ui_type", "application")},
+            {
+                **_CLICK_OPTIONS,
+                "name": "VLMEvalKit's ScreenSpot",
+                "marks": ("data_type", "data_source"),
+                "corners": "xywh",
+            },
         ),
     }
 )
-_PRO: Final = ("ui_type", "group", "platform", "application")
-_SEEN: Final = "{% if task_progress_metadata %}"  # what was done before was filmed
-_BOX: Final = MappingProxyType({"frame": str(Frame.PX_ORIGINAL)})
+_SCREENSPOT_PRO_SUBSETS: Final = ("ui_type", "group", "platform", "application")
+_IF_FILMED: Final = "{% if task_progress_metadata %}"  # what was done before was filmed
+_PIXEL_COORDINATES: Final = MappingProxyType({"frame": str(CoordinateSystem.PX_ORIGINAL)})
 
 
-def _mmmu(name: str, kind: str, *groups: str) -> Table:
-    columns = {"id": "id", "question": "question", "options": "options", "images": _SEVEN, "answer": "answer"}
-    return _vqa(name, kind, columns, *groups, named="some")
+def _mmmu_layout(name: str, kind: str, *groups: str) -> TableLayout:
+    columns = {"id": "id", "question": "question", "options": "options", "images": _IMAGE_COLUMNS, "answer": "answer"}
+    return _make_vqa_layout(name, kind, columns, *groups, named="some")
 
 
-def _mathvision(name: str, picture: str) -> Table:
+def _mathvision_layout(name: str, picture: str) -> TableLayout:
     columns = {"id": "id", "question": "question", "options": "options", "images": picture, "answer": "answer"}
-    return _vqa(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", named="parts")
+    return _make_vqa_layout(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", named="parts")
 
 
 # Reasoning over pictures.
-_REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
+_REASONING_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyType(
     {
         "mathvista": (
-            _vqa(
+            _make_vqa_layout(
                 "MathVista of Hugging Face",
                 "{{ 'choice' if question_type == 'multi_choice' else answer_type }}",
                 {
@@ -97,7 +110,7 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "mathverse": (
-            _vqa(
+            _make_vqa_layout(
                 "MathVerse of Hugging Face",
                 "{{ 'choice' if question_type == 'multi-choice' else 'text' }}",
                 {"id": "sample_index", "question": "query_wo", "images": "image", "answer": "answer"},
@@ -106,13 +119,13 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "mathvision": (
-            _mathvision("MathVision of Hugging Face", "decoded_image"),
-            _mathvision("MathVision of its authors", "image"),
+            _mathvision_layout("MathVision of Hugging Face", "decoded_image"),
+            _mathvision_layout("MathVision of its authors", "image"),
         ),
-        "mmmu": (_mmmu("MMMU of Hugging Face", _MMMU_KIND, "topic_difficulty", "subfield"),),
+        "mmmu": (_mmmu_layout("MMMU of Hugging Face", _MMMU_ANSWER_TYPE, "topic_difficulty", "subfield"),),
         "mmmu_pro": (
-            _mmmu("MMMU-Pro of Hugging Face (standard)", "choice", "topic_difficulty", "subject"),
-            _vqa(
+            _mmmu_layout("MMMU-Pro of Hugging Face (standard)", "choice", "topic_difficulty", "subject"),
+            _make_vqa_layout(
                 "MMMU-Pro of Hugging Face (vision)",
                 "choice",
                 {
@@ -124,11 +137,11 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "emma": (
-            _vqa(
+            _make_vqa_layout(
                 "EMMA of Hugging Face",
                 "{{ 'choice' if options else 'text' }}",
                 {
-                    **{"id": "pid", "options": "options", "images": _SEVEN[:5], "answer": "answer"},
+                    **{"id": "pid", "options": "options", "images": _IMAGE_COLUMNS[:5], "answer": "answer"},
                     "question": "{% if context %}{{ context }}\n{% endif %}{{ question }}",
                 },
                 *("subject", "task", "category", "source"),
@@ -136,54 +149,70 @@ _REASONING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "geometry3k": (
-            _vqa("EasyR1's Geometry3K", "text", {"question": "problem", "answer": "answer", "images": "images"}),
+            _make_vqa_layout(
+                "EasyR1's Geometry3K", "text", {"question": "problem", "answer": "answer", "images": "images"}
+            ),
         ),
     }
 )
 
 
-def _pro(name: str, picture: str, mark: str) -> Table:
+def _screenspot_pro_layout(name: str, picture: str, signature_column: str) -> TableLayout:
     columns = {"?id": "id", "images": picture, "question": "instruction", "answer": "bbox"}
-    return _vqa(name, "point", columns, *_PRO, marks=(mark,), **_BOX)
+    return _make_vqa_layout(
+        name, "point", columns, *_SCREENSPOT_PRO_SUBSETS, marks=(signature_column,), **_PIXEL_COORDINATES
+    )
 
 
 # Where things are, how many, what is written.
-_PHRASE: Final = MappingProxyType({"images": "image", "question": "Where is {{ answer }}?", "answer": "bbox"})
-_LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
+_REFCOCO_COLUMNS: Final = MappingProxyType({"images": "image", "question": "Where is {{ answer }}?", "answer": "bbox"})
+_PERCEPTION_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyType(
     {
         "refcoco": (
-            _vqa("VLM-R1's", "box", {"images": "image", "question": "problem", "answer": "solution"}, **_BOX),
-            _vqa("lmms-lab's", "box", {"id": "question_id", **_PHRASE}, corners="xywh", each="answer", **_BOX),
-            _vqa(
+            _make_vqa_layout(
+                "VLM-R1's",
+                "box",
+                {"images": "image", "question": "problem", "answer": "solution"},
+                **_PIXEL_COORDINATES,
+            ),
+            _make_vqa_layout(
+                "lmms-lab's",
+                "box",
+                {"id": "question_id", **_REFCOCO_COLUMNS},
+                corners="xywh",
+                each="answer",
+                **_PIXEL_COORDINATES,
+            ),
+            _make_vqa_layout(
                 "jxu124's",
                 "box",
                 {"id": "ref_id", "images": "image_path", "question": "Where is {{ captions }}?", "answer": "bbox"},
                 "split",
                 each="captions",
-                **_BOX,
+                **_PIXEL_COORDINATES,
             ),
         ),
         "screenspot": (
-            _pro("ScreenSpot-Pro with its pictures", "image", "ui_type"),
-            _pro("ScreenSpot-Pro's", "img_filename", "id"),
-            _vqa(
+            _screenspot_pro_layout("ScreenSpot-Pro with its pictures", "image", "ui_type"),
+            _screenspot_pro_layout("ScreenSpot-Pro's", "img_filename", "id"),
+            _make_vqa_layout(
                 "ScreenSpot-v2's",
                 "point",
                 {"images": "img_filename", "question": "instruction", "answer": "bbox"},
                 *("data_type", "data_source"),
                 corners="xywh",
-                **_BOX,
+                **_PIXEL_COORDINATES,
             ),
-            _vqa(
+            _make_vqa_layout(
                 "ScreenSpot of Hugging Face",
                 "point",
                 {"images": "image", "question": "instruction", "answer": "bbox"},
                 *("data_type", "data_source"),
-                frame=str(Frame.NORM_1),
+                frame=str(CoordinateSystem.NORM_1),
             ),
         ),
         "ocrbench": (
-            _vqa(
+            _make_vqa_layout(
                 "OCRBench of Hugging Face",
                 "text",
                 {"images": "image", "question": "question", "answer": "answer"},
@@ -191,38 +220,42 @@ _LOOKING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "textvqa": (
-            _vqa(
+            _make_vqa_layout(
                 "TextVQA of Hugging Face",
                 "text",
                 {"id": "question_id", "images": "image", "question": "question", "answer": "answers"},
             ),
         ),
         "docvqa": (
-            _vqa(
+            _make_vqa_layout(
                 "DocVQA of Hugging Face",
                 "text",
                 {"id": "questionId", "images": "image", "question": "question", "answer": "answers"},
             ),
         ),
         "counting": (
-            _vqa("CountBenchQA", "count", {"images": "image", "question": "question", "answer": "number"}),
-            _vqa("R1-V's", "count", {"images": "image_path", "question": "question", "answer": "ground_truth"}),
-            _vqa(
+            _make_vqa_layout("CountBenchQA", "count", {"images": "image", "question": "question", "answer": "number"}),
+            _make_vqa_layout(
+                "R1-V's", "count", {"images": "image_path", "question": "question", "answer": "ground_truth"}
+            ),
+            _make_vqa_layout(
                 "R1-V's CLEVR",
                 "count",
                 {"images": "image", "question": "problem", "answer": "{{ solution | striptags }}"},
             ),
-            _vqa("EasyR1's CLEVR", "count", {"images": "images", "question": "problem", "answer": "answer"}),
+            _make_vqa_layout(
+                "EasyR1's CLEVR", "count", {"images": "images", "question": "problem", "answer": "answer"}
+            ),
         ),
-        "megabench": (MegaBench(),),
+        "megabench": (MegaBenchLayout(),),
     }
 )
 # Videos.
-_CANDIDATES: Final = MappingProxyType(
+_MVBENCH_COLUMNS: Final = MappingProxyType(
     {"question": "question", "options": "candidates", "answer": "answer", "?start": "start", "?end": "end"}
 )
 _CHARADES, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
-_MVBENCH: Final = MappingProxyType(  # folders of MVBench/video, by the names of MVBench/json
+_MVBENCH_FOLDERS: Final = MappingProxyType(  # folders of MVBench/video, by the names of MVBench/json
     {
         **dict.fromkeys(("action_sequence", "action_prediction", "object_interaction"), _CHARADES),
         **dict.fromkeys(("object_existence", "moving_direction", "moving_count", "moving_attribute"), _CLEVRER),
@@ -238,27 +271,33 @@ _MVBENCH: Final = MappingProxyType(  # folders of MVBench/video, by the names of
         "episodic_reasoning": "tvqa/frames_fps3_hq",
     }
 )
-_TVQA: Final = 3.0  # frames a second in the folders of `episodic_reasoning`
-_WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
+_TVQA_FPS: Final = 3.0  # frames a second in the folders of `episodic_reasoning`
+_VIDEO_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyType(
     {
         "mvbench": (
-            _vqa(
+            _make_vqa_layout(
                 "VLMEvalKit's MVBench",
                 "choice",
-                {"id": "index", **_CANDIDATES, "videos": "{{ prefix }}/{{ video }}"},
+                {"id": "index", **_MVBENCH_COLUMNS, "videos": "{{ prefix }}/{{ video }}"},
                 "task_type",
-                fps=_TVQA,
+                fps=_TVQA_FPS,
             ),
-            _vqa("MVBench of Hugging Face", "choice", {**_CANDIDATES, "videos": "video"}, folders=_MVBENCH, fps=_TVQA),
+            _make_vqa_layout(
+                "MVBench of Hugging Face",
+                "choice",
+                {**_MVBENCH_COLUMNS, "videos": "video"},
+                folders=_MVBENCH_FOLDERS,
+                fps=_TVQA_FPS,
+            ),
         ),
         "video_mme": (
-            _vqa(
+            _make_vqa_layout(
                 "VLMEvalKit's Video-MME",
                 "choice",
-                {"id": "index", **_CANDIDATES, "videos": "video_path"},
+                {"id": "index", **_MVBENCH_COLUMNS, "videos": "video_path"},
                 *("duration", "domain", "sub_category", "task_type"),
             ),
-            _vqa(
+            _make_vqa_layout(
                 "Video-MME of Hugging Face",
                 "choice",
                 {
@@ -269,14 +308,14 @@ _WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
             ),
         ),
         "seed_bench_r1": (
-            _vqa(
+            _make_vqa_layout(
                 "SEED-Bench-R1's",
                 "choice",
                 {
                     "id": "sample_id",
-                    "?videos": _SEEN + "videos/{{ video_source }}/{{ video_basename }}{% endif %}",
+                    "?videos": _IF_FILMED + "videos/{{ video_source }}/{{ video_basename }}{% endif %}",
                     "images": "images/{{ video_source }}/{{ current_observation_basename }}",
-                    "question": _SEEN + "<video>{% endif %}<image>{{ question }}",
+                    "question": _IF_FILMED + "<video>{% endif %}<image>{{ question }}",
                     "options": ("choice_a", "choice_b", "choice_c", "choice_d"),
                     "answer": "golden_choice_idx",
                 },
@@ -285,12 +324,14 @@ _WATCHING: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType(
         ),
     }
 )
-LAYOUTS: Final[Mapping[str, tuple[Layout, ...]]] = MappingProxyType({**_REASONING, **_LOOKING, **_WATCHING})
+LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyType(
+    {**_REASONING_LAYOUTS, **_PERCEPTION_LAYOUTS, **_VIDEO_LAYOUTS}
+)
 """The layouts of every benchmark but those that everything may come in; COCO's has a reader of its own."""
 
 
-def layouts_of(bench: str, frame: Frame | None = None) -> tuple[Layout, ...]:
+def get_layouts(benchmark: str, coordinate_system: CoordinateSystem | None = None) -> tuple[RowLayout, ...]:
     """Every layout that a benchmark may come in, the more particular first; `frame` is for those that ask for it."""
-    kits = (VlmEvalKit(**options) for options in _KIT.get(bench, ()))
-    framed = (replace(kit, frame=frame) if kit.asks_frame else kit for kit in kits)
-    return (*framed, *LAYOUTS.get(bench, ()), _CANONICAL)
+    kits = (VlmEvalKitLayout(**options) for options in _VLMEVALKIT_OPTIONS.get(benchmark, ()))
+    framed = (replace(kit, coordinate_system=coordinate_system) if kit.needs_coordinate_system else kit for kit in kits)
+    return (*framed, *LAYOUTS.get(benchmark, ()), _CANONICAL_LAYOUT)

@@ -11,30 +11,42 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
 
-from mmrl.benchmarks.extraction.numbers import numbers
-from mmrl.benchmarks.items import AnswerType, Item, canonical
-from mmrl.benchmarks.readers.layouts import Asked, Layout, Named, recognised
-from mmrl.benchmarks.readers.megabench import LeftOutError
-from mmrl.benchmarks.readers.published import layouts_of
-from mmrl.types import Frame, ImageRef, Kind, MediaRef, Part, Place, Reject, Sample, Target, UserError, VideoRef
+from mmrl.benchmarks.extraction.numbers import find_numbers
+from mmrl.benchmarks.items import Item, ItemAnswerType, parse_canonical_item
+from mmrl.benchmarks.readers.layouts import ImageNumbering, QuestionRow, RowLayout, recognize_layout
+from mmrl.benchmarks.readers.megabench import UnscorableRowError
+from mmrl.benchmarks.readers.published import get_layouts
+from mmrl.types import (
+    AnswerType,
+    ContentPart,
+    CoordinateSystem,
+    DatasetContext,
+    ImageRef,
+    MediaRef,
+    RejectedRow,
+    Sample,
+    Target,
+    UserError,
+    VideoRef,
+)
 from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
 from mmrl_datasets.readers import coco
-from mmrl_datasets.readers.media_resolver import MediaFiles, media_files
-from mmrl_datasets.readers.row_to_sample import Mark, interleaved, listed, marked
+from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
+from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, format_choices, insert_media, split_at_placeholders
 
-KINDS: Final[Mapping[AnswerType, Kind]] = MappingProxyType(
+PROMPT_ANSWER_TYPES: Final[Mapping[ItemAnswerType, AnswerType]] = MappingProxyType(
     {
-        "choice": Kind.CHOICE,
-        **dict.fromkeys(("integer", "float", "count"), Kind.NUMBER),
-        **dict.fromkeys(("list", "text"), Kind.TEXT),
-        "box": Kind.BOX,
-        "boxes": Kind.BOXES,
-        "point": Kind.POINT,
+        "choice": AnswerType.CHOICE,
+        **dict.fromkeys(("integer", "float", "count"), AnswerType.NUMBER),
+        **dict.fromkeys(("list", "text"), AnswerType.TEXT),
+        "box": AnswerType.BOX,
+        "boxes": AnswerType.BOXES,
+        "point": AnswerType.POINT,
     }
 )
 """What is asked for: the kind of answer that the grammar states, and reads."""
-_NAMED: Final = 5
+_MAX_LISTED: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +59,31 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
+class BenchmarkQuestions:
     """The questions of a benchmark in the order of its files, and how many rows no rule could score."""
 
-    asked: tuple[Question, ...]
-    left_out: int = 0
+    entries: tuple[Question, ...]
+    num_unscorable: int = 0
 
     @property
     def items(self) -> dict[str, Item]:
         """The items by id."""
-        return {question.item.id: question.item for question in self.asked}
+        return {question.item.id: question.item for question in self.entries}
 
     @property
     def samples(self) -> tuple[Sample, ...]:
         """What a model can be asked."""
-        return tuple(question.sample for question in self.asked if question.sample is not None)
+        return tuple(question.sample for question in self.entries if question.sample is not None)
 
     @property
     def problems(self) -> dict[str, str]:
         """Why some cannot be asked, by the item's id."""
-        return {question.item.id: question.problem for question in self.asked if question.sample is None}
+        return {question.item.id: question.problem for question in self.entries if question.sample is None}
 
     def digest(self) -> str:
         """A hash over questions, answers and media, wherever the media lie."""
         digest = hashlib.sha256()
-        for question in self.asked:
+        for question in self.entries:
             parts = question.sample.parts if question.sample else ()
             seen = [part if isinstance(part, str) else part.sha256 for part in parts]
             digest.update(repr((question.item, seen)).encode())
@@ -79,14 +91,14 @@ class Questions:
 
 
 def read_questions(
-    bench: str,
+    benchmark: str,
     paths: Sequence[str],
-    place: Place,
+    dataset_context: DatasetContext,
     *,
     split: str,
-    media: str | None,
-    frame: Frame | None = None,
-) -> Questions:
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None = None,
+) -> BenchmarkQuestions:
     """The questions of files; a row whose media cannot be had keeps its item. `frame` is what boxes are measured in,
     for tables that do not say.
 
@@ -95,150 +107,181 @@ def read_questions(
             `frame` is missing, or not for this layout.
     """
     asked: dict[str, Question] = {}
-    bad: list[Reject] = []
+    bad: list[RejectedRow] = []
     left_out = 0
-    rows = partial(_rows, bench, place=place, split=split, media=media, frame=frame, alone=len(paths) == 1)
+    rows = partial(
+        _read_file,
+        benchmark,
+        dataset_context=dataset_context,
+        split=split,
+        media_root=media_root,
+        coordinate_system=coordinate_system,
+        only_file=len(paths) == 1,
+    )
     for row in chain.from_iterable(map(rows, paths)):
         match row:
             case None:
                 left_out += 1
-            case Reject():
+            case RejectedRow():
                 bad.append(row)
             case Question() if row.item.id in asked:
-                bad.append(Reject(row.item.id, "the id stands twice; give each question an id of its own"))
+                bad.append(RejectedRow(row.item.id, "the id stands twice; give each question an id of its own"))
             case Question():
                 asked[row.item.id] = row
     if bad:
-        lines = "\n".join(f"  {reject.id}: {reject.reason}" for reject in bad[:_NAMED])
-        more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise UserError(f"{len(bad)} of {len(bad) + len(asked)} rows are no questions of {bench}:\n{lines}{more}")
+        lines = "\n".join(f"  {reject.id}: {reject.reason}" for reject in bad[:_MAX_LISTED])
+        more = f"\n  and {len(bad) - _MAX_LISTED} more" if len(bad) > _MAX_LISTED else ""
+        raise UserError(f"{len(bad)} of {len(bad) + len(asked)} rows are no questions of {benchmark}:\n{lines}{more}")
     if not asked:
         raise UserError(f"{', '.join(paths)}: holds no question that can be scored")
-    return Questions(asked=tuple(asked.values()), left_out=left_out)
+    return BenchmarkQuestions(entries=tuple(asked.values()), num_unscorable=left_out)
 
 
-def from_samples(samples: Iterable[Sample]) -> Questions:
+def questions_from_samples(samples: Iterable[Sample]) -> BenchmarkQuestions:
     """Samples as they were made for training: what they are scored by is the run's rewards, not an item's answer."""
-    return Questions(asked=tuple(Question(item=_item(sample), sample=sample) for sample in samples))
-
-
-def _item(sample: Sample) -> Item:
-    kinds: dict[Kind, AnswerType] = {kind: name for name, kind in KINDS.items()}
-    return Item(
-        id=sample.id,
-        kind=kinds.get(sample.target.kind, "text"),
-        answer=sample.target.value,
-        frame=sample.target.frame or Frame.PX_ORIGINAL,
-        cluster=_cluster(sample.media) or sample.id,
-        groups={"task": (sample.task,)},
+    return BenchmarkQuestions(
+        entries=tuple(Question(item=_item_from_sample(sample), sample=sample) for sample in samples)
     )
 
 
-def _rows(
-    bench: str, path: str, *, place: Place, split: str, media: str | None, frame: Frame | None, alone: bool
-) -> Iterator[Question | Reject | None]:
+def _item_from_sample(sample: Sample) -> Item:
+    kinds: dict[AnswerType, ItemAnswerType] = {kind: name for name, kind in PROMPT_ANSWER_TYPES.items()}
+    return Item(
+        id=sample.id,
+        answer_type=kinds.get(sample.target.answer_type, "text"),
+        answer=sample.target.value,
+        coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
+        cluster=_media_cluster(sample.media) or sample.id,
+        subsets={"task": (sample.task,)},
+    )
+
+
+def _read_file(
+    benchmark: str,
+    path: str,
+    *,
+    dataset_context: DatasetContext,
+    split: str,
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None,
+    only_file: bool,
+) -> Iterator[Question | RejectedRow | None]:
     """The questions of a file; None for a row that no rule can score. One of several files is a group of its own."""
-    if bench == "coco":
-        if frame is not None:
-            raise UserError(f"COCO's annotations are in pixels; leave out --frame {frame}")
-        yield from map(_detection, coco.rows(place, split=split, path=path, media_root=media))
+    if benchmark == "coco":
+        if coordinate_system is not None:
+            raise UserError(f"COCO's annotations are in pixels; leave out --frame {coordinate_system}")
+        yield from map(
+            _make_detection_question, coco.rows(dataset_context, split=split, path=path, media_root=media_root)
+        )
         return
-    files, layouts, file = media_files(place, media, path), layouts_of(bench, frame), PurePath(path).stem
+    files, layouts, file = (
+        make_media_resolver(dataset_context, media_root, path),
+        get_layouts(benchmark, coordinate_system),
+        PurePath(path).stem,
+    )
     layout = None
-    for row in open_rows(place.base, path, split):
+    for row in open_rows(dataset_context.base_dir, path, split):
         try:
             if isinstance(row.cells, BadRowError):
                 raise row.cells
             try:
-                layout = layout or _layout(layouts, row.cells, frame)
+                layout = layout or _select_layout(layouts, row.cells, coordinate_system)
             except BadRowError as error:
-                raise UserError(f"{row.where}: {error}") from error
-            for asked in layout.read(row.cells, files, file):
-                asked.columns.setdefault("id", row.name if alone else f"{file}/{row.name}")
-                question = _question(asked, files, bench)
-                yield question if alone else _filed(question, file)
-        except LeftOutError:
+                raise UserError(f"{row.location}: {error}") from error
+            for asked in layout.parse_row(row.cells, files, file):
+                asked.columns.setdefault("id", row.name if only_file else f"{file}/{row.name}")
+                question = _make_question(asked, files, benchmark)
+                yield question if only_file else _add_file_subset(question, file)
+        except UnscorableRowError:
             yield None
         except (BadRowError, ValueError) as problem:
-            yield Reject(row.name, f"{row.where}: {problem}")
+            yield RejectedRow(row.name, f"{row.location}: {problem}")
     if layout is None:
         raise UserError(f"{path}: holds no rows")
 
 
-def _layout(layouts: Sequence[Layout], cells: Cells, frame: Frame | None) -> Layout:
+def _select_layout(layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None) -> RowLayout:
     """That of a row. Raises BadRowError where there is none, or where it says itself what boxes are measured in."""
-    layout = recognised(layouts, cells)
-    if frame is not None and not layout.asks_frame:
-        raise BadRowError(f"{layout.name} says itself what boxes are measured in; leave out --frame {frame}")
+    layout = recognize_layout(layouts, cells)
+    if coordinate_system is not None and not layout.needs_coordinate_system:
+        raise BadRowError(
+            f"{layout.name} says itself what boxes are measured in; leave out --frame {coordinate_system}"
+        )
     return layout
 
 
-def _question(asked: Asked, files: MediaFiles, bench: str) -> Question:
+def _make_question(row: QuestionRow, files: MediaResolver, benchmark: str) -> Question:
     """A row as a question. Raises ValueError for one that is no item, BadRowError where its text is none."""
-    item = canonical({name: value for name, value in asked.columns.items() if value is not None})
+    item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
     try:
-        images = asked.found or files.images(asked.images)
-        videos = files.videos(asked.videos, asked.clip, asked.fps)
-        written = item.question + (listed(item.options) if asked.lists else "")
-        parts = _joined(_placed(written, images, videos, asked.named))
+        images = row.image_refs or files.images(row.images)
+        videos = files.videos(row.videos, row.clip, row.fps)
+        written = item.question + (format_choices(item.options) if row.append_options else "")
+        parts = _drop_empty_texts(_interleave_media(written, images, videos, row.image_numbering))
     except BadRowError as problem:
         return Question(item=item, problem=str(problem))
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("has neither a question nor a prompt")
     media = tuple(part for part in parts if not isinstance(part, str))
-    clustered = item if asked.columns.get("cluster") else replace(item, cluster=_cluster(media) or item.id)
-    sample = Sample(id=f"{bench}/{item.id}", task=bench, parts=parts, target=_target(item), meta=dict(item.extra))
+    clustered = item if row.columns.get("cluster") else replace(item, cluster=_media_cluster(media) or item.id)
+    sample = Sample(
+        id=f"{benchmark}/{item.id}", task=benchmark, parts=parts, target=_make_target(item), meta=dict(item.meta)
+    )
     return Question(item=clustered, sample=sample)
 
 
-def _placed(written: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], named: Named) -> Sequence[Part]:
+def _interleave_media(
+    text: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], image_numbering: ImageNumbering
+) -> Sequence[ContentPart]:
     """Text and media in turn. Raises BadRowError where they do not go together.
 
     Where a question names `some` pictures, the others are not shown: MMMU has them for its explanations. Where it names
     `parts` of one picture, as MATH-V does with a sheet of figures, the picture comes first, and the names stay.
     """
-    pieces = marked(written)
-    numbers = [piece.number for piece in pieces if isinstance(piece, Mark)]
-    if named == "parts" and len(images) == 1 and {*numbers} - {1, None}:
-        return (*images, written)
-    if named == "some" and numbers and all(number and number <= len(images) for number in numbers):
-        return [images[(piece.number or 1) - 1] if isinstance(piece, Mark) else piece for piece in pieces]
-    return interleaved(pieces, images, videos)
+    pieces = split_at_placeholders(text)
+    numbers = [piece.number for piece in pieces if isinstance(piece, MediaPlaceholder)]
+    if image_numbering == "parts" and len(images) == 1 and {*numbers} - {1, None}:
+        return (*images, text)
+    if image_numbering == "some" and numbers and all(number and number <= len(images) for number in numbers):
+        return [images[(piece.number or 1) - 1] if isinstance(piece, MediaPlaceholder) else piece for piece in pieces]
+    return insert_media(pieces, images, videos)
 
 
-def _filed(question: Question, file: str) -> Question:
+def _add_file_subset(question: Question, file: str) -> Question:
     """The question, in the group of its file."""
     item = question.item
-    return replace(question, item=replace(item, groups={**item.groups, "file": (file,)}))
+    return replace(question, item=replace(item, subsets={**item.subsets, "file": (file,)}))
 
 
-def _target(item: Item) -> Target:
+def _make_target(item: Item) -> Target:
     """What is due, of the kind that is asked for; a point is due in the middle of its box."""
-    kind, answer = KINDS[item.kind], item.answer
-    frame = item.frame if item.kind in ("box", "boxes", "point") else None
-    match item.kind:
+    kind, answer = PROMPT_ANSWER_TYPES[item.answer_type], item.answer
+    frame = item.coordinate_system if item.answer_type in ("box", "boxes", "point") else None
+    match item.answer_type:
         case "choice":
             answer = chr(ord("A") + item.options.index(answer))
         case "integer" | "float" | "count":
-            answer = next(numbers(str(answer))).value
+            answer = next(find_numbers(str(answer))).value
         case "point":
             answer = ((answer[0] + answer[2]) / 2, (answer[1] + answer[3]) / 2)
         case "text" | "list":
             answer = str(answer[0] if isinstance(answer, list) and answer else answer)
-    return Target(kind=kind, value=answer, frame=frame)
+    return Target(answer_type=kind, value=answer, coordinate_system=frame)
 
 
-def _detection(row: Sample | Reject) -> Question | Reject:
-    if isinstance(row, Reject):
+def _make_detection_question(row: Sample | RejectedRow) -> Question | RejectedRow:
+    if isinstance(row, RejectedRow):
         return row
-    return Question(item=replace(_item(row), groups={"category": (str(row.meta["category"]),)}), sample=row)
+    return Question(
+        item=replace(_item_from_sample(row), subsets={"category": (str(row.meta["category"]),)}), sample=row
+    )
 
 
-def _cluster(media: Sequence[MediaRef]) -> str:
+def _media_cluster(media: Sequence[MediaRef]) -> str:
     """Questions on one picture stand or fall together."""
     return media[0].sha256[:16] if media else ""
 
 
-def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _drop_empty_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
     """Without texts that say nothing."""
     return tuple(part for part in parts if part != "")

@@ -6,118 +6,169 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mmrl.config.schema.base import ROLES, Count, FileName, Positive, Role, Strict, When
-from mmrl.config.schema.data import Data, Keep, Limits, Origin
-from mmrl.config.schema.data_order import Curriculum, Mixture, Order, Phase, Plateau, Priority, Shuffled, Sorted
-from mmrl.config.schema.data_stages import Sample, Select
-from mmrl.config.schema.distributed import Deepspeed, Processes
-from mmrl.config.schema.eval_command import Exam
-from mmrl.config.schema.evaluation import Benchmark, Evaluation, RunEvaluation
-from mmrl.config.schema.group_filter import Band, Filter
-from mmrl.config.schema.health import Health
-from mmrl.config.schema.model import LanguageScratch, Lora, LoraTarget, Model, Scratch, Video, VisionScratch
-from mmrl.config.schema.objective import Advantage, Coefficient, Correction, Kl, Loss, Nll, Reference, Uncertainty
-from mmrl.config.schema.presets import Algorithm
-from mmrl.config.schema.replay import Replay
-from mmrl.config.schema.response import (
-    AnswerGrammar,
-    Earned,
-    GroupTerm,
-    Judging,
-    OnFailure,
-    Rewards,
-    Schedule,
-    Section,
-    Term,
-    Transform,
+from mmrl.config.schema.base import (
+    COMPONENTS,
+    Component,
+    FileName,
+    NonNegativeInt,
+    PositiveInt,
+    SampleConditions,
+    StrictModel,
 )
-from mmrl.config.schema.rollout_engine import Parity, Rollouts, Server, Vllm
-from mmrl.config.schema.rollout_steps import ContinueWith, Generate, Probe, Step, Steps, Tool, Trigger, UseTools
-from mmrl.config.schema.stage_checks import check_chain
-from mmrl.config.schema.stages import Optimizer, Rl, RoleRates, Sampling, Sft, Stage, Validation
+from mmrl.config.schema.data import DataConfig, DataSourceConfig, MediaLimitsConfig, RowFilterConfig
+from mmrl.config.schema.data_order import (
+    CurriculumOrderConfig,
+    CurriculumPhaseConfig,
+    DataOrderConfig,
+    MixtureOrderConfig,
+    PlateauConfig,
+    PriorityOrderConfig,
+    ShuffledOrderConfig,
+    SortedOrderConfig,
+)
+from mmrl.config.schema.data_stages import SampleStage, SelectStage
+from mmrl.config.schema.distributed import DeepspeedConfig, DistributedConfig
+from mmrl.config.schema.eval_command import EvalConfig
+from mmrl.config.schema.evaluation import BenchmarkConfig, EvalGenerationConfig, TrainingEvalConfig
+from mmrl.config.schema.group_filter import DynamicSamplingConfig, GroupRewardRangeConfig
+from mmrl.config.schema.health import HealthConfig
+from mmrl.config.schema.model import (
+    FromScratchConfig,
+    LanguageFromScratchConfig,
+    LoraConfig,
+    LoraTarget,
+    ModelConfig,
+    VideoConfig,
+    VisionFromScratchConfig,
+)
+from mmrl.config.schema.objective import (
+    AdvantageConfig,
+    DifficultyWeightConfig,
+    KlConfig,
+    LossCoefficientConfig,
+    LossConfig,
+    ReferenceConfig,
+    RolloutCorrectionConfig,
+    SftLossConfig,
+)
+from mmrl.config.schema.presets import AlgorithmName
+from mmrl.config.schema.replay import ReplayConfig
+from mmrl.config.schema.response import (
+    BaseRewardConfig,
+    GroupRewardConfig,
+    ResponseFormatConfig,
+    ResponseSectionConfig,
+    RewardFailurePolicy,
+    RewardsConfig,
+    RewardTermConfig,
+    RewardTransformConfig,
+    ScoringConfig,
+    WeightScheduleConfig,
+)
+from mmrl.config.schema.rollout_engine import LogprobCheckConfig, RolloutConfig, VllmConfig, VllmServerConfig
+from mmrl.config.schema.rollout_steps import (
+    BlindProbeConfig,
+    GenerateConfig,
+    RethinkConfig,
+    RethinkTriggerConfig,
+    RolloutStepConfig,
+    RolloutStepConfigs,
+    ToolConfig,
+    ToolsConfig,
+)
+from mmrl.config.schema.stage_checks import check_stage_dependencies
+from mmrl.config.schema.stages import (
+    ComponentLrConfig,
+    OptimizerConfig,
+    RlStage,
+    SamplingConfig,
+    SftStage,
+    TrainingStage,
+    ValidationConfig,
+)
 
 __all__ = [
-    "ROLES",
-    "Advantage",
-    "Algorithm",
-    "AnswerGrammar",
-    "Band",
-    "Benchmark",
-    "Best",
-    "Checkpoints",
-    "Coefficient",
+    "COMPONENTS",
+    "AdvantageConfig",
+    "AlgorithmName",
+    "BaseRewardConfig",
+    "BenchmarkConfig",
+    "BestCheckpointConfig",
+    "BlindProbeConfig",
+    "CheckpointsConfig",
+    "Component",
+    "ComponentLrConfig",
     "Config",
-    "ContinueWith",
-    "Correction",
-    "Curriculum",
-    "Data",
-    "Deepspeed",
-    "Earned",
-    "Evaluation",
-    "Exam",
-    "Filter",
-    "Generate",
-    "GroupTerm",
-    "Health",
-    "Judging",
-    "Keep",
-    "Kl",
-    "LanguageScratch",
-    "Limits",
-    "Lora",
+    "CurriculumOrderConfig",
+    "CurriculumPhaseConfig",
+    "DataConfig",
+    "DataOrderConfig",
+    "DataSourceConfig",
+    "DeepspeedConfig",
+    "DifficultyWeightConfig",
+    "DistributedConfig",
+    "DynamicSamplingConfig",
+    "EvalConfig",
+    "EvalGenerationConfig",
+    "FromScratchConfig",
+    "GenerateConfig",
+    "GroupRewardConfig",
+    "GroupRewardRangeConfig",
+    "HealthConfig",
+    "KlConfig",
+    "LanguageFromScratchConfig",
+    "LogprobCheckConfig",
+    "LoraConfig",
     "LoraTarget",
-    "Loss",
-    "Mixture",
-    "Model",
-    "Nll",
-    "OnFailure",
-    "Optimizer",
-    "Order",
-    "Origin",
-    "Parity",
-    "Phase",
-    "Plateau",
-    "Priority",
-    "Probe",
-    "Processes",
-    "Reference",
-    "Replay",
-    "Rewards",
-    "Rl",
-    "Role",
-    "RoleRates",
-    "Rollouts",
-    "Run",
-    "RunEvaluation",
-    "Sample",
-    "Sampling",
-    "Schedule",
-    "Scratch",
-    "Section",
-    "Select",
-    "Server",
-    "Sft",
-    "Shuffled",
-    "Sorted",
-    "Stage",
-    "Step",
-    "Steps",
-    "Strict",
-    "Term",
-    "Tool",
-    "Transform",
-    "Trigger",
-    "Uncertainty",
-    "UseTools",
-    "Validation",
-    "Video",
-    "VisionScratch",
-    "Vllm",
-    "When",
+    "LossCoefficientConfig",
+    "LossConfig",
+    "MediaLimitsConfig",
+    "MixtureOrderConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PlateauConfig",
+    "PriorityOrderConfig",
+    "ReferenceConfig",
+    "ReplayConfig",
+    "ResponseFormatConfig",
+    "ResponseSectionConfig",
+    "RethinkConfig",
+    "RethinkTriggerConfig",
+    "RewardFailurePolicy",
+    "RewardTermConfig",
+    "RewardTransformConfig",
+    "RewardsConfig",
+    "RlStage",
+    "RolloutConfig",
+    "RolloutCorrectionConfig",
+    "RolloutStepConfig",
+    "RolloutStepConfigs",
+    "RowFilterConfig",
+    "RunConfig",
+    "SampleConditions",
+    "SampleStage",
+    "SamplingConfig",
+    "ScoringConfig",
+    "SelectStage",
+    "SftLossConfig",
+    "SftStage",
+    "ShuffledOrderConfig",
+    "SortedOrderConfig",
+    "StrictModel",
+    "ToolConfig",
+    "ToolsConfig",
+    "TrainingEvalConfig",
+    "TrainingStage",
+    "ValidationConfig",
+    "VideoConfig",
+    "VisionFromScratchConfig",
+    "VllmConfig",
+    "VllmServerConfig",
+    "WeightScheduleConfig",
 ]
 
 
-class Best(Strict):
+class BestCheckpointConfig(StrictModel):
     """Which checkpoint is the best."""
 
     metric: str
@@ -127,84 +178,85 @@ class Best(Strict):
     """Whether more is better, or less."""
 
 
-class Checkpoints(Strict):
+class CheckpointsConfig(StrictModel):
     """When runs are saved, and which checkpoints stay."""
 
-    every: Positive = 100
+    every: PositiveInt = 100
     """Steps between checkpoints; one more at each stage's end."""
-    keep: Positive = 2
+    keep_last: PositiveInt = 2
     """How many of the latest stay."""
-    keep_every: Positive | None = None
+    keep_every: PositiveInt | None = None
     """Checkpoints of steps that this divides stay for good."""
-    best: Best | None = None
+    best: BestCheckpointConfig | None = None
     """The best one so far stays, too."""
-    asynchronous: bool = False
+    async_save: bool = False
     """Go on training while a checkpoint is written; takes memory on the host for one more copy of what is saved."""
 
 
-class Run(Strict):
+class RunConfig(StrictModel):
     """The run itself."""
 
     name: FileName
     """Name of the run."""
     dir: str = "runs/{name}"
     """Where everything of the run is written; `{name}` is the run's name."""
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """Every random choice derives from it."""
-    threads: Count = 0
+    cpu_threads: NonNegativeInt = 0
     """CPU threads; 0 takes one per core."""
-    keep_rollouts_every: Positive = 10
+    keep_rollouts_every: PositiveInt = 10
     """Steps between the rollouts kept for reading."""
 
 
-Stages: TypeAlias = tuple[Sft | Rl | Sample | Select, ...]
+Stages: TypeAlias = tuple[SftStage | RlStage | SampleStage | SelectStage, ...]
 
 
-class Config(Strict):
+class Config(StrictModel):
     """A whole experiment."""
 
-    run: Run
+    run: RunConfig
     """Name, place and seed."""
-    model: Model
+    model: ModelConfig
     """The policy."""
-    data: Data
+    data: DataConfig
     """Training and held-out samples."""
-    answer: AnswerGrammar = AnswerGrammar()
+    response_format: ResponseFormatConfig = ResponseFormatConfig()
     """How responses are written."""
-    rewards: Rewards
+    rewards: RewardsConfig
     """How responses are scored."""
-    rollout: Rollouts = Rollouts()
+    rollout: RolloutConfig = RolloutConfig()
     """What draws rollouts."""
     stages: Annotated[
-        tuple[Annotated[Sft | Rl | Sample | Select, Field(discriminator="kind")], ...], Field(min_length=1)
+        tuple[Annotated[SftStage | RlStage | SampleStage | SelectStage, Field(discriminator="kind")], ...],
+        Field(min_length=1),
     ]
     """What is done, in order, each from the previous one's weights."""
-    evaluation: RunEvaluation = RunEvaluation()
+    evaluation: TrainingEvalConfig = TrainingEvalConfig()
     """How held-out reward is measured, and which benchmarks are taken meanwhile."""
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
     """When the run is saved."""
-    processes: Processes = Processes()
+    distributed: DistributedConfig = DistributedConfig()
     """How several processes of one run wait for each other."""
-    deepspeed: Deepspeed | None = None
+    deepspeed: DeepspeedConfig | None = None
     """DeepSpeed's ZeRO in place of plain torch."""
 
     @property
-    def trainings(self) -> tuple[Sft | Rl, ...]:
+    def training_stages(self) -> tuple[SftStage | RlStage, ...]:
         """The stages that train."""
-        return tuple(stage for stage in self.stages if isinstance(stage, Sft | Rl))
+        return tuple(stage for stage in self.stages if isinstance(stage, SftStage | RlStage))
 
     @property
-    def overlaps(self) -> bool:
+    def uses_async_rollouts(self) -> bool:
         """Whether a stage draws rollouts while it learns."""
-        return any(isinstance(stage, Rl) and stage.overlap for stage in self.stages)
+        return any(isinstance(stage, RlStage) and stage.async_rollouts for stage in self.stages)
 
     @field_validator("stages")
     @classmethod
-    def _stages_fit(cls, stages: Stages, info: ValidationInfo) -> Stages:
+    def _check_stages(cls, stages: Stages, info: ValidationInfo) -> Stages:
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             raise ValueError(f"stage names must be unique, got {', '.join(names)}")
-        trainings = [stage for stage in stages if isinstance(stage, Sft | Rl)]
+        trainings = [stage for stage in stages if isinstance(stage, SftStage | RlStage)]
         if not trainings:
             raise ValueError("no stage trains; a run needs one of kind sft or rl")
         sharing = [stage.name for stage in trainings if stage.shared_prefix == "on"]
@@ -213,7 +265,7 @@ class Config(Strict):
         looking = [stage.name for stage in trainings if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
             raise ValueError(f"stage {looking[0]!r} has `validation`, which needs `data.validation`")
-        if "rewards" in info.data and (plain := _not_summed(info.data["rewards"])):
+        if "rewards" in info.data and (plain := _find_non_additive_reward(info.data["rewards"])):
             separate = [stage.name for stage in stages if stage.kind == "rl" and stage.advantage.combine == "per_term"]
             if separate:
                 raise ValueError(f"stage {separate[0]!r}: advantage.combine per_term sums terms by weight; {plain}")
@@ -221,15 +273,15 @@ class Config(Strict):
 
     @field_validator("stages")
     @classmethod
-    def _stages_follow(cls, stages: Stages, info: ValidationInfo) -> Stages:
-        check_chain(stages, info.data)
+    def _check_stage_dependencies(cls, stages: Stages, info: ValidationInfo) -> Stages:
+        check_stage_dependencies(stages, info.data)
         return stages
 
     @field_validator("stages")
     @classmethod
-    def _engine_knows_the_law(cls, stages: Stages, info: ValidationInfo) -> Stages:
+    def _check_engine_sampling(cls, stages: Stages, info: ValidationInfo) -> Stages:
         engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
-        for stage in (stage for stage in stages if isinstance(stage, Rl)):
+        for stage in (stage for stage in stages if isinstance(stage, RlStage)):
             if engine != "hf" and (stage.sampling.top_k or stage.sampling.top_p < 1.0):
                 raise ValueError(
                     f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
@@ -239,8 +291,8 @@ class Config(Strict):
 
     @field_validator("stages")
     @classmethod
-    def _engine_can_overlap(cls, stages: Stages, info: ValidationInfo) -> Stages:
-        overlapping = [stage.name for stage in stages if isinstance(stage, Rl) and stage.overlap]
+    def _check_async_engine(cls, stages: Stages, info: ValidationInfo) -> Stages:
+        overlapping = [stage.name for stage in stages if isinstance(stage, RlStage) and stage.async_rollouts]
         if overlapping and "rollout" in info.data and info.data["rollout"].engine == "vllm":
             raise ValueError(
                 f"stage {overlapping[0]!r} has `overlap`, and rollout.engine vllm takes turns with the learner; use "
@@ -250,10 +302,10 @@ class Config(Strict):
 
     @field_validator("stages")
     @classmethod
-    def _rates_are_of_trained_parts(cls, stages: Stages, info: ValidationInfo) -> Stages:
-        trained = info.data["model"].trained if "model" in info.data else ROLES
-        for stage in (stage for stage in stages if isinstance(stage, Sft | Rl)):
-            if idle := sorted(stage.optimizer.lr_by_role.model_dump(exclude_none=True).keys() - set(trained)):
+    def _check_component_lrs(cls, stages: Stages, info: ValidationInfo) -> Stages:
+        trained = info.data["model"].trained if "model" in info.data else COMPONENTS
+        for stage in (stage for stage in stages if isinstance(stage, SftStage | RlStage)):
+            if idle := sorted(stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys() - set(trained)):
                 raise ValueError(
                     f"stage {stage.name!r} has `optimizer.lr_by_role.{idle[0]}`, but {idle[0]} is not trained"
                 )
@@ -261,7 +313,7 @@ class Config(Strict):
 
     @field_validator("checkpoints")
     @classmethod
-    def _best_is_taken(cls, checkpoints: Checkpoints, info: ValidationInfo) -> Checkpoints:
+    def _check_best_metric(cls, checkpoints: CheckpointsConfig, info: ValidationInfo) -> CheckpointsConfig:
         kind, _, rest = (checkpoints.best.metric if checkpoints.best else "").partition("/")
         if kind == "bench" and "evaluation" in info.data:
             names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
@@ -272,13 +324,17 @@ class Config(Strict):
 
     @field_validator("deepspeed")
     @classmethod
-    def _updates_are_right(cls, deepspeed: Deepspeed | None, info: ValidationInfo) -> Deepspeed | None:
-        if deepspeed and not deepspeed.zero and "model" in info.data and info.data["model"].dtype != "float32":
+    def _check_deepspeed(cls, deepspeed: DeepspeedConfig | None, info: ValidationInfo) -> DeepspeedConfig | None:
+        if deepspeed and not deepspeed.zero_stage and "model" in info.data and info.data["model"].dtype != "float32":
             raise ValueError(
                 "zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or model.dtype=float32"
             )
         copying = "rollout" in info.data and info.data["rollout"].engine == "hf"
-        if deepspeed and copying and any(isinstance(s, Rl) and s.overlap for s in info.data.get("stages", ())):
+        if (
+            deepspeed
+            and copying
+            and any(isinstance(s, RlStage) and s.async_rollouts for s in info.data.get("stages", ()))
+        ):
             raise ValueError(
                 "a stage has `overlap`, for which the engine hf keeps a whole second model on every rank; use "
                 "rollout.engine vllm_server, or leave out `overlap`"
@@ -286,10 +342,12 @@ class Config(Strict):
         return deepspeed
 
 
-def _not_summed(rewards: Rewards) -> str:
+def _find_non_additive_reward(rewards: RewardsConfig) -> str:
     """What of the rewards is more than terms with weights."""
     if rewards.combine != "sum":
         return f"rewards.combine {rewards.combine!r} does not"
-    shaped = [term.fn for term in rewards.terms if term.gate is not None or term.transform != Transform()]
-    shaped += [term.fn for term in (*rewards.terms, *rewards.group_terms) if term.schedule is not None]
+    shaped = [
+        term.fn for term in rewards.terms if term.requires is not None or term.transform != RewardTransformConfig()
+    ]
+    shaped += [term.fn for term in (*rewards.terms, *rewards.group_rewards) if term.schedule is not None]
     return f"term {shaped[0]} has a gate, a transform or a schedule, which that would ignore" if shaped else ""

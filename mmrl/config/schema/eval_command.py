@@ -6,24 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Positive, Strict
-from mmrl.config.schema.data import Limits
-from mmrl.config.schema.evaluation import Evaluation
-from mmrl.config.schema.model import Model
-from mmrl.config.schema.response import AnswerGrammar
-from mmrl.config.schema.rollout_engine import Rollouts
+from mmrl.config.schema.base import NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.data import MediaLimitsConfig
+from mmrl.config.schema.evaluation import EvalGenerationConfig
+from mmrl.config.schema.model import ModelConfig
+from mmrl.config.schema.response import ResponseFormatConfig
+from mmrl.config.schema.rollout_engine import RolloutConfig
 
 
-class ExamRun(Strict):
+class EvalRunConfig(StrictModel):
     """What is not about the model."""
 
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """Every random choice derives from it."""
-    threads: Count = 0
+    cpu_threads: NonNegativeInt = 0
     """CPU threads; 0 takes one per core."""
 
 
-class ExamJudge(Strict):
+class LlmJudgeConfig(StrictModel):
     """A language model, asked about responses in which no rule finds an answer; it never overrules one."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
@@ -36,38 +36,38 @@ class ExamJudge(Strict):
     """Seconds for one answer."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
     """Further tries, with growing pauses; a response of which it then still says nothing is counted."""
-    max_tokens: Positive = 512
+    max_tokens: PositiveInt = 512
     """Longest answer of the judge."""
-    at_once: Positive = 8
+    max_concurrency: PositiveInt = 8
     """Requests under way at a time."""
 
 
-class Exam(Strict):
+class EvalConfig(StrictModel):
     """The settings of `mmrl eval MODEL`. Those of a run are the run's own, unless they are set."""
 
-    run: ExamRun = ExamRun()
+    run: EvalRunConfig = EvalRunConfig()
     """Seed and threads."""
-    model: Model
+    model: ModelConfig
     """The model, and how large it sees pictures."""
-    answer: AnswerGrammar = AnswerGrammar()
+    response_format: ResponseFormatConfig = ResponseFormatConfig()
     """How responses are asked for and read: `answer.think=required` lets it think, `answer.think=none` does not."""
-    rollout: Rollouts = Rollouts()
+    rollout: RolloutConfig = RolloutConfig()
     """What draws responses."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvalGenerationConfig = EvalGenerationConfig()
     """Temperature, longest response, batches, and what is done with a prompt: forced rethinking, for example, with
     `correct: [right]`, the verdict of the benchmark."""
-    limits: Limits = Limits()
+    media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Safety limits on media."""
-    samples: Positive = 1
+    responses_per_question: PositiveInt = 1
     """Responses to each question, for pass@k and maj@k."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling: the smallest set of tokens with this probability."""
-    top_k: Count = 0
+    top_k: NonNegativeInt = 0
     """Sample among so many tokens; 0 is all."""
-    blind: Literal["grey", "noise", "left_out"] | None = None
+    corruption: Literal["grey", "noise", "left_out"] | None = None
     """Hide the pictures and videos: what is then still right, was guessed."""
 
-    judge: ExamJudge | None = None
+    judge: LlmJudgeConfig | None = None
     """Who is asked where rules abstain. Nobody, when left out."""
 
     @property
@@ -76,7 +76,9 @@ class Exam(Strict):
         return ()
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> Exam:
-        if self.samples > 1 and not self.evaluation.temperature:
-            raise ValueError(f"samples {self.samples} of a greedy law are all the same; set evaluation.temperature=1")
+    def _check_sampling_not_greedy(self) -> EvalConfig:
+        if self.responses_per_question > 1 and not self.evaluation.temperature:
+            raise ValueError(
+                f"samples {self.responses_per_question} of a greedy law are all the same; set evaluation.temperature=1"
+            )
         return self

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import log
 from typing import Literal, TypeAlias
 
-Algorithm = Literal[
+AlgorithmName = Literal[
     "grpo",
     "grpo_published",
     "dr_grpo",
@@ -22,12 +22,12 @@ Algorithm = Literal[
     "gdpo",
 ]
 
-Rethinking = Literal["unbiased", "paper"]
+RethinkPreset = Literal["unbiased", "paper"]
 
-Setting: TypeAlias = "Settings | Sequence[Setting] | str | float | None"
-Settings: TypeAlias = "Mapping[str, Setting]"
+PresetValue: TypeAlias = "PresetSettings | Sequence[PresetValue] | str | float | None"
+PresetSettings: TypeAlias = "Mapping[str, PresetValue]"
 
-PRESETS: Mapping[Algorithm, Mapping[str, Settings]] = {
+ALGORITHM_PRESETS: Mapping[AlgorithmName, Mapping[str, PresetSettings]] = {
     # DeepSeekMath, arXiv:2402.03300, aggregated over tokens as in TRL and verl today: the schema's own defaults.
     "grpo": {},
     # The same with the mean over responses of their token means, as published (eq. 3), which favours short ones.
@@ -56,7 +56,7 @@ PRESETS: Mapping[Algorithm, Mapping[str, Settings]] = {
     "gdpo": {"advantage": {"combine": "per_term", "whiten": True}},
 }
 
-RETHINKING: Mapping[Rethinking, Settings] = {
+RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
     # Every attempt counts, whatever came of it: the schema's own defaults.
     "unbiased": {},
     # VL-Rethinker, arXiv:2504.08837, as its code has it. Departures: only the answer is cut off; wrong drafts take part
@@ -80,7 +80,7 @@ RETHINKING: Mapping[Rethinking, Settings] = {
 }
 
 
-def refuse_gaps(bundle: str, settings: Settings, given: Collection[str], part: str = "") -> None:
+def check_preset_applied(bundle: str, settings: PresetSettings, given: Collection[str], part: str = "") -> None:
     """Raises ValueError where a setting of a bundle is neither given nor filled in; `part` is where they stand."""
     if missing := settings.keys() - given:
         raise ValueError(

@@ -6,48 +6,48 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import Count, Positive, Strict
+from mmrl.config.schema.base import NonNegativeInt, PositiveInt, StrictModel
 
 Seconds = Annotated[float, Field(gt=0.0)]
 Nats = Annotated[float, Field(gt=0.0)]
 
 
-class Vllm(Strict):
+class VllmConfig(StrictModel):
     """How a vLLM engine is started; its type, and its longest sequence, follow from `model` and the stages."""
 
-    gpu_memory: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
     """Share of a GPU's memory for its weights and caches, where there is a GPU."""
-    cache_mib: Positive = 512
+    cpu_kv_cache_mib: PositiveInt = 512
     """Memory for keys and values, where there is none."""
-    max_sequences: Positive = 256
+    max_num_seqs: PositiveInt = 256
     """Sequences it decodes at a time."""
-    tensor_parallel: Positive = 1
+    tensor_parallel_size: PositiveInt = 1
     """GPUs that a server's replica is spread over."""
-    restarts: Count = 1
+    max_restarts: NonNegativeInt = 1
     """An engine in a run's only process that fails is started anew so often, and asked once more."""
 
 
-class Server(Strict):
+class VllmServerConfig(StrictModel):
     """Servers of vLLM (`vllm serve`): started by the run, or running already."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
     """Servers that run already, which docs/vllm.md says how to start; none are started then."""
-    replicas: Positive = 1
+    replicas: PositiveInt = 1
     """Servers to start; prompts are shared out among them."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it they see what the run sees."""
-    transfer: Literal["file", "nccl", "ipc"] = "file"
+    weight_transfer: Literal["file", "nccl", "ipc"] = "file"
     """How new weights reach it: files in shared memory (works everywhere, on one machine), NCCL (another GPU, or
     machine), CUDA IPC (the learner's own GPU)."""
-    start_s: Seconds = 900.0
+    startup_timeout_s: Seconds = 900.0
     """A replica that is not up within this time has failed."""
-    deadline_s: Seconds = 600.0
+    timeout_s: Seconds = 600.0
     """An answer that takes longer is a failure."""
-    restarts: Count = 1
+    max_restarts: NonNegativeInt = 1
     """A replica that failed is started anew so often, and asked once more what it left unanswered."""
 
     @model_validator(mode="after")
-    def _started_or_running(self) -> Server:
+    def _check_urls_or_replicas(self) -> VllmServerConfig:
         if self.urls and (self.devices or self.replicas > 1):
             raise ValueError("`urls` names servers that run already, `replicas` and `devices` are for those to start")
         if self.devices and len(self.devices) != self.replicas:
@@ -55,36 +55,36 @@ class Server(Strict):
         return self
 
 
-class Parity(Strict):
+class LogprobCheckConfig(StrictModel):
     """How far the engine's log-probabilities are from the learner's: probed as a stage starts, and then on."""
 
-    every: Count = 0
+    every: NonNegativeInt = 0
     """Syncs of weights between probes. 0: only as a stage starts, and not at all with the engine `hf`."""
-    prompts: Positive = 4
+    prompts_per_modality: PositiveInt = 4
     """Prompts of each sort (text alone, with pictures, with video) in a probe."""
-    tokens: Positive = 32
+    max_new_tokens: PositiveInt = 32
     """Tokens drawn for each, at most."""
-    warn: Nats = 0.05
+    warn_above: Nats = 0.05
     """Mean absolute gap of a token's log-probability, of any sort of prompts, that is warned of."""
-    stop: Nats = 0.5
+    stop_above: Nats = 0.5
     """Gap that ends the run."""
 
 
-class Rollouts(Strict):
+class RolloutConfig(StrictModel):
     """What draws rollouts, in training and evaluation."""
 
     engine: Literal["hf", "vllm", "vllm_server"] = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
     the learner; `vllm_server`: engines in processes of their own, on this machine or others."""
-    vllm: Vllm = Vllm()
+    vllm: VllmConfig = VllmConfig()
     """How a vLLM engine is started."""
-    server: Server = Server()
+    server: VllmServerConfig = VllmServerConfig()
     """Of the engine `vllm_server`."""
-    parity: Parity = Parity()
+    logprob_check: LogprobCheckConfig = LogprobCheckConfig()
     """Whether engine and learner agree."""
 
     @model_validator(mode="after")
-    def _spread_is_of_servers(self) -> Rollouts:
-        if self.engine == "vllm" and self.vllm.tensor_parallel > 1:
+    def _check_tensor_parallel(self) -> RolloutConfig:
+        if self.engine == "vllm" and self.vllm.tensor_parallel_size > 1:
             raise ValueError("`vllm.tensor_parallel` is for the engine vllm_server; in this process it uses one GPU")
         return self

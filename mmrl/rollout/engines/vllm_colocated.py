@@ -14,9 +14,15 @@ import numpy as np
 import torch
 
 from mmrl.policy.processor import QwenProcessor
-from mmrl.rollout.engines.base import Request, drawn
-from mmrl.rollout.responses import Drawn
-from mmrl.rollout.weight_sync import Print, Weights, check_arrival, check_model, recorded
+from mmrl.rollout.engines.base import GenerationRequest, parse_completion
+from mmrl.rollout.responses import GeneratedTokens
+from mmrl.rollout.weight_sync import (
+    TensorFingerprint,
+    WeightStream,
+    check_same_model,
+    check_weights_arrived,
+    iter_with_fingerprints,
+)
 from mmrl.types import UserError
 
 if TYPE_CHECKING:
@@ -24,10 +30,10 @@ if TYPE_CHECKING:
     from vllm.inputs import EngineInput
     from vllm.outputs import CompletionOutput, RequestOutput
 
-_ADAPTER = "policy"
+_ADAPTER_NAME = "policy"
 # vLLM reads these as it is imported. One process, so that weights are handed over rather than sent; threads stay with
 # whom they were given to; on a CPU nothing is compiled, which would take longer than it saves.
-_ENVIRONMENT = {
+_ENV_VARS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -35,9 +41,9 @@ _ENVIRONMENT = {
 }
 
 
-def environment(*, cuda: bool) -> dict[str, str]:
+def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
     """Variables that have to be set before vLLM is imported."""
-    return _ENVIRONMENT | ({} if cuda else {"TORCHDYNAMO_DISABLE": "1"})
+    return _ENV_VARS | ({} if cuda else {"TORCHDYNAMO_DISABLE": "1"})
 
 
 class VllmEngine:
@@ -47,7 +53,7 @@ class VllmEngine:
         self,
         model: str,
         processor: QwenProcessor,
-        arguments: Mapping[str, Any],
+        engine_args: Mapping[str, Any],
         *,
         cuda: bool,
         restarts: int,
@@ -61,7 +67,7 @@ class VllmEngine:
             UserError: vLLM is not installed, or refuses the model or the arguments.
             RuntimeError: this process has an engine.
         """
-        for name, value in environment(cuda=cuda).items():
+        for name, value in vllm_env_vars(cuda=cuda).items():
             os.environ.setdefault(name, value)
         try:
             from vllm.distributed.parallel_state import model_parallel_is_initialized
@@ -72,68 +78,68 @@ class VllmEngine:
             ) from error
         if model_parallel_is_initialized():
             raise RuntimeError("this process has a vLLM engine; one more would end its groups: start another process")
-        self._model, self._processor, self._arguments = model, processor, arguments
-        self._eos: int = processor.tokenizer.eos_token_id
-        self._naps, self._restarts, self._warn = cuda, restarts, warn
-        self._is_guest = torch.distributed.is_initialized()  # the groups of torch are the learner's
+        self._model, self._processor, self._engine_args = model, processor, engine_args
+        self._eos_id: int = processor.tokenizer.eos_token_id
+        self._can_sleep, self._restarts_left, self._warn = cuda, restarts, warn
+        self._shares_process_groups = torch.distributed.is_initialized()  # the groups of torch are the learner's
         self._asleep = False
-        self._adapter: Any = None
-        self._restore: Callable[[], None] = lambda: None
-        self._llm = self._started()
+        self._lora_request: Any = None
+        self._reload_weights: Callable[[], None] = lambda: None
+        self._llm = self._start()
 
-    def draw(self, requests: Sequence[Request]) -> list[list[Drawn]]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
         """The siblings of each request, in order.
 
         Raises:
             UserError: placeholders, grids and patches disagree.
             RuntimeError: the engine failed, once more than it may.
         """
-        from mmrl.rollout.engines.vllm_inputs import engine_input
+        from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
-        self._wake()
-        inputs = [engine_input(request.begun, self._processor) for request in requests]
+        self._wake_up()
+        inputs = [build_engine_input(request.rollout, self._processor) for request in requests]
         while True:
             try:
-                return self._draw(requests, inputs)
+                return self._generate_once(requests, inputs)
             except RuntimeError as failure:
-                if not self._restarts:
+                if not self._restarts_left:
                     failure.add_note(
                         "the rollout engine may not be started anew, or not again (rollout.vllm.restarts); the same "
                         "command goes on from the last checkpoint"
                     )
                     raise
                 why = str(failure)
-            self._revive(why)  # out here, as an exception that is being handled keeps what it came from in memory
+            self._restart(why)  # out here, as an exception that is being handled keeps what it came from in memory
 
-    def load(self, weights: Weights) -> None:
+    def load_weights(self, weights: WeightStream) -> None:
         """Hand over the very tensors, by vLLM's own reloading.
 
         Raises:
             UserError: they are another model's.
             RuntimeError: they did not arrive.
         """
-        self._wake()
-        check_model(weights, self._prints())
-        sent: dict[str, Print] = {}
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorded(weights, sent)})
-        self._forget()
-        check_arrival(sent, self._prints())
-        self._restore = lambda: self.load(weights)
+        self._wake_up()
+        check_same_model(weights, self._read_fingerprints())
+        sent: dict[str, TensorFingerprint] = {}
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter_with_fingerprints(weights, sent)})
+        self._reset_caches()
+        check_weights_arrived(sent, self._read_fingerprints())
+        self._reload_weights = lambda: self.load_weights(weights)
 
     def load_adapter(self, folder: Path) -> None:
         """Use the adapter in `folder`, in place of the one before."""
         from vllm.lora.request import LoRARequest
 
-        self._wake()
-        self._adapter = LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True)
-        self._llm.llm_engine.add_lora(self._adapter)
-        self._adapter = LoRARequest(_ADAPTER, 1, str(folder))  # or every request would read the files again
-        self._forget()
-        self._restore = lambda: self.load_adapter(folder)
+        self._wake_up()
+        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True)
+        self._llm.llm_engine.add_lora(self._lora_request)
+        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))  # or every request would read the files again
+        self._reset_caches()
+        self._reload_weights = lambda: self.load_adapter(folder)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """On a GPU: move the weights to the host, give up the caches."""
-        if self._naps and not self._asleep:
+        if self._can_sleep and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True
 
@@ -141,74 +147,78 @@ class VllmEngine:
         """Shut the engine down, and end its process groups; those that it found stay."""
         client = self._llm.llm_engine.engine_core
         del self._llm
-        with _groups_kept() if self._is_guest else nullcontext():
+        with _keep_process_groups() if self._shares_process_groups else nullcontext():
             client.shutdown()
         del client
         gc.collect()  # its memory, which a successor must find free
 
-    def _started(self) -> LLM:
+    def _start(self) -> LLM:
         """A new engine, which has drawn a token: what its kernels cannot do, they say as they run."""
         from vllm import LLM, SamplingParams
 
-        with _undisturbed():
+        with _preserve_rng_and_threads():
             try:
-                llm = LLM(self._model, **self._arguments, enable_sleep_mode=self._naps)
+                llm = LLM(self._model, **self._engine_args, enable_sleep_mode=self._can_sleep)
                 llm.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
             except (ValueError, NotImplementedError, RuntimeError) as error:
                 raise UserError(f"rollout.engine: vLLM cannot run this model here: {error}") from error
         return llm
 
-    def _revive(self, why: str) -> None:
+    def _restart(self, reason: str) -> None:
         """Start the engine anew, with the weights that it had last."""
-        self._restarts -= 1
-        self._warn(f"the rollout engine failed ({why}); it is started anew, and asked again")
+        self._restarts_left -= 1
+        self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
         self.close()
-        self._asleep, self._adapter = False, None
-        self._llm = self._started()
-        self._restore()
+        self._asleep, self._lora_request = False, None
+        self._llm = self._start()
+        self._reload_weights()
 
-    def _draw(self, requests: Sequence[Request], inputs: Sequence[EngineInput]) -> list[list[Drawn]]:
+    def _generate_once(
+        self, requests: Sequence[GenerationRequest], inputs: Sequence[EngineInput]
+    ) -> list[list[GeneratedTokens]]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         engine = self._llm.llm_engine
         for number, (request, ready) in enumerate(zip(requests, inputs, strict=True)):
-            parameters = SamplingParams(**request.parameters(self._eos), output_kind=RequestOutputKind.FINAL_ONLY)
-            engine.add_request(str(number), ready, parameters, lora_request=self._adapter)
+            parameters = SamplingParams(
+                **request.to_vllm_params(self._eos_id), output_kind=RequestOutputKind.FINAL_ONLY
+            )
+            engine.add_request(str(number), ready, parameters, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
             finished |= {int(output.request_id): output for output in engine.step() if output.finished}
         for number, ready in enumerate(inputs):
             if finished[number].prompt_token_ids != ready["prompt_token_ids"]:
-                name = requests[number].begun.prompt.sample.id
+                name = requests[number].rollout.prompt.sample.id
                 raise RuntimeError(f"sample {name}: the rollout engine read other tokens than it was given")
-        return [[_drawn(one) for one in finished[number].outputs] for number in range(len(requests))]
+        return [[_parse_output(one) for one in finished[number].outputs] for number in range(len(requests))]
 
-    def _wake(self) -> None:
+    def _wake_up(self) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
 
-    def _forget(self) -> None:
+    def _reset_caches(self) -> None:
         """What was computed with other weights: keys and values, and encoded media in both places that keep them."""
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
-    def _prints(self) -> dict[str, Print]:
-        from mmrl.rollout.engines.vllm_weight_transfer import read_prints
+    def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
+        from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
         (plain,) = self._llm.collective_rpc("prints")
-        return read_prints(plain)
+        return parse_fingerprints(plain)
 
 
-def _drawn(completion: CompletionOutput) -> Drawn:
+def _parse_output(completion: CompletionOutput) -> GeneratedTokens:
     logps = [found[token].logprob for token, found in zip(completion.token_ids, completion.logprobs, strict=True)]
-    return drawn(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
+    return parse_completion(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
 
 
 @contextmanager
-def _groups_kept() -> Iterator[None]:
+def _keep_process_groups() -> Iterator[None]:
     """An engine that shuts down ends every process group of torch: let it end its own alone.
 
     Its picture of the world is one of them: a successor would find in it what torch has ended since.
@@ -230,7 +240,7 @@ def _groups_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _preserve_rng_and_threads() -> Iterator[None]:
     """An engine that starts seeds every generator, and takes `torch.set_num_threads` away: put them back."""
     kept, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()

@@ -15,13 +15,13 @@ import torch
 from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-from mmrl.policy.batch import Media, Stretch, media_of
-from mmrl.policy.families import Clock
+from mmrl.policy.batch import BatchMedia, TokenSpan, collect_media
+from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.processor import QwenProcessor
 from mmrl.types import Rollout
 
 
-def engine_input(begun: Rollout, processor: QwenProcessor) -> EngineInput:
+def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInput:
     """What `LLMEngine.add_request` takes for a prompt and what there is of the response: all tokens, all media.
 
     What the engine encodes, it keeps under the digest of the prompt, or of what a tool showed.
@@ -29,26 +29,30 @@ def engine_input(begun: Rollout, processor: QwenProcessor) -> EngineInput:
     Raises:
         UserError: as `QwenProcessor.tensors` and `seen`; or placeholders, grids and patches disagree.
     """
-    stretches = Stretch.of_prompt(begun.prompt, processor), Stretch.of_response(begun, processor)
+    stretches = TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor)
     ids = [token for stretch in stretches for token in stretch.ids]
-    media = media_of(stretches)
+    media = collect_media(stretches)
     keys = {name: list(found) for name, found in (("image", media.image_keys), ("video", media.video_keys)) if found}
     if not keys:
         return tokens_input(ids)
-    ranges = {name: found for name, found in _ranges(ids, media, processor).items() if found}
-    seconds = [part.seconds_V for stretch in stretches for part in stretch.tensors]
-    timed = {"second_per_grid_ts": torch.cat(seconds)} if processor.encoder.family.clock is Clock.SECONDS else {}
-    return mm_input(ids, _arguments(media, timed), keys, ranges)
+    ranges = {name: found for name, found in _placeholder_ranges(ids, media, processor).items() if found}
+    seconds = [part.second_per_grid_V for stretch in stretches for part in stretch.tensors]
+    timed = (
+        {"second_per_grid_ts": torch.cat(seconds)}
+        if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS
+        else {}
+    )
+    return mm_input(ids, _multimodal_kwargs(media, timed), keys, ranges)
 
 
-def _arguments(media: Media, timed: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
+def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
     """What the engine's model is called with, cut into one part per medium."""
     arguments = {
-        "pixel_values": media.images_ND,
+        "pixel_values": media.image_patches_MD,
         "image_grid_thw": media.image_grids_I3,
-        "pixel_values_videos": media.videos_ND,
+        "pixel_values_videos": media.video_patches_MD,
         "video_grid_thw": media.video_grids_V3,
-        **timed,
+        **timing_tensors,
     }
     cuts = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
@@ -60,27 +64,33 @@ def _arguments(media: Media, timed: Mapping[str, torch.Tensor]) -> MultiModalKwa
     return MultiModalKwargsItems.from_hf_inputs(arguments, cuts)
 
 
-def _ranges(ids: Sequence[int], media: Media, processor: QwenProcessor) -> dict[str, list[PlaceholderRange]]:
+def _placeholder_ranges(
+    ids: Sequence[int], media: BatchMedia, processor: QwenProcessor
+) -> dict[str, list[PlaceholderRange]]:
     """Where the media stand in the ids."""
     known = processor.placeholders
-    images, videos = (grids.prod(dim=1) // known.merge**2 for grids in (media.image_grids_I3, media.video_grids_V3))
-    stamped = processor.encoder.family.clock is Clock.STAMPS
+    images, videos = (
+        grids.prod(dim=1) // known.merge_size**2 for grids in (media.image_grids_I3, media.video_grids_V3)
+    )
+    stamped = processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
     return {
-        "image": [PlaceholderRange(places[0], len(places)) for places in _places(ids, known.image, images)],
+        "image": [
+            PlaceholderRange(places[0], len(places)) for places in _placeholder_positions(ids, known.image_id, images)
+        ],
         "video": [
-            _stamped_range(ids, places) if stamped else PlaceholderRange(places[0], len(places))
-            for places in _places(ids, known.video, videos)
+            _timestamped_range(ids, places) if stamped else PlaceholderRange(places[0], len(places))
+            for places in _placeholder_positions(ids, known.video_id, videos)
         ],
     }
 
 
-def _places(ids: Sequence[int], token: int, counts_M: torch.Tensor) -> Iterator[list[int]]:
+def _placeholder_positions(ids: Sequence[int], placeholder_id: int, counts_M: torch.Tensor) -> Iterator[list[int]]:
     """The places of the placeholder `token`, medium by medium."""
-    places = (place for place, found in enumerate(ids) if found == token)
+    places = (place for place, found in enumerate(ids) if found == placeholder_id)
     return (list(islice(places, count)) for count in counts_M.tolist())
 
 
-def _stamped_range(ids: Sequence[int], places: Sequence[int]) -> PlaceholderRange:
+def _timestamped_range(ids: Sequence[int], positions: Sequence[int]) -> PlaceholderRange:
     """A video with words between its frames; it begins with the <|vision_start|> by which the engine finds frames."""
-    start, end = places[0] - 1, places[-1] + 1
-    return PlaceholderRange(start, end - start, is_embed=torch.tensor(ids[start:end]) == ids[places[0]])
+    start, end = positions[0] - 1, positions[-1] + 1
+    return PlaceholderRange(start, end - start, is_embed=torch.tensor(ids[start:end]) == ids[positions[0]])

@@ -29,10 +29,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from mmrl.rollout.weight_sync import Print, Weights, fingerprint, recorded
+from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, fingerprint, iter_with_fingerprints
 
 BACKEND = "mmrl_file"
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_DIR = Path("/dev/shm")
 
 
 def register() -> None:
@@ -45,61 +45,61 @@ def register() -> None:
             factory.register_engine(BACKEND, __name__, name)
 
 
-class Prints:
+class FingerprintExtension:
     """Mixed into vLLM's workers."""
 
     model_runner: Any
 
-    def prints(self) -> dict[str, Any]:
+    def fingerprints(self) -> dict[str, Any]:
         """The print of every weight that the worker holds, as plain data."""
         held = ((name, fingerprint(tensor)) for name, tensor in self.model_runner.get_model().named_parameters())
-        return {name: [list(found.sizes), found.digest] for name, found in held}
+        return {name: [list(found.shape), found.digest] for name, found in held}
 
 
-def read_prints(plain: dict[str, Any]) -> dict[str, Print]:
+def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
     """What `Prints.prints` made plain."""
-    return {name: Print(sizes=tuple(sizes), digest=digest) for name, (sizes, digest) in plain.items()}
+    return {name: TensorFingerprint(shape=tuple(sizes), digest=digest) for name, (sizes, digest) in plain.items()}
 
 
-class Recorded(WeightSource):
+class FingerprintedSource(WeightSource):
     """Our weights as vLLM's senders take them; each pass leaves prints of what it brought.
 
     A sender keeps the source it was made with, so it is here that `weights` change.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: WeightStream) -> None:
         self.weights = weights
-        self.prints: dict[str, Print] = {}
+        self.fingerprints: dict[str, TensorFingerprint] = {}
 
     def metadata(self) -> list[ParamMeta]:
         """Names, types and shapes."""
-        return [ParamMeta(*shape) for shape in self.weights.shapes()]
+        return [ParamMeta(*shape) for shape in self.weights.specs()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass over them."""
-        self.prints.clear()
-        return recorded(self.weights, self.prints)
+        self.fingerprints.clear()
+        return iter_with_fingerprints(self.weights, self.fingerprints)
 
 
 @dataclass
-class FileInit(WeightTransferInitInfo):
+class FileInitInfo(WeightTransferInitInfo):
     """There is nothing to agree on."""
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):
+class FileUpdateInfo(WeightTransferUpdateInfo):
     """A piece: a file of safetensors."""
 
     path: str
 
 
-class FileReceiver(WeightTransferEngine[FileInit, FileUpdate]):
+class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
     """In a worker: reads pieces into the model, as vLLM's own receivers do with what comes over NCCL."""
 
-    init_info_cls = FileInit
-    update_info_cls = FileUpdate
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
 
-    def init_transfer_engine(self, init_info: FileInit) -> None:
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
@@ -110,7 +110,7 @@ class FileReceiver(WeightTransferEngine[FileInit, FileUpdate]):
         """Read one piece. The tensors outlive the file, which is gone when the call returns."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Read one piece."""
         weights = load_file(update_info.path, device=str(self.device))
         self.model.load_weights(weights.items())
@@ -124,7 +124,7 @@ class FileReceiver(WeightTransferEngine[FileInit, FileUpdate]):
 
 
 @dataclass
-class FileSend(TrainerInitInfo):
+class FileTrainerInitInfo(TrainerInitInfo):
     """`piece_bytes` bounds what lies in shared memory at a time; a larger tensor goes alone."""
 
     backend: ClassVar[str] = BACKEND
@@ -132,10 +132,10 @@ class FileSend(TrainerInitInfo):
     piece_bytes: int = 2**28
 
 
-class FileSender(TrainerWeightTransferEngine[FileSend]):
+class FileSender(TrainerWeightTransferEngine[FileTrainerInitInfo]):
     """In the learner: writes pieces."""
 
-    init_info_cls = FileSend
+    init_info_cls = FileTrainerInitInfo
 
     def __init__(self, *, client: VLLMWeightSyncClient, source: WeightSource, piece_bytes: int) -> None:
         super().__init__(client=client, source=source)
@@ -143,7 +143,7 @@ class FileSender(TrainerWeightTransferEngine[FileSend]):
 
     @classmethod
     def trainer_init(
-        cls, init_info: FileSend, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
+        cls, init_info: FileTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> FileSender:
         """Introduce the two sides to each other."""
         if source is None:
@@ -153,21 +153,21 @@ class FileSender(TrainerWeightTransferEngine[FileSend]):
 
     def send_weights(self) -> None:
         """Send all of them."""
-        where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+        where = _SHARED_MEMORY_DIR if _SHARED_MEMORY_DIR.is_dir() else None
         self.client.start_weight_update()
         with tempfile.TemporaryDirectory(prefix="mmrl-", dir=where) as folder:
             path = Path(folder) / "piece.safetensors"
-            for piece in _pieces(self.source, self._piece_bytes):
+            for piece in _split_into_pieces(self.source, self._piece_bytes):
                 save_file(piece, path)
                 self.client.update_weights({"path": str(path)})
         self.client.finish_weight_update()
 
 
-def _pieces(source: WeightSource, most: int) -> Iterator[dict[str, torch.Tensor]]:
+def _split_into_pieces(source: WeightSource, max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
     piece: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in source:
-        if piece and size + tensor.nbytes > most:
+        if piece and size + tensor.nbytes > max_bytes:
             yield piece
             piece, size = {}, 0
         # A copy: a tied matrix comes twice, and a file holds no tensor under two names.

@@ -13,55 +13,55 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mmrl.answer.tool_calls import last_call
+from mmrl.answer.tool_calls import find_final_call
 from mmrl.ports import Sampler
-from mmrl.rollout.pipeline import told
-from mmrl.rollout.tools.replies import COUNTED, FAILURES, Replies, count
-from mmrl.types import Answers, Author, Finish, Rollout, SamplingLaw, UserError
+from mmrl.rollout.pipeline import with_metrics
+from mmrl.rollout.tools.replies import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
+from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Toolbox:
+class ToolStep:
     """The step."""
 
-    replies: Replies
+    executor: ToolExecutor
     sampler: Sampler
-    law: SamplingLaw
+    sampling_params: SamplingParams
 
-    def __call__(self, answers: Answers, *, step: int) -> Answers:
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """The answers, every call in them answered as far as the limits go."""
-        options = self.replies.options
-        rollouts = {(g, i): r for g, group in enumerate(answers.groups) for i, r in enumerate(group)}
+        options = self.executor.options
+        rollouts = {(g, i): r for g, group in enumerate(batch.groups) for i, r in enumerate(group)}
         counts: Counter[str] = Counter()
-        for _ in range(options.turns):
+        for _ in range(options.max_turns):
             calling = {
                 place: rollout
                 for place, rollout in rollouts.items()
-                if _calls_last(rollout) and rollout.num_tokens <= options.max_tokens
+                if _ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens
             }
             if not calling:
                 break
-            said = self._answered(list(calling.values()), counts)
-            longer = self.sampler.extend(said, self.law, step=step)
+            said = self._append_tool_messages(list(calling.values()), counts)
+            longer = self.sampler.extend(said, self.sampling_params, step=step)
             rollouts |= zip(calling, longer, strict=True)
-        counts["unanswered"] = sum(_calls_last(rollout) for rollout in rollouts.values())
-        groups = tuple(tuple(rollouts[g, i] for i in range(len(group))) for g, group in enumerate(answers.groups))
-        named = {f"{options.name}/{what}": float(counts[what]) for what in (*COUNTED, "unanswered")}
-        return told(replace(answers, groups=groups), named)
+        counts["unanswered"] = sum(_ends_in_call(rollout) for rollout in rollouts.values())
+        groups = tuple(tuple(rollouts[g, i] for i in range(len(group))) for g, group in enumerate(batch.groups))
+        named = {f"{options.name}/{what}": float(counts[what]) for what in (*CALL_METRICS, "unanswered")}
+        return with_metrics(replace(batch, groups=groups), named)
 
-    def _answered(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
+    def _append_tool_messages(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
         """The rollouts with what the tools said of their calls."""
-        options = self.replies.options
-        replies = self.replies.to(rollouts)
-        failed = [reply for reply in replies if reply.kind in FAILURES]
+        options = self.executor.options
+        replies = self.executor.execute_calls(rollouts)
+        failed = [reply for reply in replies if reply.kind in FAILURE_KINDS]
         if failed and options.on_error == "stop":
             raise UserError(f"step {options.name}: a tool failed: {failed[0].text}")
-        counts.update(count(replies))
-        return [self.replies.behind(*pair) for pair in zip(rollouts, replies, strict=True)]
+        counts.update(count_calls(replies))
+        return [self.executor.append_message(*pair) for pair in zip(rollouts, replies, strict=True)]
 
 
-def _calls_last(rollout: Rollout) -> bool:
+def _ends_in_call(rollout: Rollout) -> bool:
     """Whether a response ends in a call."""
     last = rollout.segments[-1]
-    called = rollout.finish is Finish.STOP and last.author is Author.POLICY
-    return called and last_call(rollout.text) is not None
+    called = rollout.finish_reason is FinishReason.STOP and last.author is Author.POLICY
+    return called and find_final_call(rollout.text) is not None

@@ -11,26 +11,26 @@ from itertools import islice
 from multiprocessing.pool import AsyncResult
 from typing import Any, NamedTuple
 
-from mmrl.rollout.tools.media_results import Frames, Look, Passage, Zoom
+from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
 from mmrl.types import Sample, UserError
-from mmrl_rewards.cases import Caught
+from mmrl_rewards.cases import ErrorCatcher
 
-_START_S = 300.0
-Tool = Callable[[Mapping[str, Any], Sample], str | Look]
+_STARTUP_TIMEOUT_S = 300.0
+ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
 
-class Said(NamedTuple):
+class ToolResult(NamedTuple):
     """What came of a call, what metrics call it, and what is to be shown in place of the text."""
 
     text: str
     kind: str
-    look: Look | None = None
+    media: MediaResult | None = None
 
 
-class Job(NamedTuple):
+class ToolRequest(NamedTuple):
     """A call of a tool."""
 
-    load: Callable[[], Tool]
+    load_tool: Callable[[], ToolFunction]
     arguments: Mapping[str, Any]
     sample: Sample
 
@@ -40,7 +40,7 @@ class Workers:
     deadline is killed and replaced.
     """
 
-    def __init__(self, loads: Sequence[Callable[[], Tool]], count: int, deadline_s: float) -> None:
+    def __init__(self, loads: Sequence[Callable[[], ToolFunction]], count: int, deadline_s: float) -> None:
         self._loads, self._deadline_s = tuple(loads), deadline_s
         self._pools: list[multiprocessing.pool.Pool | None] = [None] * count
 
@@ -49,26 +49,26 @@ class Workers:
         for place in range(len(self._pools)):
             self._end(place)
 
-    def run(self, jobs: Sequence[Job]) -> list[Said]:
+    def run(self, jobs: Sequence[ToolRequest]) -> list[ToolResult]:
         """What came of each, in order."""
-        said: list[Said] = []
+        said: list[ToolResult] = []
         waiting = iter(jobs)
         while batch := list(islice(waiting, len(self._pools))):
             said += self._together(batch)
         return said
 
-    def _together(self, batch: Sequence[Job]) -> list[Said]:
+    def _together(self, batch: Sequence[ToolRequest]) -> list[ToolResult]:
         pools = [self._pool(place) for place in range(len(batch))]
-        running = [pool.apply_async(_call, job) for pool, job in zip(pools, batch, strict=True)]
+        running = [pool.apply_async(_call_tool, job) for pool, job in zip(pools, batch, strict=True)]
         end = time.monotonic() + self._deadline_s
         return [self._result(place, result, end) for place, result in enumerate(running)]
 
-    def _result(self, place: int, result: AsyncResult[Said], end: float) -> Said:
+    def _result(self, place: int, result: AsyncResult[ToolResult], end: float) -> ToolResult:
         result.wait(max(0.0, end - time.monotonic()))
         if result.ready():
             return result.get()
         self._end(place)
-        return Said(f"The tool did not answer within {self._deadline_s:g} s.", "timeouts")
+        return ToolResult(f"The tool did not answer within {self._deadline_s:g} s.", "timeouts")
 
     def _pool(self, place: int) -> multiprocessing.pool.Pool:
         """A pool of one process, so that killing it ends one call alone."""
@@ -78,11 +78,11 @@ class Workers:
             pool = multiprocessing.get_context("spawn").Pool(1, initializer=signal.signal, initargs=ignore)
             self._pools[place] = pool
             ready = pool.apply_async(_warm_up, (self._loads,))  # no deadline of a call pays for a start and imports
-            ready.wait(_START_S)
+            ready.wait(_STARTUP_TIMEOUT_S)
             if not ready.ready():
                 self._end(place)
                 raise UserError(
-                    f"a process that calls tools is not up within {_START_S:g} s: does a tool's file hang, or end the "
+                    f"a process that calls tools is not up within {_STARTUP_TIMEOUT_S:g} s: does a tool's file hang, or end the "
                     "process, as it is imported?"
                 )
             ready.get()
@@ -95,23 +95,23 @@ class Workers:
             pool.join()
 
 
-def _warm_up(loads: Sequence[Callable[[], Tool]]) -> None:
-    for load in loads:
+def _warm_up(tool_loaders: Sequence[Callable[[], ToolFunction]]) -> None:
+    for load in tool_loaders:
         load()
 
 
-def _call(load: Callable[[], Tool], arguments: Mapping[str, Any], sample: Sample) -> Said:
+def _call_tool(load_tool: Callable[[], ToolFunction], arguments: Mapping[str, Any], sample: Sample) -> ToolResult:
     """One call, in a worker."""
-    with Caught() as caught:
-        match load()(arguments, sample):
+    with ErrorCatcher() as caught:
+        match load_tool()(arguments, sample):
             case str() as text:
-                return Said(text, "answers")
-            case Zoom() | Frames() | Passage() as look:
-                return Said("", "answers", look)
+                return ToolResult(text, "answers")
+            case ImageCrop() | VideoFrames() | VideoClip() as look:
+                return ToolResult("", "answers", look)
             case other:
-                return Said(f"The tool returned {other!r:.80}.", "errors")
+                return ToolResult(f"The tool returned {other!r:.80}.", "errors")
     match caught.error:
         case ValueError() as error:
-            return Said(f"The tool refuses: {error}", "refused")
+            return ToolResult(f"The tool refuses: {error}", "refused")
         case error:
-            return Said(f"The tool failed: {type(error).__name__}: {error}", "errors")
+            return ToolResult(f"The tool failed: {type(error).__name__}: {error}", "errors")

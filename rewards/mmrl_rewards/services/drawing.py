@@ -26,18 +26,27 @@ import ziafont
 import ziamath
 from lxml import etree
 
-from mmrl.answer import checked
-from mmrl.types import Kind
+from mmrl.answer import validate_value
+from mmrl.types import AnswerType
 
 _WHITE = "#ffffff"
 _FONT_SIZE = 32.0
-_LARGEST = 2048.0  # pixels, the side of a square as large as the largest formula
-_FAMILY = "DejaVu Sans"
-_FORBIDDEN = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "ctypes.", "shutil.")
-_WALL_PER_CPU = 20  # a machine this busy is not the drawing's fault, and it is not waited for
+_MAX_SIDE_PX = 2048.0  # pixels, the side of a square as large as the largest formula
+_FONT_FAMILY = "DejaVu Sans"
+_FORBIDDEN_EVENTS = (
+    "socket.",
+    "subprocess.",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.system",
+    "ctypes.",
+    "shutil.",
+)
+_WALL_SECONDS_PER_CPU_SECOND = 20  # a machine this busy is not the drawing's fault, and it is not waited for
 
 
-class Limits(NamedTuple):
+class DrawingProcessLimits(NamedTuple):
     """What one drawing may take."""
 
     cpu_s: int
@@ -45,7 +54,7 @@ class Limits(NamedTuple):
     max_bytes: int
 
 
-def svg(source: str, side: int) -> bytes:
+def draw_svg(source: str, side: int) -> bytes:
     """A PNG of `side` x `side` pixels, the drawing fitted in and centred on white.
 
     Without a viewBox its width and height are taken for one. Text is set in one font that comes with a library.
@@ -53,44 +62,44 @@ def svg(source: str, side: int) -> bytes:
     Raises:
         ValueError: the answer grammar refuses it, or it cannot be drawn.
     """
-    root = etree.fromstring(checked(Kind.SVG, source).encode(), etree.XMLParser(resolve_entities=False))
+    root = etree.fromstring(validate_value(AnswerType.SVG, source).encode(), etree.XMLParser(resolve_entities=False))
     if "viewBox" not in root.attrib:
-        width, height = (_pixels(root.get(name, "100")) for name in ("width", "height"))
+        width, height = (_parse_pixels(root.get(name, "100")) for name in ("width", "height"))
         root.set("viewBox", f"0 0 {width:g} {height:g}")
     root.set("width", str(side))
     root.set("height", str(side))
     root.set("preserveAspectRatio", "xMidYMid meet")
-    return _painted(etree.tostring(root, encoding="unicode"))
+    return _rasterize(etree.tostring(root, encoding="unicode"))
 
 
-def latex(source: str, _: int) -> bytes:
+def draw_latex(source: str, _: int) -> bytes:
     """A PNG of a formula in its natural size, black on white.
 
     Raises:
         ValueError: it is no formula, or of more than 2048 x 2048 pixels.
     """
-    picture = ziamath.Latex(checked(Kind.LATEX, source), size=_FONT_SIZE).svgxml()
-    if not 0.0 < float(picture.get("width")) * float(picture.get("height")) <= _LARGEST**2:
+    picture = ziamath.Latex(validate_value(AnswerType.LATEX, source), size=_FONT_SIZE).svgxml()
+    if not 0.0 < float(picture.get("width")) * float(picture.get("height")) <= _MAX_SIDE_PX**2:
         raise ValueError("too large, or nothing at all")
-    return _painted(ElementTree.tostring(picture, encoding="unicode"))
+    return _rasterize(ElementTree.tostring(picture, encoding="unicode"))
 
 
-def serve(limits: Limits) -> None:
+def serve(limits: DrawingProcessLimits) -> None:
     """Answer requests until there are no more."""
-    latex(r"\frac{1}{2}", 0)  # fonts and tables are loaded once, before any drawing is under watch
+    draw_latex(r"\frac{1}{2}", 0)  # fonts and tables are loaded once, before any drawing is under watch
     for line in sys.stdin:
-        print(json.dumps(_apart(json.loads(line), limits)), flush=True)
+        print(json.dumps(_draw_in_process(json.loads(line), limits)), flush=True)
 
 
-def _apart(request: Mapping[str, Any], limits: Limits) -> dict[str, str]:
+def _draw_in_process(request: Mapping[str, Any], limits: DrawingProcessLimits) -> dict[str, str]:
     """A request answered in another process, which ends with it."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_draw, args=(request, limits, there), daemon=True)
+    process = context.Process(target=_draw_limited, args=(request, limits, there), daemon=True)
     process.start()
     there.close()
     try:
-        reply = here.recv_bytes(limits.max_bytes) if here.poll(limits.cpu_s * _WALL_PER_CPU) else None
+        reply = here.recv_bytes(limits.max_bytes) if here.poll(limits.cpu_s * _WALL_SECONDS_PER_CPU_SECOND) else None
     except EOFError:
         process.join()
         slow = process.exitcode == -signal.SIGXCPU
@@ -105,21 +114,23 @@ def _apart(request: Mapping[str, Any], limits: Limits) -> dict[str, str]:
     return {"png": base64.b64encode(reply).decode()}
 
 
-def _draw(request: Mapping[str, Any], limits: Limits, out: Connection) -> None:
+def _draw_limited(request: Mapping[str, Any], limits: DrawingProcessLimits, out: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.addaudithook(_forbid)
-    out.send_bytes({"svg": svg, "latex": latex}[request["language"]](request["source"], request["side"]))
+    sys.addaudithook(_forbid_event)
+    out.send_bytes({"svg": draw_svg, "latex": draw_latex}[request["language"]](request["source"], request["side"]))
 
 
-def _forbid(event: str, details: tuple[object, ...]) -> None:
-    if event.startswith(_FORBIDDEN) or (event == "open" and not str(details[0]).endswith((".py", ".pyc", ".ttf"))):
+def _forbid_event(event: str, details: tuple[object, ...]) -> None:
+    if event.startswith(_FORBIDDEN_EVENTS) or (
+        event == "open" and not str(details[0]).endswith((".py", ".pyc", ".ttf"))
+    ):
         raise PermissionError(f"a drawing may not {event}")
 
 
-def _painted(drawing: str) -> bytes:
+def _rasterize(drawing: str) -> bytes:
     font = Path(ziafont.__file__).parent / "fonts" / "DejaVuSans.ttf"
     return bytes(
         resvg_py.svg_to_bytes(
@@ -127,15 +138,15 @@ def _painted(drawing: str) -> bytes:
             background=_WHITE,
             skip_system_fonts=True,  # every machine draws alike
             font_files=[str(font)],
-            font_family=_FAMILY,
-            serif_family=_FAMILY,
-            sans_serif_family=_FAMILY,
-            monospace_family=_FAMILY,
+            font_family=_FONT_FAMILY,
+            serif_family=_FONT_FAMILY,
+            sans_serif_family=_FONT_FAMILY,
+            monospace_family=_FONT_FAMILY,
         )
     )
 
 
-def _pixels(length: str) -> float:
+def _parse_pixels(length: str) -> float:
     """A length in pixels; other units and shares of a page that is not there are none."""
     value = float(length.strip().removesuffix("px"))
     if not 0.0 < value < 1e6:
@@ -144,4 +155,4 @@ def _pixels(length: str) -> float:
 
 
 if __name__ == "__main__":
-    serve(Limits(*map(int, sys.argv[1:])))
+    serve(DrawingProcessLimits(*map(int, sys.argv[1:])))

@@ -12,10 +12,10 @@ from PIL import Image
 
 from mmrl.types import Unscorable
 
-Picture = NDArray[np.uint8]
+ImageArray = NDArray[np.uint8]
 
 
-def embedding(folder: str, picture: Picture) -> NDArray[np.float64]:
+def embed_image(folder: str, picture: ImageArray) -> NDArray[np.float64]:
     """What the backbone in `folder` sees in a picture [height, width, 3], a unit vector.
 
     The picture is padded with white to a square and resized to what the backbone reads. On the CPU, in float32.
@@ -25,7 +25,7 @@ def embedding(folder: str, picture: Picture) -> NDArray[np.float64]:
     """
     import torch
 
-    model, size, mean, std = _backbone(folder)
+    model, size, mean, std = _load_backbone(folder)
     side = max(picture.shape[:2])
     page = Image.new("RGB", (side, side), "white")
     image = Image.fromarray(picture)
@@ -37,7 +37,7 @@ def embedding(folder: str, picture: Picture) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=2)
-def _backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[np.float32]]:
+def _load_backbone(folder: str) -> tuple[Any, int, NDArray[np.float32], NDArray[np.float32]]:
     if not (Path(folder) / "config.json").is_file():
         raise Unscorable(f"there is no timm model in {folder!r}: a folder with config.json and model.safetensors")
     from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds

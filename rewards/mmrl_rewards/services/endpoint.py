@@ -16,17 +16,17 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Unscorable
-from mmrl_rewards.services.cache import Cache
+from mmrl_rewards.services.cache import ReplyCache
 
-Read = TypeVar("Read")
+ReplyT = TypeVar("ReplyT")
 Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
 
-_OK, _REJECTED = 200, 422
-_PASSING = frozenset({408, 425, 429, *range(500, 600)})
-_EXCERPT = 80
+_STATUS_OK, _STATUS_REJECTED = 200, 422
+_RETRYABLE_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
+_EXCERPT_CHARS = 80
 
 
-class Rejected(Exception):
+class RequestRejected(Exception):
     """The service is well and refuses what it was given (status 422)."""
 
 
@@ -50,7 +50,7 @@ class Endpoint(BaseModel):
     max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000
     """A longer reply is unusable."""
 
-    def post(self, request: object, read: Callable[[bytes], Read]) -> Read:
+    def post(self, request: object, parse_reply: Callable[[bytes], ReplyT]) -> ReplyT:
         """What `read` makes of the reply to a request, which is sent as JSON; `read` raises ValueError when it is
         unusable.
 
@@ -60,17 +60,17 @@ class Endpoint(BaseModel):
         """
         body = json.dumps(request, sort_keys=True).encode()
         asked = self.url.encode() + b"\n" + body
-        kept = Cache(Path(self.cache)) if self.cache else None
+        kept = ReplyCache(Path(self.cache)) if self.cache else None
         if kept is not None and (reply := kept.get(asked)) is not None:
             with suppress(ValueError):  # kept for a reader of other demands: asked anew
-                return read(reply)
+                return parse_reply(reply)
         failure = ""
         for further in range(self.retries + 1):
             if further:
                 time.sleep(self.backoff_s * 2.0 ** (further - 1))
             try:
                 reply = self._exchange(body)
-                result = read(reply)
+                result = parse_reply(reply)
             except (OSError, HTTPException, ValueError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
@@ -85,11 +85,11 @@ class Endpoint(BaseModel):
         path = where.path + (f"?{where.query}" if where.query else "")
         with closing(connect(where.hostname or "", where.port, timeout=self.timeout_s)) as connection:
             connection.connect()
-            with _hung_up_after(self.timeout_s, connection.sock):
+            with _close_after(self.timeout_s, connection.sock):
                 connection.request("POST", path or "/", body, self._headers())
                 response = connection.getresponse()
                 reply = response.read(self.max_reply_bytes + 1)
-        return self._accepted(response.status, reply)
+        return self._check_status(response.status, reply)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
@@ -97,13 +97,13 @@ class Endpoint(BaseModel):
             headers["Authorization"] = f"Bearer {Path(self.key_file).read_text(encoding='utf-8').strip()}"
         return headers
 
-    def _accepted(self, status: int, reply: bytes) -> bytes:
-        said = f"status {status}: {reply[:_EXCERPT].decode('utf-8', 'replace')!r}"
-        if status == _REJECTED:
-            raise Rejected(said)
-        if status in _PASSING:
+    def _check_status(self, status: int, reply: bytes) -> bytes:
+        said = f"status {status}: {reply[:_EXCERPT_CHARS].decode('utf-8', 'replace')!r}"
+        if status == _STATUS_REJECTED:
+            raise RequestRejected(said)
+        if status in _RETRYABLE_STATUSES:
             raise OSError(said)
-        if status != _OK:
+        if status != _STATUS_OK:
             raise Unscorable(f"{self.url}: {said}")
         if len(reply) > self.max_reply_bytes:
             raise ValueError(f"a reply of more than {self.max_reply_bytes} bytes")
@@ -111,14 +111,14 @@ class Endpoint(BaseModel):
 
 
 @contextmanager
-def _hung_up_after(seconds: float, line: socket.socket) -> Iterator[None]:
+def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
     """Ends an exchange at its deadline, however slowly bytes keep coming: a socket's own timeout is for each alone."""
     over = []
 
     def hang_up() -> None:
         over.append(True)
         with suppress(OSError):  # the other side was first
-            line.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
 
     timer = Timer(seconds, hang_up)
     timer.start()

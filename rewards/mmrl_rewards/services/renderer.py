@@ -26,14 +26,14 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
-from mmrl_rewards.services.cache import Cache
-from mmrl_rewards.services.endpoint import Endpoint, Rejected, Seconds
+from mmrl_rewards.services.cache import ReplyCache
+from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds
 
-Picture = NDArray[np.uint8]
+ImageArray = NDArray[np.uint8]
 
-_MOST_PIXELS = 16_000_000
+_MAX_PIXELS = 16_000_000
 _MEGABYTE = 2**20
-_RESTRICTED = """
+_LIMITED_EXEC_SCRIPT = """
 import os, sys
 from resource import RLIMIT_CORE, RLIMIT_CPU, RLIMIT_FSIZE, setrlimit
 cpu_s, max_bytes = map(int, sys.argv[1:3])
@@ -43,11 +43,11 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-class CannotDraw(Exception):
+class DrawingError(Exception):
     """A source that is no drawing, or takes more than it may."""
 
 
-class Limits(BaseModel):
+class DrawingLimits(BaseModel):
     """What drawing one source may take."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,7 +62,7 @@ class Limits(BaseModel):
     """Of the source."""
 
 
-def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: Limits) -> Picture:
+def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
     """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size; on white.
 
     The program that draws is started once per process that asks, since starting takes longer than drawing; it keeps
@@ -73,11 +73,13 @@ def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: L
         Unscorable: the program does not answer.
     """
     if len(source) > limits.max_chars:
-        raise CannotDraw(f"{len(source)} characters, at most {limits.max_chars} are drawn")
-    return decoded(_program(os.getpid(), limits).draw({"language": language, "source": source, "side": side}))
+        raise DrawingError(f"{len(source)} characters, at most {limits.max_chars} are drawn")
+    return decode_png(
+        _get_drawing_process(os.getpid(), limits).draw({"language": language, "source": source, "side": side})
+    )
 
 
-class External(BaseModel):
+class ExternalRenderer(BaseModel):
     """A renderer of one's own: an address that is sent {"language": .., "source": ..} and answers with a PNG (status
     422 for a source that cannot be drawn), or a command.
 
@@ -107,14 +109,14 @@ class External(BaseModel):
     """Folder where pictures drawn by a command are kept."""
 
     @model_validator(mode="after")
-    def _one_way(self) -> External:
+    def _check_one_renderer(self) -> ExternalRenderer:
         if (self.endpoint is None) == (not self.command):
             raise ValueError("give either `endpoint` or `command`")
         if self.command and not all(any(word in part for part in self.command) for word in ("{input}", "{output}")):
             raise ValueError("the command names neither {input} nor {output}, or only one of them")
         return self
 
-    def draw(self, source: str) -> Picture:
+    def draw(self, source: str) -> ImageArray:
         """Draw a source.
 
         Raises:
@@ -122,26 +124,26 @@ class External(BaseModel):
             Unscorable: the renderer cannot be reached, or answers with something else.
         """
         if len(source) > self.max_chars:
-            raise CannotDraw(f"{len(source)} characters, at most {self.max_chars} are drawn")
+            raise DrawingError(f"{len(source)} characters, at most {self.max_chars} are drawn")
         try:
             if self.endpoint is None:
-                return decoded(self._run_once(source))
-            return self.endpoint.post({"language": self.language, "source": source}, decoded)
-        except (Rejected, ValueError) as error:
-            raise CannotDraw(f"comes to nothing: {error}") from error
+                return decode_png(self._run_cached(source))
+            return self.endpoint.post({"language": self.language, "source": source}, decode_png)
+        except (RequestRejected, ValueError) as error:
+            raise DrawingError(f"comes to nothing: {error}") from error
 
-    def _run_once(self, source: str) -> bytes:
-        kept = Cache(Path(self.cache)) if self.cache else None
+    def _run_cached(self, source: str) -> bytes:
+        kept = ReplyCache(Path(self.cache)) if self.cache else None
         asked = json.dumps([self.language, self.command, source]).encode()
         if kept is not None and (png := kept.get(asked)) is not None:
             return png
         with tempfile.TemporaryDirectory() as folder:
-            png = self._run(source, Path(folder))
+            png = self._run_command(source, Path(folder))
         if kept is not None:
             kept.put(asked, png)
         return png
 
-    def _run(self, source: str, folder: Path) -> bytes:
+    def _run_command(self, source: str, folder: Path) -> bytes:
         given, drawn = folder / f"source.{self.language}", folder / "picture.png"
         given.write_text(source, encoding="utf-8", errors="replace")
         program = shutil.which(self.command[0], path=os.defpath)
@@ -149,7 +151,7 @@ class External(BaseModel):
             raise Unscorable(f"there is no program {self.command[0]!r}: give its whole path")
         options = [part.replace("{input}", str(given)).replace("{output}", str(drawn)) for part in self.command[1:]]
         process = subprocess.Popen(
-            [sys.executable, "-c", _RESTRICTED, str(self.cpu_s), str(self.max_bytes), program, *options],
+            [sys.executable, "-c", _LIMITED_EXEC_SCRIPT, str(self.cpu_s), str(self.max_bytes), program, *options],
             cwd=folder,
             env={"PATH": os.defpath, "HOME": str(folder)},
             stdin=subprocess.DEVNULL,
@@ -160,15 +162,15 @@ class External(BaseModel):
         try:
             status = process.wait(self.timeout_s)
         except subprocess.TimeoutExpired:
-            raise CannotDraw(f"takes more than {self.timeout_s:g} s to draw") from None
+            raise DrawingError(f"takes more than {self.timeout_s:g} s to draw") from None
         finally:
-            _end_session(process)
+            _kill_session(process)
         if status != 0 or not drawn.is_file():
-            raise CannotDraw(f"the renderer ends with status {status}, {'a' if drawn.is_file() else 'no'} picture")
+            raise DrawingError(f"the renderer ends with status {status}, {'a' if drawn.is_file() else 'no'} picture")
         return drawn.read_bytes()
 
 
-def decoded(png: bytes) -> Picture:
+def decode_png(png: bytes) -> ImageArray:
     """The pixels of a PNG on white.
 
     Raises:
@@ -176,7 +178,7 @@ def decoded(png: bytes) -> Picture:
     """
     try:
         with Image.open(BytesIO(png), formats=("PNG",)) as image:
-            if image.width * image.height > _MOST_PIXELS:
+            if image.width * image.height > _MAX_PIXELS:
                 raise ValueError(f"a picture of {image.width} x {image.height} pixels")
             page = Image.new("RGBA", image.size, "white")
             page.alpha_composite(image.convert("RGBA"))
@@ -185,17 +187,17 @@ def decoded(png: bytes) -> Picture:
     return np.asarray(page.convert("RGB"))
 
 
-class _Program:
+class _DrawingProcess:
     """The program that draws, started anew when it has ended."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: DrawingLimits) -> None:
         self._limits, self._lock = limits, Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def draw(self, request: dict[str, Any]) -> bytes:
         """The PNG that answers a request. Raises as `draw` does."""
         with self._lock:
-            process = self._running()
+            process = self._ensure_running()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
@@ -210,11 +212,11 @@ class _Program:
             case {"png": png}:
                 return base64.b64decode(png)
             case {"failure": reason}:
-                raise CannotDraw(reason)
+                raise DrawingError(reason)
             case other:
                 raise Unscorable(f"the program that draws says {other}")
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _ensure_running(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             limits = (self._limits.cpu_s, self._limits.memory_mb * _MEGABYTE, self._limits.max_bytes)
             self._process = subprocess.Popen(
@@ -229,13 +231,13 @@ class _Program:
 
 
 @lru_cache(maxsize=8)
-def _program(process_id: int, limits: Limits) -> _Program:
+def _get_drawing_process(process_id: int, limits: DrawingLimits) -> _DrawingProcess:
     """One for each process: a fork must not talk through its parent's pipes."""
     del process_id
-    return _Program(limits)
+    return _DrawingProcess(limits)
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
     """End a command and all it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

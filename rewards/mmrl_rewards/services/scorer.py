@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import isfinite
 
-from mmrl.answer import read
-from mmrl.types import Kind
+from mmrl.answer import parse_answer_value
+from mmrl.types import AnswerType
 from mmrl_rewards.services.endpoint import Endpoint
 
 
-class ScorerService(Endpoint):
+class RewardModelService(Endpoint):
     """Where a reward model listens."""
 
     def score(self, question: str, response: str) -> float:
@@ -18,11 +18,11 @@ class ScorerService(Endpoint):
         Raises:
             Rejected, Unscorable: as `Endpoint.post`.
         """
-        return self.post({"question": question, "response": response}, _score)
+        return self.post({"question": question, "response": response}, _parse_score)
 
 
-def _score(reply: bytes) -> float:
-    match read(Kind.JSON, reply.decode()):
+def _parse_score(reply: bytes) -> float:
+    match parse_answer_value(AnswerType.JSON, reply.decode()):
         case {"score": int() | float() as score} if not isinstance(score, bool) and isfinite(score):
             return float(score)
         case other:
