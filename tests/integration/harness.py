@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fork_server import ONE_THREAD, Forked
 from PIL import Image
 
 TINY = {
@@ -76,19 +78,49 @@ def write(config: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = None, timeout: float = 1200.0) -> Done:
-    """`python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them."""
+def mmrl(
+    *arguments: object,
+    strike: Sequence[object] = (),
+    cwd: Path | None = None,
+    timeout: float = 1200.0,
+    fresh: bool = False,
+) -> Done:
+    """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them.
+
+    It is forked from a process that has the imports behind it. `fresh` starts a new interpreter instead.
+    """
     program = [Path(__file__).with_name("sabotage.py"), *strike] if strike else ["-m", "mmrl"]
+    command = [*map(str, program), *map(str, arguments)]
+    environment = {**os.environ, **ONE_THREAD}
+    if not fresh:
+        forked = Forked(command, cwd=cwd, env=environment)
+        output, errors = forked.communicate(timeout)
+        return Done(forked.returncode, output, errors)
     done = subprocess.run(
-        [sys.executable, *map(str, program), *map(str, arguments)],
+        [sys.executable, *command],
         capture_output=True,
         check=False,
         text=True,
         timeout=timeout,
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that `make` has filled once for all processes of pytest-xdist: the first to ask fills it."""
+    root = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent  # of all workers of this run
+    folder, made = root / name, root / f"{name}.made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:

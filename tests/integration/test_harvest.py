@@ -110,6 +110,7 @@ def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: P
         assert (tmp_path / "run" / file).read_bytes() == (harvested / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_harvest_and_keep_what_one_does(harvested: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
     done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)

@@ -16,6 +16,8 @@ from waiting import PATIENCE_S, wait_for
 from mmrl.checkpoint import latest
 from mmrl.cli import launch
 
+pytestmark = pytest.mark.slow
+
 LINES = 8  # of metrics.jsonl when we strike
 
 
@@ -78,7 +80,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
 def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}

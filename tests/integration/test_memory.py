@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from harness import Command, alike, contents, counting, experiment, imitation, metrics, mmrl, reinforcement, write
 
 
@@ -24,6 +25,7 @@ def remembering(folder: Path, name: str) -> Path:
     return write(experiment(folder / name, stages=[imitation(steps=16), rl], data=data), folder / f"{name}.yaml")
 
 
+@pytest.mark.slow
 def test_a_run_that_remembers_ends_alike_when_stopped_or_shared_by_two_ranks(tmp_path: Path, here: Command) -> None:
     once, twice, shared = (remembering(tmp_path, name) for name in ("once", "twice", "shared"))
     assert here("train", once).code == 0

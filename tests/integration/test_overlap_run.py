@@ -114,6 +114,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     assert contents(tmp_path / "run") == contents(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what one has drawn ahead is dealt out when two go on."""
     replay = {"capacity": 32, "drop_zero": False, "refill": "fraction", "share": 0.3}
@@ -134,6 +135,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
+@pytest.mark.slow
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
     chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5, "token_budget": 60}]

