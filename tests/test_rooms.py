@@ -180,7 +180,7 @@ def room_of_import(name: str) -> str | None:
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything imported, wherever in the file; a relative import begins with a dot."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.plan(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -214,17 +214,19 @@ def check_libraries(path: str, source: str) -> Iterator[str]:
 def check_constructs(path: str, source: str) -> Iterator[str]:
     """No broad except, no probing, no relative import, no global state; media are opened in mmrl/media alone."""
     yield from (f"{path}:{line}: relative import {name}" for line, name in imports(source) if name.startswith("."))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.plan(ast.parse(source)):
         match node:
             case ast.ExceptHandler(type=None):
                 yield f"{path}:{node.lineno}: bare except"
-            case ast.ExceptHandler(type=broad) if "Exception" in (ast.unparse(part) for part in ast.walk(broad)):
+            case ast.ExceptHandler(type=broad) if "Exception" in (ast.unparse(part) for part in ast.plan(broad)):
                 yield f"{path}:{node.lineno}: except Exception hides errors: name those you can answer"
-            case ast.Call(func=ast.Name(id="hasattr")):
+            case ast.RewardCall(func=ast.Name(id="hasattr")):
                 yield f"{path}:{node.lineno}: hasattr probes: say what the thing is"
             case ast.Global():
                 yield f"{path}:{node.lineno}: global state"
-            case ast.Call(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if not path.startswith(OPENERS):
+            case ast.RewardCall(func=ast.Attribute(attr="open", value=ast.Name(id="Image"))) if not path.startswith(
+                OPENERS
+            ):
                 yield f"{path}:{node.lineno}: only mmrl/media opens images"
 
 
@@ -233,7 +235,7 @@ def check_sizes(path: str, source: str) -> Iterator[str]:
     lines, limit = len(source.splitlines()), MAX_LINES_OF.get(path, MAX_LINES)
     if lines > limit:
         yield f"{path}: {lines} lines, at most {limit}"
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.plan(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             measures = {
                 "lines": (node.end_lineno - node.lineno + 1, MAX_FUNCTION_LINES),

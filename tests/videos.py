@@ -39,7 +39,7 @@ def write_video(
 ) -> VideoRef:
     """Write one frame at each of `times`, in frames of 1/12 s; the file's name says the container."""
     with av.open(str(path), "w", options=dict(container or {})) as file:
-        stream = file.add_stream(codec, rate=RATE, options={"threads": "1", **(options or {})})
+        stream = file.add_stream(codec, rate=RATE, options={"cpu_threads": "1", **(options or {})})
         stream.width, stream.height = size
         stream.pix_fmt = pixels
         stream.codec_context.time_base = Fraction(1, RATE * _TICKS)

@@ -63,7 +63,7 @@ class NoiseTensorProvider:
         self._patch_width = 3 * images.temporal_patch_size * images.patch_size**2
         self._vocab_size = len(loaded.processor.tokenizer)
         self._special_tokens = set(loaded.processor.tokenizer.added_tokens_decoder)
-        self._runs: dict[str, dict[int, list[PlaceholderRun]]] = {}
+        self._placeholder_runs: dict[str, dict[int, list[PlaceholderRun]]] = {}
 
     def random_tokens(self, count: int, seed: int) -> tuple[int, ...]:
         """Random tokens, none of them special."""
@@ -93,7 +93,7 @@ class NoiseTensorProvider:
         sample = Sample(
             id=media_kinds or "text", task="t", parts=tuple(refs), target=Target(answer_type=AnswerType.TEXT, value="")
         )
-        self._runs[sample.id] = runs
+        self._placeholder_runs[sample.id] = runs
         grids = tuple(GRIDS[kind] for kind in media_kinds)
         return Prompt(
             sample=sample,
@@ -113,7 +113,7 @@ class NoiseTensorProvider:
             image_patches_MD=patches["i"],
             video_patches_MD=patches["v"],
             position_ids_3P=mrope_positions(
-                prompt.token_ids, self._runs[prompt.sample.id], merge_size=self.placeholders.merge_size
+                prompt.token_ids, self._placeholder_runs[prompt.sample.id], merge_size=self.placeholders.merge_size
             ),
             second_per_grid_V=torch.ones(len(prompt.sample.media)),
         )
@@ -145,8 +145,8 @@ def make_wrong_batches(batch: Batch) -> Iterator[tuple[str, Batch]]:
     ((prompt, lengths),) = batch.prefix_tree
     first, count = batch.position_ids_3BL[..., :prompt], sum(lengths)
     onward = (first.max() + 1 + torch.arange(count)).expand(3, 1, -1)
-    yield "wrong: positions", replace(batch, positions_3BL=torch.cat([first, onward], dim=-1))
-    yield "wrong: leak", replace(batch, tree=(PrefixGroup(prompt, (count,)),))
+    yield "wrong: positions", replace(batch, position_ids_3BL=torch.cat([first, onward], dim=-1))
+    yield "wrong: leak", replace(batch, prefix_tree=(PrefixGroup(prompt, (count,)),))
 
 
 def compare_model(loaded: ModelBundle) -> Iterator[tuple[str, str, str, str]]:

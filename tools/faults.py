@@ -166,7 +166,7 @@ def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
 
 def make_gradients_nan(harness: FaultHarness) -> Iterator[FaultRow]:
     """Gradients that are not finite."""
-    code = harness.run_to_end("stages.cold.optimizer.lr=1e30", "stages.cold.max_bad_steps=2")
+    code = harness.run_to_end("stages.cold.optimizer.lr=1e30", "stages.cold.max_nonfinite_steps=2")
     lost = [] if code == 2 and "not finite" in harness.log_text else [f"ended with {code}: {harness.log_text[-300:]}"]
     newest = find_latest(harness.run_dir / "checkpoints", lost.append)
     if newest is None or not all(tensor.isfinite().all() for tensor in load_file(newest / WEIGHTS_FILE).values()):
@@ -215,7 +215,9 @@ FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
 
 def markdown_rows(rows: Sequence[FaultRow]) -> list[str]:
     """The rows in Markdown."""
-    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows]
+    return [
+        f"| {row.error_kind} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows
+    ]
 
 
 def update_table(path: Path, rows: Sequence[FaultRow]) -> None:
@@ -244,7 +246,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the rows into the table in this file")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
-        lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.kills)
+        lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.num_kills)
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))

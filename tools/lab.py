@@ -19,23 +19,30 @@ from mmrl.checkpoint.verify_resume import find_differing_files
 from mmrl.cli import main as mmrl_command
 
 TINY_MODEL = {
-    "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
-    "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
+    "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
+    "language": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "intermediate_size": 32,
+        "vocab_size": 320,
+    },
 }
 DATASET_ARGS = {"split": "train", "size": 8, "image_px": 32}
 CONFIG = {
-    "run": {"name": "faults", "threads": 1, "keep_rollouts_every": 3},
-    "model": {"scratch": TINY_MODEL, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
+    "run": {"name": "faults", "cpu_threads": 1, "keep_rollouts_every": 3},
+    "model": {"from_scratch": TINY_MODEL, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
     "data": {
         "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": DATASET_ARGS}],
         "test": [
             {"fn": "mmrl_datasets.generators.scenes:counting", "args": {**DATASET_ARGS, "split": "test", "size": 2}}
         ],
     },
-    "answer": {"instruct": False},
+    "response_format": {"add_instruction": False},
     "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}, {"fn": "mmrl_rewards.format:tags"}]},
     "evaluation": {"max_new_tokens": 4},
-    "checkpoints": {"every": 1, "keep": 3},
+    "checkpoints": {"every": 1, "keep_last": 3},
     "stages": [
         {"name": "cold", "kind": "sft", "steps": 8, "batch_size": 8, "optimizer": {"lr": 1e-2}},
         {
@@ -47,7 +54,7 @@ CONFIG = {
 }
 FORK_CONTEXT = get_context("fork")
 MAX_EXIT_S = 10.0
-ASYNC_CHECKPOINTS = "checkpoints.asynchronous=true"
+ASYNC_CHECKPOINTS = "checkpoints.async_save=true"
 
 
 class FaultRow(NamedTuple):

@@ -23,7 +23,7 @@ ARMS = {
     "more cold start": [str(CONFIGS / "quickstart_control.yaml")],
     "more cold start, exact labels": [
         str(CONFIGS / "quickstart_control.yaml"),
-        "stages.more.imitate=target",
+        "stages.more.target_field=target",
         "stages.more.steps=800",
     ],
 }

@@ -15,7 +15,7 @@ from lab import ASYNC_CHECKPOINTS, MAX_EXIT_S, FaultHarness, FaultRow, is_saving
 from mmrl.checkpoint.verify_resume import child_processes
 
 TWO_PROCESSES = ("--nproc", "2")
-ENGINE_OVERRIDES = {"plain torch": TWO_PROCESSES, "DeepSpeed, ZeRO-2": ("deepspeed.zero=2", *TWO_PROCESSES)}
+ENGINE_OVERRIDES = {"plain torch": TWO_PROCESSES, "DeepSpeed, ZeRO-2": ("deepspeed.zero_stage=2", *TWO_PROCESSES)}
 MAX_STEP_S = 0.1
 
 

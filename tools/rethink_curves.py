@@ -25,7 +25,7 @@ from mmrl.log.run_dir import RunDir
 from mmrl.utils.stats import paired_improvement
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.program=[{kind: generate}]",), "rethink": ()}
+ARMS: Mapping[str, tuple[str, ...]] = {"plain": ("stages.rl.rollout_steps=[{kind: generate}]",), "rethink": ()}
 METRIC_PREFIX = "test/rethink/"
 
 
@@ -34,8 +34,8 @@ class RethinkAccuracy(NamedTuple):
 
     first_response: float
     after_rethink: float
-    wrong_to_right: float
-    right_to_wrong: float
+    incorrect_to_correct: float
+    correct_to_incorrect: float
 
 
 def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy:
@@ -45,9 +45,12 @@ def rethink_accuracy(record: Mapping[str, Any], samples: int) -> RethinkAccuracy
         for name, count in record.items()
         if name.startswith(METRIC_PREFIX)
     }
-    mended, spoiled, stayed = moves["wrong_to_right"], moves["right_to_wrong"], moves["right_to_right"]
+    mended, spoiled, stayed = moves["incorrect_to_correct"], moves["correct_to_incorrect"], moves["correct_to_correct"]
     return RethinkAccuracy(
-        first_response=stayed + spoiled, after_rethink=stayed + mended, wrong_to_right=mended, right_to_wrong=spoiled
+        first_response=stayed + spoiled,
+        after_rethink=stayed + mended,
+        incorrect_to_correct=mended,
+        correct_to_incorrect=spoiled,
     )
 
 

@@ -76,11 +76,11 @@ def format_run_rows(runs: MetricsByArm) -> list[str]:
     for arm, of_arm in runs.items():
         for seed, metrics in of_arm.items():
             looks = list(reward_curve(metrics).values())
-            told = [f"{mean_metric(metrics, 'group/informative_frac'):.0%}", "", ""]
+            told = [f"{mean_metric(metrics, 'groups/nonzero_advantage_frac'):.0%}", "", ""]
             if "replay" in arm:
                 told[1:] = (
-                    f"{mean_metric(metrics, 'replay/share'):.0%}",
-                    f"{mean_metric(metrics, 'replay/age_mean'):.1f}",
+                    f"{mean_metric(metrics, 'replay/frac'):.0%}",
+                    f"{mean_metric(metrics, 'replay/staleness_mean'):.1f}",
                 )
             rows.append(f"| {arm} | {seed} | {looks[-1]:.3f} | {max(looks):.3f} | {' | '.join(told)} |")
     return rows

@@ -8,7 +8,7 @@ from mmrl.algo.advantages import EQUALITY_TOLERANCE
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import FinishReason, Group
 
-TRUNCATED, UNSCORED = "truncated", "unjudged"
+TRUNCATED, UNSCORED = "truncated", "unscored"
 
 
 def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:

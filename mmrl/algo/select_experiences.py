@@ -111,14 +111,17 @@ class Sifting:
             advantages[i] = row
         late = sum(len(group.rollouts) for group in carried)
         aged = (
-            replace(e, staleness=compute_staleness(e.rollout, state.version), old_logprobs_source="sampler")
+            replace(e, staleness=compute_staleness(e.rollout, state.version), old_logprobs_source="recorded")
             for e in choice.experiences[:late]
         )
         metrics = {
             **choice.metrics,
-            "filter/passed_frac": len(passed) / len(groups) if groups else 0.0,
-            "filter/carried": float(len(carried)),
-            **{f"filter/rejected/{name}": float(count) for name, count in Counter(filter(None, reasons)).items()},
+            "dynamic_sampling/passed_frac": len(passed) / len(groups) if groups else 0.0,
+            "dynamic_sampling/carried_over": float(len(carried)),
+            **{
+                f"dynamic_sampling/rejected/{name}": float(count)
+                for name, count in Counter(filter(None, reasons)).items()
+            },
         }
         return SelectedExperiences(
             groups=tuple(groups),
@@ -176,7 +179,7 @@ class Replaying:
         state.replay_buffer, replayed = self._sample_buffer(memory, known, self._replay_count(len(own)), state)
         learned = (*own, *replayed)
         said = {**choice.metrics, **self._replay_metrics(learned, replayed, state.replay_buffer)}
-        said["replay/changed"] = float(len(memory) - len(state.replay_buffer))
+        said["replay/dropped_changed_media"] = float(len(memory) - len(state.replay_buffer))
         return replace(choice, experiences=learned, metrics=said)
 
     def _replay_count(self, num_fresh: int) -> int:
@@ -211,7 +214,7 @@ class Replaying:
         return replace(
             experience,
             staleness=passed,
-            old_logprobs_source="sampler" if self._options.old_logprobs == "kept" else "learner",
+            old_logprobs_source=self._options.old_logprobs,
         )
 
     def _derive_seed(self, state: TrainingState, purpose: str) -> int:
@@ -222,10 +225,10 @@ class Replaying:
     ) -> dict[str, float]:
         ages = [experience.staleness for experience in replayed]
         return {
-            "replay/memory": float(len(buffer)),
+            "replay/buffer_size": float(len(buffer)),
             "replay/effective_size": effective_sample_size(log_weights(buffer, self._options)),
-            "replay/share": len(replayed) / len(learned) if learned else 0.0,
-            "replay/age_mean": fmean(ages) if ages else 0.0,
-            "replay/age_max": float(max(ages, default=0)),
+            "replay/frac": len(replayed) / len(learned) if learned else 0.0,
+            "replay/staleness_mean": fmean(ages) if ages else 0.0,
+            "replay/staleness_max": float(max(ages, default=0)),
             "replay/unique_frac": len({id(e.rollout) for e in learned}) / len(learned) if learned else 1.0,
         }

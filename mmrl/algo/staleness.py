@@ -33,11 +33,11 @@ class Lagging:
         ages = [experience.staleness for experience in aged]
         metrics: dict[str, float] = {}
         if ages:
-            metrics = {"rollout/version_gap_mean": fmean(ages), "rollout/version_gap_max": float(max(ages))}
+            metrics = {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
         return replace(choice, experiences=tuple(aged), metrics={**choice.metrics, **metrics})
 
     def _with_staleness(self, experience: Experience, version: int) -> Experience:
         passed = compute_staleness(experience.rollout, version)
         if not passed:
             return experience
-        return replace(experience, staleness=passed, old_logprobs_source=None if self._corrected else "sampler")
+        return replace(experience, staleness=passed, old_logprobs_source=None if self._corrected else "recorded")

@@ -14,11 +14,11 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
     """Metrics of a step's rollouts: mean reward, by term and by task; failures, if any; informative groups; lengths."""
     drawn = [rollout for group in groups for rollout in group.all_rollouts]
     failed = Counter(f"reward/{name}/{failure.error_kind}" for group in groups for name, failure in group.failures)
-    failed["reward/skipped"] = sum(len(group.dropped) for group in groups)
+    failed["reward/dropped"] = sum(len(group.dropped) for group in groups)
     named: dict[str, list[float]] = {}
     for group in groups:
         for score in group.scores:
-            named.setdefault("reward/total", []).append(score.total)
+            named.setdefault("reward/mean", []).append(score.total)
             named.setdefault(f"reward/task/{group.prompt.sample.task}", []).append(score.total)
             for name, term in score.terms.items():
                 named.setdefault(f"reward/term/{name}", []).append(term.value)
@@ -26,7 +26,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
         **{name: fmean(values) for name, values in named.items()},
         **+failed,
         **blind_gaps(groups),
-        "group/informative_frac": fmean(any(row) for row in advantages),
-        "rollout/tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
+        "groups/nonzero_advantage_frac": fmean(any(row) for row in advantages),
+        "rollout/response_tokens_mean": fmean(rollout.num_tokens for rollout in drawn),
         "rollout/truncated_frac": fmean(rollout.finish_reason is FinishReason.LENGTH for rollout in drawn),
     }

@@ -29,4 +29,4 @@ def _iter_named_rewards(
             bands = stage.dynamic_sampling.ranges if stage.dynamic_sampling else ()
             yield from ((stage.name, "filter.bands", band.term, every) for band in bands)
         if isinstance(stage, SelectStage):
-            yield from ((stage.name, "right", term, rewards) for term in stage.correct)
+            yield from ((stage.name, "correct", term, rewards) for term in stage.correct)

@@ -15,20 +15,21 @@ _NO_EFFECT = "no result depends on it"
 _ROUNDING_EFFECT = "results may differ in the last digits"
 CHANGEABLE_ON_RESUME: Final = (  # patterns of dotted paths, and what becomes of a run that goes on with another value
     ("run.dir", _NO_EFFECT),
-    ("run.keep_rollouts_every", _NO_EFFECT),
+    ("logging.save_rollouts_every", _NO_EFFECT),
     ("checkpoints.*", _NO_EFFECT),
     ("evaluation.benchmarks*", _NO_EFFECT),
-    ("data.workers", _NO_EFFECT),
+    ("data.media_workers", _NO_EFFECT),
     ("rewards.workers", _NO_EFFECT),
-    ("stages.*.max_bad_steps", _NO_EFFECT),
-    ("stages.*.max_barren_steps", _NO_EFFECT),
+    ("stages.*.max_nonfinite_steps", _NO_EFFECT),
+    ("stages.*.max_steps_without_signal", _NO_EFFECT),
     ("stages.*.health.*", _NO_EFFECT),
-    ("run.threads", _ROUNDING_EFFECT),
+    ("run.cpu_threads", _ROUNDING_EFFECT),
     ("evaluation.batch_size", _ROUNDING_EFFECT),
     ("model.gradient_checkpointing", _ROUNDING_EFFECT),
-    ("model.logits_chunk", _ROUNDING_EFFECT),
-    ("stages.*.micro_batch", _ROUNDING_EFFECT),
-    ("stages.*.token_budget", _ROUNDING_EFFECT),
+    ("model.logits_chunk_tokens", _ROUNDING_EFFECT),
+    ("stages.*.micro_batch_sequences", _ROUNDING_EFFECT),
+    ("stages.*.micro_batch_groups", _ROUNDING_EFFECT),
+    ("stages.*.micro_batch_tokens", _ROUNDING_EFFECT),
 )
 _MISSING: Final = object()
 

@@ -31,10 +31,12 @@ def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
 
 def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
     """A stage, or the evaluation, whose steps have their bundles."""
-    if not isinstance(owner.value, dict) or "program" not in owner.value:
+    if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
         return owner
-    steps = _map_list_items(owner.value["program"], lambda step: _merge_over_preset(step, "preset", RETHINK_PRESETS))
-    return ConfigNode({**owner.value, "program": steps}, owner.origin)
+    steps = _map_list_items(
+        owner.value["rollout_steps"], lambda step: _merge_over_preset(step, "preset", RETHINK_PRESETS)
+    )
+    return ConfigNode({**owner.value, "rollout_steps": steps}, owner.origin)
 
 
 def _map_list_items(node: ConfigNode, fill: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:

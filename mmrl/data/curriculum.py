@@ -97,7 +97,7 @@ class Attentive:
         if not self._phases:
             return choice
         number = self._advance_phase(means, state)
-        return replace(choice, metrics={**choice.metrics, "data/phase": float(number)})
+        return replace(choice, metrics={**choice.metrics, "data/curriculum_phase": float(number)})
 
     def _advance_phase(self, means: Sequence[float], state: TrainingState) -> int:
         """Settle the end of the phase, if its reward stopped rising; returns the number of the one that goes on."""

@@ -59,8 +59,8 @@ def limr_alignment(history: RewardHistory) -> dict[str, float]:
 
 
 RANKINGS: Final[Mapping[str, Callable[[RewardHistory], dict[str, float]]]] = {
-    "mean": reward_mean,
-    "std": reward_std,
+    "reward_mean": reward_mean,
+    "reward_std": reward_std,
     "limr": limr_alignment,
 }
 

@@ -138,7 +138,7 @@ class DatasetLoader:
             kept, bad, long = _measure_prompts(given, measure_prompt)
             parts[name] = tuple(kept)
             self._handle_rejected(name, kept, bad, drop=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
-            self._handle_rejected(name, kept, long, drop=data.on_too_long == "drop", remedy=_TOO_LONG_REMEDY)
+            self._handle_rejected(name, kept, long, drop=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
             if given and not kept:
                 raise UserError(f"data.{name}: there is not one usable sample")
         check_stages_have_samples(self._config, parts["train"])

@@ -102,7 +102,7 @@ class Prefetcher(Generic[EncodedT]):
             raise error
         self._num_dropped += 1
         if self._num_dropped <= _MAX_WARNINGS:
-            rest = "; from here on they are only counted, in data/skipped" if self._num_dropped == _MAX_WARNINGS else ""
+            rest = "; from here on they are only counted, in data/dropped" if self._num_dropped == _MAX_WARNINGS else ""
             self._warn(f"left out: {error}{rest}")
 
 

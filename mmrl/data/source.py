@@ -63,7 +63,7 @@ class StageData:
                 self._processor,
                 workers,
                 skip_unusable=data.on_bad_sample == "skip",
-                drop_too_long=data.on_too_long == "drop",
+                drop_too_long=data.on_too_long == "skip",
                 can_prefetch=not stage.order_depends_on_rewards,
                 warn=console.warn,
             )

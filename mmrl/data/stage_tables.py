@@ -17,7 +17,7 @@ from mmrl.types import MediaRef, Sample, SampleStats, UserError
 from mmrl.utils.files import json_line, report_write_errors, write_atomically
 from mmrl_datasets.export import sample_columns
 
-SELECTION_COLUMNS: Final = ("pass_rate", "attempts", "mean", "std", "limr")
+SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward_std", "limr")
 """What a row may say of its sample, which then is in the sample's `meta`."""
 
 

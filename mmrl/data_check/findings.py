@@ -82,7 +82,7 @@ def severity_of(code: FindingCode, data: DataConfig) -> Severity:
         case FindingCode.ROW | FindingCode.MEDIUM | FindingCode.TEXT:
             return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
         case FindingCode.TOO_LONG:
-            return Severity.ERROR if data.on_too_long == "reject_at_load" else Severity.WARNING
+            return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING
         case FindingCode.OUT_OF_FRAME | FindingCode.SHARED_MEDIUM | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
             return Severity.WARNING
         case FindingCode.NEAR_DUPLICATE:

@@ -268,4 +268,4 @@ def _count_dropped(requested: int, usable: int, ranks: Ranks) -> dict[str, float
     total = sum(ranks.all_gather(usable))
     if not total:
         raise UserError(f"data.train: not one of the {requested} samples of this round can be used, on any rank")
-    return {"data/skipped": float(requested - total)}
+    return {"data/dropped": float(requested - total)}

@@ -141,7 +141,7 @@ class _EvalCommand:
         cache = str(self._eval_dir.path / "judge")
         run = add_judge_verdicts(
             run,
-            JudgeService(**options.model_dump(exclude={"at_once"}), cache=cache),
+            JudgeService(**options.model_dump(exclude={"max_concurrency"}), cache=cache),
             max_concurrent=options.max_concurrency,
         )
         if run.judge_summary and run.judge_summary.failures:

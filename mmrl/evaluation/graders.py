@@ -17,7 +17,7 @@ from mmrl.scoring import RewardFunctionScorer
 from mmrl.types import FinishReason, Group, Response, RewardValue, Rollout, Sample, Score
 from mmrl.utils.stats import mean_with_interval
 
-CORRECT_TERM: Final = "right"
+CORRECT_TERM: Final = "correct"
 """The name under which a benchmark's verdict serves as a reward term."""
 
 

@@ -32,7 +32,7 @@ _MODEL_FILES: Final = (
     "tokenizer*",
 )
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
-_INHERITED_SECTIONS: Final = ("model", "answer", "rollout", "evaluation")
+_INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +75,11 @@ def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
     plain = config.model_dump(mode="json")
     given = {name: plain[name] for name in _INHERITED_SECTIONS}
     del given["evaluation"]["benchmarks"]
-    for step in given["evaluation"]["program"] if by_rule else ():
+    for step in given["evaluation"]["rollout_steps"] if by_rule else ():
         if "correct" in step:
             step["correct"] = [CORRECT_TERM]
-    run = {name: plain["run"][name] for name in ("seed", "threads")}
-    return {**given, "run": run, "limits": plain["data"]["limits"]}
+    run = {name: plain["run"][name] for name in ("seed", "cpu_threads")}
+    return {**given, "run": run, "media_limits": plain["data"]["media_limits"]}
 
 
 def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[str], None]) -> ModelSource:

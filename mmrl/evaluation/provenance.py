@@ -17,7 +17,7 @@ def evaluation_identity(
 ) -> dict[str, Any]:
     """All that decides the responses: `revision` tells the model's weights from others."""
     law = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
-    return {"bench": benchmark, "model": revision, "data": questions.digest(), **law}
+    return {"benchmark": benchmark, "model": revision, "data": questions.digest(), **law}
 
 
 def describe_generation(
@@ -47,8 +47,8 @@ def describe_generation(
         "stop": list(build_response_format(eval_config).all_stop_strings),
         "samples": eval_config.responses_per_question,
         "seed": eval_config.run.seed,
-        "answer": eval_config.response_format.model_dump(mode="json"),
-        "program": [step.model_dump(mode="json") for step in law.rollout_steps],
+        "response_format": eval_config.response_format.model_dump(mode="json"),
+        "rollout_steps": [step.model_dump(mode="json") for step in law.rollout_steps],
         "blind": eval_config.corruption,
         "prompts": _prompts_digest(predictions),
     }

@@ -240,7 +240,7 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         metrics = {
             "accuracy": right / len(predictions),
             "rollout/truncated_frac": cut / len(predictions),
-            "rollout/tokens_mean": sum(one.num_tokens for one in predictions) / len(predictions),
+            "rollout/response_tokens_mean": sum(one.num_tokens for one in predictions) / len(predictions),
         }
         session.console.show_step(number, metrics, {})
     session.console.end_stage()

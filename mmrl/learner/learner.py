@@ -25,8 +25,8 @@ from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
 from mmrl.policy.qwen_vl import Policy, TokenLogprobs
 from mmrl.types import Experience
 
-_LOGPROB_DIFF = "rollout/logp_gap_nats"
-_NONFINITE_UPDATES = "learner/skipped_updates"
+_LOGPROB_DIFF = "rollout/logprob_diff_mean"
+_NONFINITE_UPDATES = "learner/nonfinite_updates"
 
 
 class OptimizerEngine(Protocol):
@@ -102,7 +102,7 @@ class GrpoLearner:
         admitted = self._objective.mask(experiences)
         active = [experience for experience in admitted if self._objective.has_gradient(experience)]
         skipped = 1.0 - len(active) / len(experiences) if experiences else 0.0
-        metrics = {"learner/lr": self._learning_rate(step), "learner/skipped_frac": skipped}
+        metrics = {"learner/lr": self._learning_rate(step), "learner/no_gradient_frac": skipped}
         if not active:
             return metrics
         self._check_shared_prefix_once(active)

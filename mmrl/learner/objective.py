@@ -112,7 +112,7 @@ class Objective:
             nll = -inputs.logprobs_N[tokens.in_sft_loss_N].sum() / denominators.sft_loss_tokens
             options = self._options.sft_loss
             loss = loss + coefficient(step, total=self._total_steps, options=options) * nll
-            metrics["learner/nll_nats"] = float(nll.detach())
+            metrics["learner/sft_loss_nats"] = float(nll.detach())
         if tokens.is_policy_N.any():
             part, said = self._policy_loss(
                 tokens.select(tokens.is_policy_N), _select_tokens(inputs, tokens.is_policy_N), denominators, step
@@ -141,7 +141,7 @@ class Objective:
             kl_T = kl.estimate_kl(
                 logps_T, inputs.reference_logprobs_N, options.kl.estimator, log_ratio_clip=options.kl.log_ratio_clip
             )
-            metrics["learner/kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens
+            metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens
             if in_reward:
                 # What a token is charged for depends on the tokens before it: they bear it too, later ones do not.
                 advantage_T = advantage_T - weighs * suffix_sums(kl_T, tokens.sequence_index_N)
@@ -176,7 +176,7 @@ class Objective:
         if options.level == "sequence":
             log_weight_T = sequence_sums(log_weight_T, sequence_T)
         weight_T = log_weight_T.exp()
-        if options.method == "truncate":
+        if options.method == "tis":
             return truncate_weights(weight_T, options.high)
         return mask_weights(weight_T, options.low, options.high)
 
@@ -187,16 +187,16 @@ class Objective:
         ratio_T, logps_T = ratio_T.detach(), inputs.logprobs_N.detach()
         outside_T = (ratio_T < 1.0 - self._options.clip_low) | (ratio_T > 1.0 + self._options.clip_high)
         sums = {
-            "learner/entropy_nats": inputs.entropies_N.detach(),
-            "learner/clipped_frac": outside_T,
+            "policy/entropy_nats": inputs.entropies_N.detach(),
+            "policy/clip_frac": outside_T,
         }
         if self._options.rollout_correction.method != "none":
-            sums["learner/correction_mean"] = weight_T
+            sums["policy/tis_weight_mean"] = weight_T
         means = {name: float(values_T.sum()) / denominators.policy_tokens for name, values_T in sums.items()}
         if denominators.fresh_tokens:  # rollouts of earlier steps say nothing about the sampler
             gap_T = (logps_T - tokens.rollout_logprobs_N).abs()[tokens.is_fresh_N]
-            means["rollout/logp_gap_nats"] = float(gap_T.sum()) / denominators.fresh_tokens
-        extremes = {"learner/ratio_max": ratio_T.max(), "learner/ratio_min": ratio_T.min()}
+            means["rollout/logprob_diff_mean"] = float(gap_T.sum()) / denominators.fresh_tokens
+        extremes = {"policy/importance_ratio_max": ratio_T.max(), "policy/importance_ratio_min": ratio_T.min()}
         return means | {name: float(value) for name, value in extremes.items()}
 
 
@@ -230,7 +230,7 @@ class _LossTokens:
             ),
             in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool),
             use_rollout_logprobs_N=torch.tensor(
-                [(e.old_logprobs_source or options.old_logprobs) == "sampler" for e in experiences]
+                [(e.old_logprobs_source or options.old_logprobs) == "recorded" for e in experiences]
             )[sequence_N],
             is_fresh_N=torch.tensor([e.staleness == 0 for e in experiences])[sequence_N],
             rollout_logprobs_N=torch.tensor([token.rollout_logprob for token in tokens]),

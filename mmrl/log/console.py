@@ -18,11 +18,11 @@ from rich.text import Text
 
 SHOWN_METRICS = (  # label, metric, format
     ("accuracy", "accuracy", ".3f"),
-    ("reward", "reward/total", ".3f"),
-    ("informative", "group/informative_frac", ".0%"),
-    ("replayed", "replay/share", ".0%"),
+    ("reward", "reward/mean", ".3f"),
+    ("informative", "groups/nonzero_advantage_frac", ".0%"),
+    ("replayed", "replay/frac", ".0%"),
     ("truncated", "rollout/truncated_frac", ".0%"),
-    ("tokens", "rollout/tokens_mean", ".1f"),
+    ("tokens", "rollout/response_tokens_mean", ".1f"),
     ("tokens/s", "rollout/tokens_per_s", ".0f"),
     ("loss", "learner/loss", ".4f"),
     ("lr", "learner/lr", ".1e"),

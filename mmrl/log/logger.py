@@ -14,7 +14,7 @@ from mmrl.types import Group, TrainingState
 
 
 class RunLogger:
-    """Implements `mmrl.ports.Teller` for a claimed run directory."""
+    """Implements `mmrl.ports.MetricsLogger` for a claimed run directory."""
 
     def __init__(self, run_dir: RunDir, console: Console, *, save_rollouts_every: int) -> None:
         """Open the run's files; every `keep_rollouts_every`-th step's rollouts are kept, and the first's."""
@@ -86,7 +86,7 @@ class RunLogger:
         self._timings.close()
 
     def _throughput(self, times: Mapping[str, float]) -> dict[str, float]:
-        seconds = times.get("time/answer_s", 0.0)
+        seconds = times.get("time/rollout_s", 0.0)
         speed = {"rollout/tokens_per_s": self._tokens / seconds} if seconds and self._tokens else {}
         self._tokens = 0
         return speed

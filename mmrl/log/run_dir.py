@@ -100,7 +100,7 @@ class RunDir:
     @property
     def benchmarks(self) -> Path:
         """Benchmarks taken in training: a folder for each, and in it one for each time."""
-        return self.path / "bench"
+        return self.path / "benchmarks"
 
     @property
     def adapter(self) -> Path:

@@ -225,7 +225,7 @@ class Policy:
         self.model.train(torch.is_grad_enabled())
         # A row is causal, padded on the right or packed along `tree`: neither needs a mask. With 4 rows of positions
         # transformers would take restarts for other sequences and hide the prompt; 3 say nothing of the kind.
-        packed = {} if batch.prefix_tree is None else {"tree": batch.prefix_tree}
+        packed = {} if batch.prefix_tree is None else {"prefix_tree": batch.prefix_tree}
         request = LogprobRequest(
             target_ids_N=batch.target_ids_N,
             predictor_index_N=batch.predictor_index_N,

@@ -14,7 +14,7 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Sampler
 from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
 
-_METRIC = "parity/logp_gap_nats"
+_METRIC = "logprob_check/diff_mean"
 
 
 def modality_of(sample: Sample) -> str:

@@ -227,4 +227,4 @@ def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict
         told |= {f"{kind}@{k}": value for kind, value in row.items()}
     for column in options.subsets:
         told |= {f"{column}/{value}": row["strict"] for value, row in report["subsets"][column].items()}
-    return {f"bench/{options.name}/{name}": float(value) for name, value in told.items()}
+    return {f"benchmark/{options.name}/{name}": float(value) for name, value in told.items()}

@@ -297,7 +297,7 @@ class RunContext:
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
-            micro_batch_groups=stage.micro_batch,
+            micro_batch_groups=stage.micro_batch_groups if isinstance(stage, RlStage) else stage.micro_batch_sequences,
             micro_batch_tokens=stage.micro_batch_tokens,
             epochs=epochs,
             mini_batches=mini_batches,

@@ -20,7 +20,7 @@ def run_sample_stage(
     state: TrainingState,
     stop_requested: Callable[[], bool],
 ) -> None:
-    """Write the rollouts of the policy as it is; raises as `mmrl.training.sample.sample`."""
+    """Write the rollouts of the policy as it is; raises as `mmrl.training.sample.sample_rollouts`."""
     asked = context.stage_data.stage_samples(stage)
     asked = asked if stage.steps is None else asked[: stage.steps * stage.prompts_per_step]
     plan = sample.SampleSettings(
@@ -54,7 +54,7 @@ def write_reward_history(stage: RlStage, context: RunContext, state: TrainingSta
 def run_select_stage(
     stage: SelectStage, context: RunContext, logger: RunLogger | NullLogger, state: TrainingState
 ) -> None:
-    """Write what later stages train on; raises as `mmrl.training.select.select`."""
+    """Write what later stages train on; raises as `mmrl.training.select.select_samples`."""
     found = context.ranks.on_rank0(lambda: select.select_samples(stage, context.run_dir.outputs))
     context.console.info(
         f"Stage {stage.name} kept {found.kept} of {found.total} samples of {stage.from_stage}, in {found.rows} rows; their "

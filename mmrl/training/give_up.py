@@ -9,7 +9,7 @@ from mmrl.types import TrainingState, UserError
 
 def count_nonfinite_steps(state: TrainingState, learner_metrics: Mapping[str, float]) -> None:
     """A step that left out an update is one more, one that made all ends the row; one that tried none does neither."""
-    left_out = learner_metrics.get("learner/skipped_updates")
+    left_out = learner_metrics.get("learner/nonfinite_updates")
     if left_out is not None:
         state.nonfinite_steps = state.nonfinite_steps + 1 if left_out else 0
 

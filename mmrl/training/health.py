@@ -22,36 +22,36 @@ class HealthRule(NamedTuple):
 
 HEALTH_RULES: Final = (
     HealthRule(
-        "group/informative_frac",
-        "min_informative",
+        "groups/nonzero_advantage_frac",
+        "min_nonzero_advantage_frac",
         "{value:.0%} of the groups tell better from worse: to this policy the questions are too easy or too hard. Mix "
         "in others, ask more of them (`filter` with `rounds`), or learn again from those that did (`replay`)",
     ),
     HealthRule(
         "rollout/truncated_frac",
-        "max_truncated",
+        "max_truncated_frac",
         "{value:.0%} of the rollouts are cut before their end: raise sampling.max_new_tokens, or reward brevity",
     ),
     HealthRule(
         "rollout/duplicate_frac",
-        "max_duplicate",
+        "max_duplicate_frac",
         "{value:.0%} of the rollouts say what a sibling says: raise sampling.temperature, or add a bonus on entropy "
         "(loss.entropy)",
     ),
     HealthRule(
-        "learner/entropy_nats",
+        "policy/entropy_nats",
         "min_entropy",
         "the policy is sure of every token (entropy {value:.4f} nats) and tries nothing new: lower the learning rate, "
         "raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
     ),
     HealthRule(
-        "learner/kl_nats",
-        "max_kl",
+        "policy/reference_kl_nats",
+        "max_reference_kl",
         "the policy is {value:.2f} nats a token from its reference: lower the learning rate, or raise loss.kl.coef",
     ),
     HealthRule(
-        "learner/ratio_max",
-        "max_ratio",
+        "policy/importance_ratio_max",
+        "max_importance_ratio",
         "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, epochs or "
         "replay.max_age, or set loss.dual_clip",
     ),
@@ -59,7 +59,7 @@ HEALTH_RULES: Final = (
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 CALLS_SUFFIX: Final = "/calls"
 TERM_PREFIX: Final = "reward/term/"
-TOTAL_METRIC: Final = "reward/total"
+TOTAL_METRIC: Final = "reward/mean"
 
 
 class HealthMonitor:
@@ -156,20 +156,20 @@ def compute_duplicate_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     texts = sum(len({rollout.text for rollout in rollouts}) for rollouts in drawn)
     answers = sum(len({rollout.answer.text for rollout in rollouts}) for rollouts in drawn)
-    return {"rollout/duplicate_frac": 1.0 - texts / count, "rollout/same_answer_frac": 1.0 - answers / count}
+    return {"rollout/duplicate_frac": 1.0 - texts / count, "rollout/duplicate_answer_frac": 1.0 - answers / count}
 
 
 _SUMMARY_METRICS: Final = (  # metric, words
-    ("group/informative_frac", "{:.0%} of groups informative"),
-    ("replay/share", "{:.0%} replayed"),
-    ("replay/age_mean", "age {:.1f}"),
+    ("groups/nonzero_advantage_frac", "{:.0%} of groups informative"),
+    ("replay/frac", "{:.0%} replayed"),
+    ("replay/staleness_mean", "age {:.1f}"),
     ("replay/effective_size", "memory worth {:.0f}"),
-    ("learner/entropy_nats", "entropy {:.3f} nats"),
-    ("rollout/tokens_mean", "{:.1f} tokens"),
+    ("policy/entropy_nats", "entropy {:.3f} nats"),
+    ("rollout/response_tokens_mean", "{:.1f} tokens"),
     ("rollout/truncated_frac", "{:.0%} truncated"),
     ("rollout/duplicate_frac", "{:.0%} duplicates"),
-    ("learner/kl_nats", "KL {:.3f} nats"),
-    ("learner/ratio_max", "ratios up to {:.2f}"),
+    ("policy/reference_kl_nats", "KL {:.3f} nats"),
+    ("policy/importance_ratio_max", "ratios up to {:.2f}"),
 )
 
 

@@ -90,14 +90,14 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
             collect_round(settings, components, state, gathered, clock)
 
         # 4. Choose: what a rollout teaches is how much better it did than its siblings.
-        with clock.time("choose"):
+        with clock.time("select"):
             choice = components.selector.select(gathered.groups, state)
 
         # 5. Learn: one update, and the sampler follows once it has drawn the step to come, if it does so meanwhile.
         coming = start_next_rollouts(settings, components, state, clock)
         with clock.time("learn"):
             learned = components.learner.step(choice.experiences, step=state.step)
-        with clock.time("answer"):
+        with clock.time("rollout"):
             state.prefetched = coming()
         with clock.time("learn"):
             components.sampler.sync(state.version + 1)
@@ -141,11 +141,11 @@ def collect_round(
         prompts = build_prompts(settings, components, state, timer)
 
         # 2. Answer: every prompt gets a group of rollouts.
-        with timer.time("answer"):
+        with timer.time("rollout"):
             answers = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
 
     # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
-    with timer.time("judge"):
+    with timer.time("score"):
         groups = components.scorer.score_groups(answers.groups, step=state.step, probes=answers.probes)
         collected.groups += [settings.add_group_rewards(group, state.step) for group in groups]
     collected.metrics.update(answers.metrics)
@@ -158,7 +158,7 @@ def build_prompts(
 ) -> list[Prompt]:
     """The questions of a round."""
     # 1. Ask: the next samples become prompts.
-    with timer.time("ask"):
+    with timer.time("prompt"):
         count = settings.prompts_per_round - len(state.unfinished)
         samples = components.source.take(state.data_position, count)
         state.data_position += count

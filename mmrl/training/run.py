@@ -119,7 +119,7 @@ class TrainingRun:
         self._config, self._run_dir, self._console = context.config, context.run_dir, context.console
         self._ranks, self._placement = context.ranks, MediaPlacement()
         self._evaluator = context.build_evaluator()
-        every = self._config.run.keep_rollouts_every
+        every = self._config.logging.save_rollouts_every
         self._logger = (
             NullLogger() if self._ranks.rank else RunLogger(self._run_dir, self._console, save_rollouts_every=every)
         )

@@ -88,15 +88,15 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
     """
     rows = read_table(path)
     judged = [row for row in rows if row["total"] is not None]
-    named: dict[str, list[float]] = {"reward/total": [row["total"] for row in judged]}
+    named: dict[str, list[float]] = {"reward/mean": [row["total"] for row in judged]}
     for row in judged:
         for name, value in row["terms"].items():
             named.setdefault(f"reward/term/{name}", []).append(value)
     return {
         **{name: fmean(values) for name, values in named.items() if values},
-        "reward/skipped": float(len(rows) - len(judged)),
+        "reward/dropped": float(len(rows) - len(judged)),
         "rollout/count": float(len(rows)),
-        "rollout/second_look_frac": fmean(row["second_look"] for row in rows),
+        "rethink/frac": fmean(row["second_look"] for row in rows),
         "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
     }
 

@@ -68,7 +68,7 @@ def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iter
         if not rollouts:
             continue
         verdicts = [verdict for _, verdict in rollouts]
-        found = {"pass_rate": fmean(verdicts), "attempts": [*verdicts, True].index(True) + 1}
+        found = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}
         row = {**_sample_columns(rollouts[0][0]), **found, "id": name, "response": None}
         yield _SampleMetric(row, found[stage.metric], [rollout for rollout, verdict in rollouts if verdict])
 

@@ -75,7 +75,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
     """
     while state.step < settings.num_steps and not state.stage_done:
         clock = StepTimer()
-        with clock.time("ask"):
+        with clock.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
             rollouts: Sequence[Rollout] = [
                 _build_demonstration(settings, components.prompt_builder, each, state.step) for each in samples
@@ -88,7 +88,7 @@ def run_sft_stage(settings: SftSettings, components: SftComponents, state: Train
             state.data_position + settings.batch_size,
             state.version + 1,
         )
-        skipped = {"data/skipped": float(settings.batch_size - len(samples))}
+        skipped = {"data/dropped": float(settings.batch_size - len(samples))}
         components.logger.log(state, {**skipped, **told, **learned}, clock.seconds)
         count_nonfinite_steps(state, learned)
         if state.nonfinite_steps:

@@ -21,7 +21,7 @@ class Experience:
     rollout: Rollout
     advantage: float
     staleness: int = 0
-    old_logprobs_source: Literal["sampler", "learner"] | None = None
+    old_logprobs_source: Literal["recorded", "recomputed"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

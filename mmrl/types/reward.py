@@ -22,7 +22,7 @@ class RewardErrorKind(StrEnum):
 
     UNSCORABLE = "unscorable"  # it said so
     TIMEOUT = "timeouts"  # it was stopped at its deadline
-    CRASH = "deaths"  # its process died
+    CRASH = "crashes"  # its process died
     ERROR = "errors"  # it raised something else, or returned no number in its range
 
 

@@ -15,9 +15,9 @@ class Author(StrEnum):
     """Who produced a segment's tokens; what may be trained follows from it and from nothing else."""
 
     POLICY = "policy"  # sampled by the model: the policy term
-    DEMONSTRATION = "teacher"  # a demonstration: the likelihood term
-    FORCED = "trigger"  # text forced upon the model: never trained
-    ENVIRONMENT = "env"  # a tool's or environment's text: never trained
+    DEMONSTRATION = "demonstration"  # a demonstration: the likelihood term
+    FORCED = "forced"  # text forced upon the model: never trained
+    ENVIRONMENT = "environment"  # a tool's or environment's text: never trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

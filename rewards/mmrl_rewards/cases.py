@@ -1,8 +1,8 @@
 """Case tables: for each reward, responses with the score they must earn and why. Tests and documentation at once.
 
-A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, for coordinates `frame` and `medium`) and
+A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, for coordinates `coordinates` and `medium`) and
 the sizes of its media before and after resizing; `response` is the model's text, repeated `repeat` times, its
-coordinates in `frame`, read by `grammar`. `expected` is a value or "unscorable". `source` says where the row comes
+coordinates in `coordinates`, read by `response_format`. `expected` is a value or "unscorable". `source` says where the row comes
 from: a paper, a rule, an arithmetic. `fn` may name a file beside the table: `./my_rewards.py:my_fn`.
 """
 
@@ -35,7 +35,7 @@ from mmrl.types import (
 from mmrl_rewards.contract import BoundReward
 
 _ModelT = TypeVar("_ModelT")
-_GRAMMAR_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
+_RESPONSE_FORMAT_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
 
 
 class _CaseModel(BaseModel):
@@ -66,7 +66,7 @@ class CaseSample(_CaseModel):
 
     kind: AnswerType
     value: Any
-    frame: CoordinateSystem | None = None
+    coordinates: CoordinateSystem | None = None
     medium: int = 0
     image: tuple[int, int] | None = None
     resized: tuple[int, int] | None = None
@@ -88,8 +88,8 @@ class CaseSample(_CaseModel):
 
     def build(self) -> Sample:
         """The sample that rewards are given; `label` is of the target's kind and frame."""
-        target = Target(answer_type=self.kind, value=self.value, coordinate_system=self.frame, media_index=self.medium)
-        label = Target(answer_type=self.kind, value=self.label, coordinate_system=self.frame, media_index=self.medium)
+        target = Target(answer_type=self.kind, value=self.value, coordinate_system=self.coordinates, media_index=self.medium)
+        label = Target(answer_type=self.kind, value=self.label, coordinate_system=self.coordinates, media_index=self.medium)
         return Sample(
             id="case",
             task="case",
@@ -117,34 +117,34 @@ class Case(_CaseModel):
     sample: CaseSample
     response: str
     repeat: int = Field(default=1, ge=0)
-    frame: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
-    think: Literal["none", "optional", "required"] = "optional"
-    grammar: dict[str, Any] = {}
+    coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    thinking: Literal["none", "optional", "required"] = "optional"
+    response_format: dict[str, Any] = {}
     finish: FinishReason = FinishReason.EOS
     tokens: int | None = None
     expected: float | Literal["unscorable"]
     tol: float = 1e-6
     source: str
 
-    @field_validator("grammar")
+    @field_validator("response_format")
     @classmethod
-    def _check_grammar(cls, grammar: dict[str, Any]) -> dict[str, Any]:
-        if unknown := sorted(grammar.keys() - {field.name for field in fields(ResponseFormat)}):
-            raise ValueError(f"a grammar has no {unknown[0]!r}")
-        _GRAMMAR_ADAPTER.validate_python(grammar)
-        return grammar
+    def _check_response_format(cls, response_format: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(response_format.keys() - {field.name for field in fields(ResponseFormat)}):
+            raise ValueError(f"a response format has no {unknown[0]!r}")
+        _RESPONSE_FORMAT_ADAPTER.validate_python(response_format)
+        return response_format
 
     def build(self) -> tuple[Response, Sample]:
         """What the reward is given."""
         text = self.response * self.repeat
-        grammar = _GRAMMAR_ADAPTER.validate_python({"think": self.think, **self.grammar})
+        response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
         response = Response(
             text=text,
-            answer=grammar.parse(text, self.sample.kind),
+            answer=response_format.parse(text, self.sample.kind),
             finish_reason=self.finish,
             num_tokens=len(text.split()) if self.tokens is None else self.tokens,
             resize_maps=tuple(medium.make_resize_map() for medium in self.sample.all_media()),
-            coordinate_system=self.frame,
+            coordinate_system=self.coordinates,
         )
         return response, self.sample.build()
 

@@ -97,7 +97,7 @@ def learn(lessons: Lessons, trial: Trial, ranks: Ranks) -> dict[str, Any]:
     packed, plain = (
         collate(groups, lessons.processor, pad_id=lessons.eos_id, shared_prefix=shared) for shared in (True, False)
     )
-    stretched = replace(plain, positions_3BL=2 * plain.position_ids_3BL)
+    stretched = replace(plain, position_ids_3BL=2 * plain.position_ids_3BL)
     apart = [tuple(compare_layouts(policy, packed, other, ranks)) for other in (plain, stretched)]
     weights, engine_fed = PolicyWeightStream(policy), Fed(policy)
     feeder = SharedServer(engine_fed, ranks)

@@ -35,7 +35,7 @@ def experiences(world, group_size=4, teacher=False):
             older = replace(rollout, segments=(replace(segment, logps=moved),))
             made.append(Experience(rollout=older, advantage=(i - 1.2) * (g + 1) / 3))
     if teacher:
-        lessons = [world.processor.demonstrate(prompt, prompt.sample.target) for prompt in prompts]
+        lessons = [world.processor.build_demonstration(prompt, prompt.sample.target) for prompt in prompts]
         made += [Experience(rollout=replace(lesson, law=world.law), advantage=0.0) for lesson in lessons]
     return made
 
@@ -95,7 +95,7 @@ def test_gradient_does_not_depend_on_batching(tiny, family, kl_coef):
     taught = experiences(world, teacher=True)
     metrics, whole = gradient(world, taught, kl_coef=kl_coef)
     assert any("visual" in name for name in whole)
-    assert metrics["learner/clipped_frac"] > 0
+    assert metrics["policy/clip_frac"] > 0
     for micro_batch in (1, 2, 4):
         again, parts = gradient(world, taught, micro_batch=micro_batch, kl_coef=kl_coef)
         assert difference(whole, parts) < 1e-5
@@ -168,8 +168,8 @@ def _slow_surrogate(world, experience):
     ids = torch.tensor([[*prompt.ids, *completion]])
     tensors = world.processor.tensors(prompt)
     kinds = {
-        ImageRef: ("pixel_values", tensors.images_ND, "image"),
-        VideoRef: ("pixel_values_videos", tensors.videos_ND, "video"),
+        ImageRef: ("pixel_values", tensors.image_patches_MD, "image"),
+        VideoRef: ("pixel_values_videos", tensors.video_patches_MD, "video"),
     }
     media = {}
     for kind, (name, patches, modality) in kinds.items():
@@ -181,7 +181,7 @@ def _slow_surrogate(world, experience):
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         position_ids=_slow_positions(world, ids[0].tolist(), prompt),
-        mm_token_type_ids=world.processor.placeholders.types(ids),
+        mm_token_type_ids=world.processor.placeholders.token_types(ids),
         **media,
     ).logits[0]
     allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
@@ -224,7 +224,7 @@ def _slow_positions(world, ids, prompt):
 def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    lesson = world.processor.demonstrate(prompt, prompt.sample.target)
+    lesson = world.processor.build_demonstration(prompt, prompt.sample.target)
     metrics, _ = gradient(world, [Experience(rollout=lesson, advantage=0.0)])
     ids = torch.tensor([[*prompt.ids, *lesson.segments[0].ids]])
     labels = ids.clone()
@@ -233,7 +233,7 @@ def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
         input_ids=ids,
         labels=labels,
         mm_token_type_ids=(ids == world.processor.placeholders.image).int(),
-        pixel_values=world.processor.tensors(prompt).images_ND,
+        pixel_values=world.processor.tensors(prompt).image_patches_MD,
         image_grid_thw=torch.tensor(prompt.grids),
     ).loss
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -252,7 +252,7 @@ def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
     only = replace(rollout, segments=(forced,))
     metrics, nothing = gradient(world, [Experience(rollout=only, advantage=1.0)])
     assert nothing == {}
-    assert metrics["learner/skipped_frac"] == 1.0
+    assert metrics["learner/no_gradient_frac"] == 1.0
 
 
 def test_rollouts_without_advantage_are_not_run_but_count(tiny):
@@ -260,7 +260,7 @@ def test_rollouts_without_advantage_are_not_run_but_count(tiny):
     taught = experiences(world)
     idle = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(taught)]
     metrics, skipping = gradient(world, idle)
-    assert metrics["learner/skipped_frac"] == 0.25
+    assert metrics["learner/no_gradient_frac"] == 0.25
     tokens = sum(e.rollout.num_tokens for e in idle)
     active = [e for e in idle if e.advantage]
     _, alone = gradient(world, active)

@@ -28,11 +28,11 @@ def thinking(world, **grammar):
     known = world.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
     options = {"video": SMALL, "instruct": False, "max_prompt_tokens": 500}
-    return QwenProcessor(PromptEncoder(known.hf, known.family, ResponseFormat(**grammar), store, **options))
+    return QwenProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):
-    demonstrated = (world.processor.demonstrate(world.processor.ask(s), s.target, **options) for s in samples)
+    demonstrated = (world.processor.build_demonstration(world.processor.ask(s), s.target, **options) for s in samples)
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
@@ -66,10 +66,10 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("grammar", "answer"),
     [
-        ({"think": "required"}, "<answer>3</answer>"),
-        ({"think": "optional", "style": "boxed"}, r"\boxed{3}"),
-        ({"think": "required", "style": "json"}, '"answer": 3}'),
-        ({"think": "none"}, "<answer>3</answer>"),
+        ({"thinking": "required"}, "<answer>3</answer>"),
+        ({"thinking": "optional", "style": "boxed"}, r"\boxed{3}"),
+        ({"thinking": "required", "style": "json"}, '"answer": 3}'),
+        ({"thinking": "none"}, "<answer>3</answer>"),
     ],
 )
 def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, answer):
@@ -91,11 +91,11 @@ def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, a
 def test_a_response_is_learned_as_it_stands(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    rollout = world.processor.demonstrate(prompt, "well:  <answer> 3 </answer>")
+    rollout = world.processor.build_demonstration(prompt, "well:  <answer> 3 </answer>")
     assert rollout.text == world.processor.decode(rollout.segments[0].ids) == "well:  <answer> 3 </answer>"
     assert rollout.segments[0].ids[-1] == world.eos_id
     with pytest.raises(UserError, match="the response 'three' has no answer to be learned alone"):
-        world.processor.demonstrate(prompt, "three", learn="answer")
+        world.processor.build_demonstration(prompt, "three", learn="answer")
 
 
 @pytest.mark.parametrize("style", ["tags", "boxed"])
@@ -125,7 +125,7 @@ class Watcher:
     def ask(self, sample):
         return sample
 
-    def demonstrate(self, prompt, lesson, *, thinks, learn):
+    def build_demonstration(self, prompt, lesson, *, thinks, learn):
         self.thought.setdefault(prompt.id, []).append(thinks)
 
     def learn(self, experiences, *, step):

@@ -55,7 +55,7 @@ def taught(world):
             advantage = (i - 1.2) * (g + 1) / 3 if g != 2 else 0.0
             changed = replace(rollout, segments=segments, finish=finish, right=len(segments) > 1 and i % 2 == 0)
             made.append(Experience(rollout=changed, advantage=advantage))
-    lesson = world.processor.demonstrate(prompts[0], prompts[0].sample.target)
+    lesson = world.processor.build_demonstration(prompts[0], prompts[0].sample.target)
     return [*made, Experience(rollout=replace(lesson, law=world.law), advantage=0.0)]
 
 
@@ -115,7 +115,7 @@ def test_the_comparison_can_fail(world, taught, monkeypatch, name):
 def test_imitation_of_second_looks_does_not_depend_on_advantages(world, taught):
     """What it adds to the gradient is the same where all of a group are right, and no advantage is left."""
     with_it = LOSSES["nll after a trigger"]
-    without = with_it.model_copy(update={"nll": SftLossConfig()})
+    without = with_it.model_copy(update={"sft_loss": SftLossConfig()})
     even = [replace(experience, advantage=0.0) for experience in taught]
     (_, more), (_, less), (_, alone), (_, nothing) = (
         gradient(world, experiences, loss, None) for experiences in (taught, even) for loss in (with_it, without)

@@ -75,8 +75,8 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
         scores = world.policy.score(batch)
-    assert len(scores.logps_N) == sum(e.rollout.num_tokens for e in experiences)
-    assert (scores.logps_N - recorded(experiences)).abs().max() < 5e-6
+    assert len(scores.logprobs_N) == sum(e.rollout.num_tokens for e in experiences)
+    assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("shared_prefix", [True, False])
@@ -92,7 +92,7 @@ def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tin
     with torch.no_grad():
         scores = world.policy.score(batch)
     assert len(set(batch.temperature_N.tolist())) == 2
-    assert (scores.logps_N - recorded(experiences)).abs().max() < 5e-6
+    assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,7 +103,9 @@ def test_greedy_equals_transformers_generate(tiny, family):
     law = replace(world.law, temperature=0.0)
     ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].ids
     picture = Image.open(sample.images[0].path).convert("RGB")
-    inputs = world.processor.hf(text=[world.processor.encoder.question(sample)], images=[picture], return_tensors="pt")
+    inputs = world.processor.hf_processor(
+        text=[world.processor.encoder.question(sample)], images=[picture], return_tensors="pt"
+    )
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=law.max_new_tokens,

@@ -61,17 +61,21 @@ def test_all_kinds_in_one_row_with_groups_of_any_size(tiny, family):
 
 
 def broken(batch, how):
-    positions, (prompt, lengths) = batch.positions_3BL, batch.tree[0]
+    positions, (prompt, lengths) = batch.position_ids_3BL, batch.prefix_tree[0]
     match how:
         case "positions do not restart":
             counted = positions[..., :prompt].max() + 1 + torch.arange(sum(lengths))
-            return replace(batch, positions_3BL=torch.cat([positions[..., :prompt], counted.expand(3, 1, -1)], dim=-1))
+            return replace(
+                batch, position_ids_3BL=torch.cat([positions[..., :prompt], counted.expand(3, 1, -1)], dim=-1)
+            )
         case "positions are columns":
-            return replace(batch, positions_3BL=torch.arange(positions.shape[-1]).expand_as(positions))
+            return replace(batch, position_ids_3BL=torch.arange(positions.shape[-1]).expand_as(positions))
         case "siblings see each other":
-            return replace(batch, tree=(PrefixGroup(prompt, (sum(lengths),)),))
+            return replace(batch, prefix_tree=(PrefixGroup(prompt, (sum(lengths),)),))
         case "the prompt is hidden":
-            return replace(batch, tree=(PrefixGroup(prompt, ()), *(PrefixGroup(length, ()) for length in lengths)))
+            return replace(
+                batch, prefix_tree=(PrefixGroup(prompt, ()), *(PrefixGroup(length, ()) for length in lengths))
+            )
 
 
 BREAKAGES = (
@@ -120,16 +124,16 @@ def test_a_frozen_tower_runs_once_for_each_medium(tiny, family):
     free.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     batches = [next(layouts(world, group(world, sample))) for sample in world.samples[:5]]
     calls.clear()
-    logps = [frozen.score(batch).logps_N for batch in batches]
+    logps = [frozen.score(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in logps).backward()
     gradients = {n: p.grad for n, p in frozen.model.named_parameters() if p.grad is not None}
     assert len(calls) == 6  # one, two, none, a video, a picture and a video
     reference = frozen.frozen_copy()
-    again = [policy.score(batch).logps_N for policy in (frozen, reference) for batch in batches]
+    again = [policy.score(batch).logprobs_N for policy in (frozen, reference) for batch in batches]
     assert len(calls) == 6
     assert all(torch.equal(a, b) for a, b in zip(again, 2 * logps, strict=True))
     frozen.model.zero_grad()
-    uncached = [free.score(batch).logps_N for batch in batches]
+    uncached = [free.score(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in uncached).backward()
     assert len(calls) > 6
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(uncached, logps, strict=True))

@@ -34,13 +34,13 @@ def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(tiny, fam
     world = tiny(family)
     frames, metadata = fetched
     prompt = world.processor.ask(world.samples[3])
-    theirs = world.processor.hf(
+    theirs = world.processor.hf_processor(
         text=[START + PAD + END],
         videos=[frames],
         videos_kwargs={"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]},
         return_tensors="pt",
     )
-    assert torch.equal(world.processor.tensors(prompt).videos_ND, theirs["pixel_values_videos"])
+    assert torch.equal(world.processor.tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
     assert prompt.grids == (tuple(theirs["video_grid_thw"][0].tolist()),) == ((2, 4, 8),)
     (resize,) = prompt.resizes
     assert resize.original == resize.resized == Size(64, 32)
@@ -95,7 +95,7 @@ def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
 def times(world, feed):
     """Positions in time at which the frames of a prompt stand, from the first on."""
     ids = torch.tensor(feed.prompt.ids)
-    times_P = feed.tensors.positions_3P[0][ids == world.processor.placeholders.video]
+    times_P = feed.tensors.position_ids_3P[0][ids == world.processor.placeholders.video]
     return (times_P.unique() - times_P[0]).tolist()
 
 

@@ -80,7 +80,7 @@ def test_sampling_and_both_layouts_see_the_same(tiny, clip, family):
     for batch in (packed, plain):
         with torch.no_grad():
             scores = world.policy.score(batch)
-        assert (scores.logps_N - recorded(made)).abs().max() < 5e-6
+        assert (scores.logprobs_N - recorded(made)).abs().max() < 5e-6
     found = compare_layouts(world.policy, packed, plain)
     assert found.within(EXACT), found
     assert found.logprobs + found.gradient > 0.0
@@ -95,7 +95,7 @@ def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
     whole = Image.open(sample.images[0].path).convert("RGB")
     tokens = [*rollout.prompt.ids, *(token for segment in rollout.segments for token in segment.ids)]
     part = whole.crop(box).resize((rollout.views[0].grid[2] * 8, rollout.views[0].grid[1] * 8))
-    pictures = world.processor.hf.image_processor([whole, part], do_resize=False, return_tensors="pt")
+    pictures = world.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
     ids = torch.tensor([tokens])
     with torch.no_grad():
         logits = world.policy.model(
@@ -124,7 +124,7 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
     video = world.processor.seen(rollout.views[1])
     runs = {
         known.image: pictures,
-        known.video: encoder.family.video_runs(rollout.views[1].grid, float(video.seconds_V)),
+        known.video: encoder.family.video_placeholder_runs(rollout.views[1].grid, float(video.second_per_grid_V)),
     }
     expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
@@ -137,7 +137,7 @@ def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
     frozen = Policy(world.policy.model, freeze=("vision", "projector"))
     calls = []
     with torch.no_grad():
-        free = world.policy.score(packed).logps_N
+        free = world.policy.score(packed).logprobs_N
         world.policy.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
         kept = [frozen.compute_logprobs(batch).logprobs_N for batch in (packed, plain)]
     views = {view.digest for e in made for view in e.rollout.observations}
@@ -155,9 +155,9 @@ def test_what_is_shown_changes_what_is_said(tiny, clip):
     for rollout in (one, other):
         same = replace(one, segments=(*one.segments[:1], rollout.segments[1], *one.segments[2:]))
         batches.append(collate([[Experience(rollout=same, advantage=1.0)]], world.processor, pad_id=world.eos_id))
-    assert torch.equal(batches[0].ids_BL, batches[1].ids_BL)
+    assert torch.equal(batches[0].input_ids_BL, batches[1].input_ids_BL)
     with torch.no_grad():
-        first, second = (world.policy.score(batch).logps_N for batch in batches)
+        first, second = (world.policy.score(batch).logprobs_N for batch in batches)
     assert torch.equal(first[:3], second[:3])  # what was said before
     assert (first[3:] - second[3:]).abs().max() > 1e-4
 
@@ -207,7 +207,7 @@ def test_a_file_that_changed_is_refused(tiny, tmp_path):
     with pytest.raises(UserError, match="changed since it was referenced"):
         world.fresh().show(ref)
     view = world.processor.show(zoomed(world, 0, (0, 0, 24, 24))).view
-    assert torch.equal(world.fresh().seen(view).images_ND, world.processor.seen(view).images_ND)
+    assert torch.equal(world.fresh().seen(view).image_patches_MD, world.processor.seen(view).image_patches_MD)
     with pytest.raises(UserError, match="changed since a tool showed it"):
         world.fresh().seen(replace(view, digest="0" * 32))
 
@@ -215,14 +215,14 @@ def test_a_file_that_changed_is_refused(tiny, tmp_path):
 @pytest.mark.parametrize(("room", "opened"), [(10**8, 3), (1, 5)])
 def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened):
     """Room for all three, or for the last alone: then the first two are opened again when they are asked for."""
-    monkeypatch.setattr("mmrl.policy.processor._SHOWN_BYTES", room)
+    monkeypatch.setattr("mmrl.policy.processor._TOOL_MEDIA_CACHE_BYTES", room)
     processor = tiny().processor
     honest, calls = processor.encoder.show, []
     monkeypatch.setattr(processor.encoder, "show", lambda ref: calls.append(ref) or honest(ref))
     refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
     views = [processor.show(ref).view for ref in refs_shown]
     for ref, view in zip(refs_shown[:2], views, strict=False):
-        assert torch.equal(processor.seen(view).images_ND, honest(ref).tensors.images_ND)
+        assert torch.equal(processor.seen(view).image_patches_MD, honest(ref).tensors.image_patches_MD)
     assert len(calls) == opened
 
 

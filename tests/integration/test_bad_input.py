@@ -117,7 +117,7 @@ def raising_reward(folder: Path) -> Config:
 
 def wrong_table(folder: Path) -> Config:
     row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
-    (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
+    (folder / "mine.json").write_text(json.dumps([{**row, "from_stage": "as wished"}]))
     return raising_reward(folder)
 
 
@@ -146,8 +146,8 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (unknown_key, ["bad.yaml:", "stages.0.grup_size", "did you mean `group_size`?"]),
     (lone_rollout, ["bad.yaml:", "stages.0", "group_size 1", "use 2 or more"]),
     (no_samples, ["rows.jsonl", "holds no row"]),
-    (lost_picture, ["1 of 4 samples", "lost.png", "data.bad_sample=skip"]),
-    (corrupt_picture, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.bad_sample=skip"]),
+    (lost_picture, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
+    (corrupt_picture, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"]),
     (unknown_reward, ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
     (unknown_reward_module, ["no module 'mmrl_rewards.numbers'"]),
     (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
@@ -182,8 +182,8 @@ def test_a_prompt_that_is_too_long_is_never_cut(tmp_path: Path, here: Command) -
 
 
 def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path: Path, here: Command) -> None:
-    data = {**corrupt_picture(tmp_path)["data"], "bad_sample": "skip"}
-    config = experiment(tmp_path / "run", data=data, stages=[imitation(steps=1, imitate="target")])
+    data = {**corrupt_picture(tmp_path)["data"], "on_bad_sample": "skip"}
+    config = experiment(tmp_path / "run", data=data, stages=[imitation(steps=1, target_field="target")])
     done = here("train", write(config, tmp_path / "skip.yaml"))
     assert done.code == 0
     assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output

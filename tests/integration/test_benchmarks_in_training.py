@@ -16,17 +16,17 @@ from mmrl.benchmarks.predictions import Prediction, append_predictions
 
 FILES = ("predictions.jsonl", "verdicts.jsonl", "report.json", "report.md", "settings.json")
 TAKEN = ["00-000000", "00-000007", "00-000014", "01-000007", "01-000008"]
-RETHINK = [{"kind": "generate"}, {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 4}]
+RETHINK = [{"kind": "generate"}, {"kind": "rethink", "correct": ["count"], "max_new_tokens": 4}]
 
 
-def config(folder: Path, *, best: str = "bench/ten/accuracy", **benchmark: object) -> dict[str, Any]:
+def config(folder: Path, *, best: str = "benchmark/ten/accuracy", **benchmark: object) -> dict[str, Any]:
     """Imitation and reinforcement with a benchmark every seventh step, and forced rethinking in it."""
-    ten = {"name": "ten", "bench": "counting", "data": ["asked/ten.jsonl"], "every": 7, "subsets": ["parity"]}
-    evaluation = {"max_new_tokens": 6, "batch_size": 4, "program": RETHINK, "benchmarks": [{**ten, **benchmark}]}
+    ten = {"name": "ten", "benchmark": "counting", "data": ["asked/ten.jsonl"], "every": 7, "subsets": ["parity"]}
+    evaluation = {"max_new_tokens": 6, "batch_size": 4, "rollout_steps": RETHINK, "benchmarks": [{**ten, **benchmark}]}
     return experiment(
         folder / "run",
         evaluation=evaluation,
-        checkpoints={"every": 7, "keep": 9, "best": {"metric": best}},
+        checkpoints={"every": 7, "keep_last": 9, "best": {"metric": best}},
         stages=[imitation(steps=14), reinforcement()],
     )
 
@@ -51,7 +51,7 @@ def again(taken: Path, tmp_path: Path) -> Path:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that tell of a benchmark."""
-    return [record for record in metrics(folder / "run") if "bench/ten/accuracy" in record]
+    return [record for record in metrics(folder / "run") if "benchmark/ten/accuracy" in record]
 
 
 def same(one: Path, other: Path) -> None:
@@ -70,10 +70,10 @@ def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: 
     assert list(told) == TAKEN
     for place, record in told.items():
         report = json.loads((taken / "run" / "bench" / "ten" / place / "report.json").read_text())
-        assert record["bench/ten/accuracy"] == report["strict"]["value"]
-        assert record["bench/ten/truncated_frac"] == report["truncated_rate"]
-        assert record["bench/ten/parity/1"] == report["subsets"]["parity"]["1"]["strict"]
-    accuracies = {record["bench/ten/accuracy"] for record in told.values()}
+        assert record["benchmark/ten/accuracy"] == report["strict"]["value"]
+        assert record["benchmark/ten/truncated_frac"] == report["truncated_rate"]
+        assert record["benchmark/ten/parity/1"] == report["subsets"]["parity"]["1"]["strict"]
+    accuracies = {record["benchmark/ten/accuracy"] for record in told.values()}
     assert len(accuracies) > 1  # something is measured
 
 
@@ -111,7 +111,9 @@ def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Pat
 def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
     taken: Path, again: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = mmrl("train", again, strike=("mmrl.training.run:_Run._save", 4, "SIGKILL"))  # just after it was taken
+    done = mmrl(
+        "train", again, strike=("mmrl.training.run:TrainingRun._save_checkpoint", 4, "SIGKILL")
+    )  # just after it was taken
     assert done.code == -signal.SIGKILL
     settings = again.parent / "run" / "bench" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()
@@ -131,7 +133,13 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
 
 def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Path, here: Command) -> None:
     path = questions(tmp_path / "asked")
-    ten = {"name": "ten", "bench": "counting", "data": ["asked/ten.jsonl"], "samples": 4, "temperature": 1.0}
+    ten = {
+        "name": "ten",
+        "benchmark": "counting",
+        "data": ["asked/ten.jsonl"],
+        "responses_per_question": 4,
+        "temperature": 1.0,
+    }
     evaluation = {"max_new_tokens": 6, "batch_size": 4, "benchmarks": [ten]}
     config = experiment(tmp_path / "run", evaluation=evaluation, stages=[imitation(steps=7)])
     done = here("train", write(config, tmp_path / "c.yaml"))
@@ -144,13 +152,13 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     assert done.code == 0, done.errors
     for name in ("predictions.jsonl", "verdicts.jsonl"):
         assert (tmp_path / "out" / name).read_bytes() == (last / name).read_bytes()
-    told = [record for record in metrics(tmp_path / "run") if "bench/ten/accuracy" in record][-1]
+    told = [record for record in metrics(tmp_path / "run") if "benchmark/ten/accuracy" in record][-1]
     report = json.loads((last / "report.json").read_text())
     assert report["responses"] == 40
     assert list(report["samples"]) == ["1", "2", "4"]
     for k, row in report["samples"].items():
-        assert (told[f"bench/ten/pass@{k}"], told[f"bench/ten/maj@{k}"]) == (row["pass"], row["maj"])
-    assert told["bench/ten/accuracy"] == report["samples"]["1"]["pass"]
+        assert (told[f"benchmark/ten/pass@{k}"], told[f"benchmark/ten/maj@{k}"]) == (row["pass"], row["maj"])
+    assert told["benchmark/ten/accuracy"] == report["samples"]["1"]["pass"]
 
 
 @pytest.mark.slow
@@ -158,7 +166,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     done = mmrl("train", again, "--nproc", 2)
     assert done.code == 0, done.errors
     here, there = (
-        [json.loads(line) for line in (folder / "run" / "bench/ten/00-000000/predictions.jsonl").open()]
+        [json.loads(line) for line in (folder / "run" / "benchmark/ten/00-000000/predictions.jsonl").open()]
         for folder in (taken, again.parent)
     )
     assert here == there  # untrained, so no rounding tells them apart
@@ -168,7 +176,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"bench": "countin"}, "evaluation.benchmarks.ten: there is no benchmark 'countin'; there are"),
+        ({"benchmark": "countin"}, "evaluation.benchmarks.ten: there is no benchmark 'countin'; there are"),
         (
             {"data": ["asked/odd.jsonl"]},
             "asked/odd.jsonl:1: the columns are id, q; the nearest known layout is",
@@ -178,7 +186,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
         ({"data": ["asked/gaps.jsonl"]}, "count them as wrong with evaluation.benchmarks.ten.allow_missing=true"),
         ({"subsets": ["color"]}, "evaluation.benchmarks.ten.subsets: no question has 'color'; they have parity"),
         ({"every": 0}, "evaluation.benchmarks.0.every: must be"),
-        ({"best": "bench/eleven/accuracy"}, "best.metric 'bench/eleven/accuracy' is of no benchmark"),
+        ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_before_anything_is_trained(

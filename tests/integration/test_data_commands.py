@@ -50,7 +50,10 @@ def experiment_on(folder: Path, **parts: list[Config]) -> Path:
         {"fn": "mmrl_rewards.box:iou", "when": {"task": ["box"]}},
     ]
     config = experiment(
-        folder / "run", data=parts, rewards={"terms": rewards}, stages=[imitation(imitate="target"), reinforcement()]
+        folder / "run",
+        data=parts,
+        rewards={"terms": rewards},
+        stages=[imitation(target_field="target"), reinforcement()],
     )
     config["model"]["max_prompt_tokens"] = 300
     return write(config, folder / "check.yaml")
@@ -129,8 +132,8 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Com
     ]
     lines = [json.dumps({**row, "answer": 1, "answer_type": "count"}) for row in asked]
     (tmp_path / "bench.jsonl").write_text("\n".join(lines))
-    ten = {"name": "ten", "bench": "counting", "data": ["bench.jsonl"]}
-    none = {"name": "none", "bench": "counting", "data": ["none.jsonl"]}
+    ten = {"name": "ten", "benchmark": "counting", "data": ["bench.jsonl"]}
+    none = {"name": "none", "benchmark": "counting", "data": ["none.jsonl"]}
     config["evaluation"]["benchmarks"] = [ten, {**ten, "name": "again", "allow_missing": True}, none]
     path = write(config, tmp_path / "check.yaml")
     report = json.loads(here("data", "check", path, "--json", "-").output)
@@ -191,7 +194,7 @@ def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command)
 
 def test_what_may_be_left_out_stops_nothing(tmp_path: Path, here: Command) -> None:
     parts, expected = faulty(tmp_path)
-    lenient = ("data.bad_sample=skip", "data.over_long=drop", "data.workers=2")
+    lenient = ("data.on_bad_sample=skip", "data.on_too_long=skip", "data.media_workers=2")
     done = here("data", "check", experiment_on(tmp_path, **parts), *lenient, "--json", tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.code == 0
@@ -333,7 +336,7 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
     config["model"]["scratch"]["family"] = family
     config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
-    config["stages"] = [imitation(imitate="target", batch_size=1)]
+    config["stages"] = [imitation(target_field="target", batch_size=1)]
     path = write(config, tmp_path / "clips.yaml")
     done = here("data", "check", path, "--json", "-")
     report = json.loads(done.output)
@@ -358,7 +361,7 @@ def test_a_video_that_is_cut_off_is_found_whoever_opens_it(tmp_path: Path, here:
     (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
     path = experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}])
     one_a_step = "stages.rl.prompts_per_step=1"
-    for workers in ("data.workers=0", "data.workers=1"):
+    for workers in ("data.media_workers=0", "data.media_workers=1"):
         done = here("data", "check", path, one_a_step, workers, "--json", "-")
         findings = json.loads(done.output)["findings"]
         assert [finding["code"] for finding in findings] == ["medium", "empty", "too_few"]

@@ -13,7 +13,7 @@ import pytest
 from harness import Command
 from PIL import Image
 
-RETHINK = "[{kind: generate}, {kind: continue_with, correct: [right], max_new_tokens: 6}]"
+RETHINK = "[{kind: generate}, {kind: rethink, correct: [right], max_new_tokens: 6}]"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_temperature_changes_what_is_drawn_and_a_seed_repeats_it(take: Any) ->
 
 
 def test_a_second_look_follows_a_trigger(take: Any) -> None:
-    taken = take(f"evaluation.program={RETHINK}")
+    taken = take(f"evaluation.rollout_steps={RETHINK}")
     looked = [row for row in taken.predictions if row["draft"] is not None]
     assert looked
     assert all(row["response"][row["draft"] :].startswith("\n\nWait") for row in looked)
@@ -101,7 +101,9 @@ def test_a_second_look_follows_a_trigger(take: Any) -> None:
 
 
 def test_thinking_is_asked_for_or_not(take: Any) -> None:
-    thinking, plain = (take("answer.instruct=true", f"answer.think={how}") for how in ("required", "none"))
+    thinking, plain = (
+        take("response_format.add_instruction=true", f"response_format.thinking={how}") for how in ("required", "none")
+    )
     assert thinking.told["prompts"] != plain.told["prompts"]
     assert [taken.told["answer"]["think"] for taken in (thinking, plain)] == ["required", "none"]
 
@@ -117,7 +119,7 @@ def test_blind_answers_are_to_other_pictures(take: Any) -> None:
 def test_no_place_can_be_shown_in_a_picture_that_is_left_out(whole: Path, tmp_path: Path, here: Command) -> None:
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
-    (tmp_path / "box.jsonl").write_text(json.dumps(row | {"frame": "px_original"}))
+    (tmp_path / "box.jsonl").write_text(json.dumps(row | {"coordinates": "px_original"}))
     asked = ("--bench", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "blind=left_out")
     done = here("eval", whole / "model", *asked)
     assert done.code == 2

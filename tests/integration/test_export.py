@@ -31,7 +31,7 @@ def short(run_dir: Path, **model: object) -> dict[str, Any]:
         model={"dtype": "float32", **pixels, **model},
         data={"train": [counting("train", 6)], "test": [counting("test", 3)]},
         stages=[imitation(steps=2), reinforcement(steps=1)],
-        checkpoints={"every": 1, "keep": 9},
+        checkpoints={"every": 1, "keep_last": 9},
     )
 
 

@@ -20,13 +20,22 @@ READ = {"columns": {name: name for name in COLUMNS}, "kind": "{{ kind }}", "fram
 
 def recipe(run_dir: Path) -> dict[str, Any]:
     """Draw, look again at half of it, keep what is right, imitate it, then reinforce on what is not too easy."""
-    look = {"kind": "continue_with", "correct": ["count"], "fraction": 0.5, "cut_fraction": 1.0, "max_new_tokens": 6}
+    look = {"kind": "rethink", "correct": ["count"], "fraction": 0.5, "cut_answer_fraction": 1.0, "max_new_tokens": 6}
     draw = {"name": "draw", "kind": "sample", "group_size": 4, "prompts_per_step": 5, "sampling": {"max_new_tokens": 6}}
     draw["program"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
-    reject = {"name": "right", "kind": "select", "source": "draw", "right": ["count"], "keep": "responses", "most": 2}
-    route = {"name": "hard", "kind": "select", "source": "draw", "right": ["count"], "within": [0.0, 0.9]}
-    learn = imitation(name="imitate", source="right", imitate="response", steps=3, validation=None)
-    rl = reinforcement(source="hard", steps=2, order={"kind": "sorted", "by": "pass_rate", "descending": True})
+    reject = {
+        "name": "right",
+        "kind": "select",
+        "from_stage": "draw",
+        "correct": ["count"],
+        "output": "responses",
+        "max_responses": 2,
+    }
+    route = {"name": "hard", "kind": "select", "from_stage": "draw", "correct": ["count"], "range": [0.0, 0.9]}
+    learn = imitation(name="imitate", from_stage="right", target_field="response", steps=3, validation=None)
+    rl = reinforcement(
+        from_stage="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True}
+    )
     return experiment(
         run_dir,
         data={
@@ -34,7 +43,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
             "validation": [counting("validation", 8)],
             "test": [counting("test", 6)],
         },
-        checkpoints={"every": 10, "keep": 1, "best": {"metric": "validation/mean"}},
+        checkpoints={"every": 10, "keep_last": 1, "best": {"metric": "validation/mean"}},
         stages=[imitation(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
     )
 
@@ -60,7 +69,7 @@ def test_what_was_drawn_is_written_whole(harvested: Path) -> None:
     seconds = [row for row in drawn if row["second_look"]]
     assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
     told = next(record for record in metrics(harvested) if record["stage"] == "draw")
-    assert told["rollout/second_look_frac"] == len(seconds) / 48
+    assert told["rethink/frac"] == len(seconds) / 48
     assert told["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
 
@@ -100,7 +109,7 @@ def test_another_run_reads_the_tables(harvested: Path) -> None:
 
 def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: Path, here: Command) -> None:
     config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
-    done = mmrl("train", config, strike=("mmrl.training.sample:_append", 3, "SIGKILL"))
+    done = mmrl("train", config, strike=("mmrl.training.sample:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
     assert drawn.read_bytes() == b"".join((harvested / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])
@@ -112,6 +121,7 @@ def test_a_killed_sample_stage_goes_on_where_it_was(harvested: Path, tmp_path: P
         assert (tmp_path / "run" / file).read_bytes() == (harvested / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_harvest_and_keep_what_one_does(harvested: Path, tmp_path: Path) -> None:
     """Tables, validation, and the best checkpoint of its choice."""
     done = mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)

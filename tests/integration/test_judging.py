@@ -78,6 +78,6 @@ def test_calls_that_hang_and_processes_that_die_are_counted_and_the_run_goes_on(
     done = here("train", judged_by(tmp_path, "run", "danger", on_error="fallback"))
     assert done.code == 0
     assert total(tmp_path / "run", "reward/danger/timeouts") > 0
-    assert total(tmp_path / "run", "reward/danger/deaths") > 0
+    assert total(tmp_path / "run", "reward/danger/crashes") > 0
     assert total(tmp_path / "run", "reward/danger/errors") > 0
     assert "its fallback counts" in done.output

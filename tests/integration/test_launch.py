@@ -16,6 +16,8 @@ from waiting import PATIENCE_S, wait_for
 from mmrl.checkpoint import find_latest
 from mmrl.distributed import launch
 
+pytestmark = pytest.mark.slow
+
 LINES = 8  # of metrics.jsonl when we strike
 
 
@@ -54,7 +56,7 @@ def strike(config: Path, run_dir: Path, which: signal.Signals, *, rank: int | No
     return Done(launcher.returncode, output, errors)
 
 
-@pytest.mark.parametrize("engine", [None, {"zero": 3}], ids=["torch", "zero3"])
+@pytest.mark.parametrize("engine", [None, {"zero_stage": 3}], ids=["torch", "zero3"])
 def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
     engine: dict[str, int] | None, whole: Path, tmp_path: Path, here: Command
 ) -> None:
@@ -78,7 +80,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-po
 DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "module"), [(TORCHRUN, ["-m"]), (DEEPSPEED, ["--module"])])
 def test_other_launchers_start_the_same_run(launcher: list[str], module: list[str], tmp_path: Path) -> None:
     data = {"train": [counting("train", 6)], "test": [counting("test", 2)]}
@@ -108,13 +109,13 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
 def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: Path) -> None:
     """Under ZeRO-2: stopped by a signal, gone on with by a single process, stopped again, ended by two."""
     pytest.importorskip("deepspeed")
-    sections = {"deepspeed": {"zero": 2}, "checkpoints": {"every": 50, "keep": 2}}
+    sections = {"deepspeed": {"zero_stage": 2}, "checkpoints": {"every": 50, "keep_last": 2}}
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
     assert "Saved. Go on with: mmrl train" in done.output
     assert processes_of(config) == []
-    done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.learn", 4, "SIGINT"))
+    done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors

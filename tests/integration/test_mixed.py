@@ -59,7 +59,7 @@ def mixed(folder, scratch, **sections):
     pixels = {"min_pixels": 1024, "max_pixels": 2048}
     return experiment(
         folder / "run",
-        model={"scratch": scratch, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
+        model={"from_scratch": scratch, "dtype": "float32", "device": "cpu", **pixels, "video": pixels},
         data={"train": [{"fn": "mmrl_datasets.readers.chat:rows", "args": rows}]},
         rewards={"terms": [{"fn": "./letters.py:letters"}]},
         **sections,
@@ -72,7 +72,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
         tmp_path,
         {"family": family, **TINY},
         stages=[
-            imitation(steps=2, batch_size=10, imitate="target"),
+            imitation(steps=2, batch_size=10, target_field="target"),
             reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
@@ -82,7 +82,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]
     assert len(records) == 4
     assert all(record["learner/grad_norm"] > 0 for record in records)
-    assert all(record["rollout/logp_gap_nats"] < 1e-5 for record in records[2:])
+    assert all(record["rollout/logprob_diff_mean"] < 1e-5 for record in records[2:])
     kept = (tmp_path / "run" / "rollouts" / "rl-000001.jsonl").read_text().splitlines()
     kinds = Counter(json.loads(line)["sample"].rsplit("/", 1)[1].partition("-")[0] for line in kept)
     assert kinds == dict.fromkeys(KINDS, 8)

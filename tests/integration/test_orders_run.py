@@ -15,13 +15,13 @@ from mmrl.cli import main
 
 def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     """A pilot that goes by its own history; then the sample whose reward varied most, again and again."""
-    shape = {"steps": 6, "history": ["count"], "epochs": 1, "loss": {}}
-    pilot = reinforcement(name="pilot", order={"kind": "priority", "floor": 0.2}, **shape)
-    best = {"name": "best", "kind": "select", "source": "pilot", "by": "std", "top": 1}
+    shape = {"steps": 6, "track_rewards": ["count"], "ppo_epochs": 1, "loss": {}}
+    pilot = reinforcement(name="pilot", data_order={"kind": "priority", "min_weight": 0.2}, **shape)
+    best = {"name": "best", "kind": "select", "from_stage": "pilot", "metric": "reward_std", "top_k": 1}
     single = reinforcement(
-        name="single", source="best", repeat_to=4, steps=2, epochs=1, loss={"entropy": {"coef": 1e-3}}
+        name="single", from_stage="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}
     )
-    data = {"train": [counting("train", 10, label_miss=0.2)], "test": [counting("test", 4)], "workers": workers}
+    data = {"train": [counting("train", 10, label_miss=0.2)], "test": [counting("test", 4)], "media_workers": workers}
     return experiment(run_dir, data=data, stages=[imitation(steps=40), pilot, best, single])
 
 
@@ -64,12 +64,14 @@ def test_workers_change_nothing_of_what_is_drawn(whole_one: Path, tmp_path: Path
 
 def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) -> None:
     """Eight samples are two steps; then no rise is enough, which two steps show."""
-    phases = [{"samples": 8}, {"plateau": {"window": 1, "rise": 2.0}}, {}]
+    phases = [{"samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
-    config = experiment(tmp_path / "run", stages=[reinforcement(order=order, history=["count"], steps=5)])
+    config = experiment(tmp_path / "run", stages=[reinforcement(data_order=order, track_rewards=["count"], steps=5)])
     done = here("train", write(config, tmp_path / "phases.yaml"))
     assert done.code == 0, done.errors
-    assert [record["data/phase"] for record in metrics(tmp_path / "run") if "data/phase" in record] == [0, 1, 1, 2, 2]
+    assert [
+        record["data/curriculum_phase"] for record in metrics(tmp_path / "run") if "data/curriculum_phase" in record
+    ] == [0, 1, 1, 2, 2]
 
 
 def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command) -> None:
@@ -81,9 +83,9 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
         "columns": {"question": "q", "answer": "a", "response": "{{ '<answer>1</answer>' if part else '' }}"},
     }
     stages = [
-        imitation(imitate="response", when={"part": ["1"]}, steps=2),
+        imitation(target_field="response", when={"part": ["1"]}, steps=2),
         {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
-        reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, epochs=1, loss={}),
+        reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, ppo_epochs=1, loss={}),
     ]
     data = {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "kind": "number", "task": "add"}}]}
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
@@ -100,14 +102,16 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
 
 
 def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command) -> None:
-    order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "samples": 8}, {}]}
-    done = here("train", write(experiment(tmp_path / "run", stages=[reinforcement(order=order)]), tmp_path / "c.yaml"))
+    order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
+    done = here(
+        "train", write(experiment(tmp_path / "run", stages=[reinforcement(data_order=order)]), tmp_path / "c.yaml")
+    )
     assert done.code == 2
     assert "stage 'rl' asks 4 samples a step and phase 0 of its order has 0: see its `when`" in done.errors
 
 
 def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command) -> None:
-    stages = [reinforcement(history=["cuont"])]
+    stages = [reinforcement(track_rewards=["cuont"])]
     done = here("train", write(experiment(tmp_path / "run", stages=stages), tmp_path / "c.yaml"))
     assert done.code == 2
     assert "stage 'rl': history: there is no reward term 'cuont', but count, format" in done.errors

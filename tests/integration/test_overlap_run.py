@@ -17,24 +17,24 @@ from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import ThreadedAsyncRollouts
 
-LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
-COLD = imitation(validation={"every": 4, "until": 0.8})
+LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+COLD = imitation(validation={"every": 4, "stop_at_mean_reward": 0.8})
 STEPS = 6
 
 
 def overlapping(run_dir: Path, **options: Any) -> dict[str, Any]:
     """A cold start, then steps that overlap; the bonus on entropy moves the weights, whatever is rewarded."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}}
-    stages = [COLD, reinforcement(steps=STEPS, overlap=True, loss=loss, **options)]
-    return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep": 20})
+    stages = [COLD, reinforcement(steps=STEPS, async_rollouts=True, loss=loss, **options)]
+    return experiment(run_dir, stages=stages, checkpoints={"every": 2, "keep_last": 20})
 
 
 def with_everything(run_dir: Path) -> dict[str, Any]:
     """All that reads or changes what a step is made of."""
     return overlapping(
         run_dir,
-        program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}, {"kind": "probe", "what": "grey", "every": 2}],
-        filter={"bands": [{"term": "format", "low": 0.0, "high": 1.0}], "rounds": 2},
+        program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}, {"kind": "probe", "corruption": "grey", "every": 2}],
+        filter={"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2},
         optimizer={"lr": 1e-3},
         replay={"capacity": 32},
         history=["count"],
@@ -58,7 +58,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path) -> None:
     steps = steps_of(whole)
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
-    gaps = [record["rollout/version_gap_max"] for record in steps if "rollout/version_gap_max" in record]
+    gaps = [record["rollout/staleness_max"] for record in steps if "rollout/staleness_max" in record]
     assert gaps[0] == 0.0 and 1.0 in gaps and max(gaps) <= 2.0  # 2: carried by the filter for a step
     assert any("validation/mean" in record for record in metrics(whole))
     assert any(name.startswith("probe/blind_gap/grey/") for record in steps for name in record)
@@ -114,17 +114,18 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     assert contents(tmp_path / "run") == contents(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what one has drawn ahead is dealt out when two go on."""
-    replay = {"capacity": 32, "drop_zero": False, "refill": "fraction", "share": 0.3}
-    more = {"mini_batches": 2, "replay": replay, "sampling": {"max_new_tokens": 6, "temperature": 0.6}}
+    replay = {"capacity": 32, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3}
+    more = {"num_mini_batches": 2, "replay": replay, "sampling": {"max_new_tokens": 6, "temperature": 0.6}}
     once, twice = (overlapping(tmp_path / name, **more) for name in ("once", "twice"))
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     steps = steps_of(tmp_path / "once")
-    assert [record["rollout/version_gap_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
-    assert [record["rollout/version_gap_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
-    assert ["rollout/logp_gap_nats" in record for record in steps] == [True] + [False] * (STEPS - 1)
-    assert min(record["replay/share"] for record in steps[1:]) > 0.2
+    assert [record["rollout/staleness_max"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
+    assert [record["rollout/staleness_mean"] for record in steps] == [0.0] + [1.0] * (STEPS - 1)
+    assert ["rollout/logprob_diff_mean" in record for record in steps] == [True] + [False] * (STEPS - 1)
+    assert min(record["replay/frac"] for record in steps[1:]) > 0.2
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
         strike(patched, ThreadedAsyncRollouts, "begin", 3, signal.SIGINT)
@@ -134,17 +135,18 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
 
 
+@pytest.mark.slow
 def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes go on with what one left waiting, and then step by step as one does, whoever opens pictures."""
-    chunked = [{"kind": "generate", "chunk": 2, "over_sample": 1.5, "token_budget": 60}]
+    chunked = [{"kind": "generate", "partial_rollout_tokens": 2, "oversampling": 1.5, "max_tokens_per_step": 60}]
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
-    stages = [COLD, reinforcement(steps=STEPS, program=chunked, group_size=2, **means)]
+    stages = [COLD, reinforcement(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
     twice["data"]["workers"] = 1
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
-    assert told[0]["rollout/pending_groups"] > 0
-    gaps = [record["rollout/version_gap_max"] for record in told]
+    assert told[0]["rollout/unfinished_groups"] > 0
+    gaps = [record["rollout/staleness_max"] for record in told]
     assert gaps[0] == 0.0 and max(gaps) >= 1.0
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:

@@ -143,8 +143,8 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
 
 
 SMALLER = {
-    "continue_with": {"room": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
+    "continue_with": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
     "tools": {"max_tokens": 4 * SHORT},
-    "probe": {"rollouts": 1},
+    "probe": {"rollouts_per_prompt": 1},
 }
 """Of the steps of a program."""

@@ -22,7 +22,7 @@ SETTINGS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "deepspeed" not 
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     """`mmrl train configs/quickstart.yaml --steps 2`: how it ended, and its run directory."""
     folder = tmp_path_factory.mktemp("quickstart")
-    done = mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, cwd=folder)
+    done = mmrl("train", CONFIGS / "quickstart.yaml", "--steps", 2, cwd=folder, fresh=True)
     return done, folder / "runs" / "quickstart"
 
 

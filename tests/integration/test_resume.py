@@ -10,16 +10,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Command, contents, experiment, metrics, mmrl, reinforcement, write
+from harness import Command, contents, experiment, metrics, mmrl, reinforcement, shared, write
 
 from mmrl.log.run_dir import RunDir
 
 KILLS = (  # in each process in turn: at the Nth call of a function
-    ("mid-imitation", "mmrl.learner.learner:GrpoLearner.learn", 5),
+    ("mid-imitation", "mmrl.learner.learner:GrpoLearner.step", 5),
     # the first six check the one resumed from
     ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2),
-    ("between the stages", "mmrl.training.run:_Run._measure", 1),
-    ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.learn", 5),
+    ("between the stages", "mmrl.training.run:TrainingRun._evaluate_test_samples", 1),
+    ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.step", 5),
     ("while the model is exported", "mmrl.policy.tiny_models:ProcessorMixin.save_pretrained", 1),
 )
 
@@ -33,14 +33,16 @@ def again(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.yaml and its run, stopped by Ctrl-C in the fifth step of reinforcement."""
-    folder = tmp_path_factory.mktemp("stopped")
-    config = write(experiment(folder / "run"), folder / "tiny.yaml")
-    moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
-    done = mmrl("train", config, strike=moment)
-    assert done.code == 128 + signal.SIGINT
-    assert f"Saved. Go on with: mmrl train {config}" in done.output
-    assert not done.errors
-    return folder
+
+    def run(folder: Path) -> None:
+        config = write(experiment(folder / "run"), folder / "tiny.yaml")
+        moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
+        done = mmrl("train", config, strike=moment)
+        assert done.code == 128 + signal.SIGINT
+        assert f"Saved. Go on with: mmrl train {config}" in done.output
+        assert not done.errors
+
+    return shared(tmp_path_factory, "stopped", run)
 
 
 @pytest.fixture
@@ -52,9 +54,9 @@ def stopped_copy(stopped: Path, tmp_path: Path) -> Path:
 def test_the_run_is_worth_resuming(whole: Path) -> None:
     stages = [record["stage"] for record in metrics(whole)]
     assert 0 < stages.count("cold") < 24  # the gate ended the cold start early
-    learned = [record for record in metrics(whole) if "learner/kl_nats" in record]
+    learned = [record for record in metrics(whole) if "policy/reference_kl_nats" in record]
     assert len(learned) == 8
-    assert learned[-1]["learner/kl_nats"] > 1e-3  # reinforcement moved the weights away from the reference
+    assert learned[-1]["policy/reference_kl_nats"] > 1e-3  # reinforcement moved the weights away from the reference
 
 
 @pytest.mark.slow
@@ -80,9 +82,9 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
 
 
 TERMS = (  # at the Nth call of a function; what is then saved last
-    ("mid-step", "mmrl.learner.learner:GrpoLearner.learn", 5, "00-000005"),
+    ("mid-step", "mmrl.learner.learner:GrpoLearner.step", 5, "00-000005"),
     ("while a checkpoint is written", "mmrl.checkpoint.manager:seal", 1, "00-000003"),
-    ("between the stages and the end", "mmrl.training.run:_Run._measure", 2, "02-000000"),
+    ("between the stages and the end", "mmrl.training.run:TrainingRun._evaluate_test_samples", 2, "02-000000"),
 )
 
 
@@ -101,20 +103,20 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
 ) -> None:
     """And goes on with another rhythm, which no result depends on."""
     blow = ("mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2, "SIGKILL")  # the second checkpoint
-    done = mmrl("train", again, "checkpoints.asynchronous=true", strike=blow)
+    done = mmrl("train", again, "checkpoints.async_save=true", strike=blow)
     assert done.code == -signal.SIGKILL
     assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {
         ".00-000006.partial",
         "00-000003",
     }
-    done = here("train", again, "checkpoints.asynchronous=true", "checkpoints.every=2")
+    done = here("train", again, "checkpoints.async_save=true", "checkpoints.every=2")
     assert done.code == 0
     assert "This run goes on with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
     assert contents(again.parent / "run") == contents(whole)
 
 
 @pytest.mark.parametrize(
-    "reference", [{"update": "ema", "decay": 0.5}, {"update": "reset", "every": 2, "reset_optimizer": True}]
+    "reference", [{"update": "ema", "ema_decay": 0.5}, {"update": "reset", "update_every": 2, "reset_optimizer": True}]
 )
 def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, reference: dict[str, object]) -> None:
     """Stopped in the fourth of five steps, after updates of the reference that a fresh copy would not have."""
@@ -129,7 +131,11 @@ def test_a_moving_reference_goes_on_where_it_was(tmp_path: Path, here: Command, 
     ours, theirs = contents(tmp_path / "twice"), contents(tmp_path / "once")
     assert ours.pop("summary.json") and theirs.pop("summary.json")
     assert ours == theirs
-    kls = [record["learner/kl_nats"] for record in metrics(tmp_path / "once") if "learner/kl_nats" in record]
+    kls = [
+        record["policy/reference_kl_nats"]
+        for record in metrics(tmp_path / "once")
+        if "policy/reference_kl_nats" in record
+    ]
     assert len(kls) == 5 and max(kls) > 1e-4
 
 

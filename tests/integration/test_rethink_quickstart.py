@@ -41,6 +41,12 @@ def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, 
 
 
 def test_the_table_reads_drafts_and_second_looks(tool: ModuleType) -> None:
-    moves = {"right_to_right": 20, "right_to_wrong": 5, "wrong_to_right": 35, "wrong_to_wrong": 40, "attempted": 100}
+    moves = {
+        "correct_to_correct": 20,
+        "correct_to_incorrect": 5,
+        "incorrect_to_correct": 35,
+        "incorrect_to_incorrect": 40,
+        "attempted": 100,
+    }
     record = {f"test/rethink/{name}": count for name, count in moves.items()} | {"test/add": 0.55, "step": 3}
     assert tool.held(record, 100) == pytest.approx((0.25, 0.55, 0.35, 0.05))

@@ -20,8 +20,8 @@ from mmrl.policy.processor import QwenProcessor
 
 STREAMED = {
     "train": [counting("train", 40, label_miss=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
-    "stream": {"buffer": 8},
-    "bad_sample": "skip",
+    "streaming": {"shuffle_buffer_size": 8},
+    "on_bad_sample": "skip",
 }
 ENDLESS = """
 from itertools import count
@@ -41,7 +41,7 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
     """Imitation and reinforcement on a mixture of two streams, one of them endless and with bad rows."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     (run_dir.parent / "mine.py").write_text(ENDLESS)
-    stages = [imitation(steps=6), reinforcement(steps=6, max_barren_steps=7)]
+    stages = [imitation(steps=6), reinforcement(steps=6, max_steps_without_signal=7)]
     return experiment(run_dir, stages=stages, data=STREAMED | data)
 
 
@@ -66,10 +66,10 @@ def test_a_picture_is_decoded_and_processed_once_a_step(
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
     monkeypatch.setattr(QwenProcessor, "process", lambda self, s: processed.append(s.id) or process(self, s))
-    stage = reinforcement(steps=1, prompts_per_step=6, group_size=8, epochs=2)
+    stage = reinforcement(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
-    assert "learner/kl_nats" in metrics(tmp_path / "run")[-1]
+    assert "policy/reference_kl_nats" in metrics(tmp_path / "run")[-1]
     assert len(processed) == len(set(processed)) == 6
     assert len(opened) == 6
     assert set(opened.values()) == {1}  # decoded at the start, and still in memory for the step
@@ -81,12 +81,12 @@ def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -
     done = here("train", config)
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "a" / "run")
-    assert sum(record.get("data/skipped", 0) for record in records) > 0
+    assert sum(record.get("data/dropped", 0) for record in records) > 0
     assert {"reward/task/count", "reward/task/say"} <= set().union(*records)
     assert "left out: row n" in done.output
 
     again = write(streamed(tmp_path / "b" / "run", workers=1), tmp_path / "b" / "tiny.yaml")
-    done = mmrl("train", again, strike=("mmrl.learner.learner:GrpoLearner.learn", 10, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.learner.learner:GrpoLearner.step", 10, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     assert here("train", again).code == 0
     assert contents(tmp_path / "b" / "run") == contents(tmp_path / "a" / "run")
@@ -101,7 +101,7 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
-    config = experiment(tmp_path / "run", stages=[reinforcement(steps=10_000, max_barren_steps=10_000)])
+    config = experiment(tmp_path / "run", stages=[reinforcement(steps=10_000, max_steps_without_signal=10_000)])
     config["data"]["workers"] = 2
     command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
     with (tmp_path / "errors").open("w") as errors:

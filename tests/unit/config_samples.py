@@ -13,7 +13,7 @@ from mmrl.types import UserError
 SMALL = """\
 run: {name: demo}
 model:
-  scratch: {}
+  from_scratch: {}
 data:
   train:
     - fn: mmrl_datasets.generators.scenes:count
@@ -30,54 +30,54 @@ stages:
 """
 
 FULL = """\
-run: {name: demo, dir: out, seed: 1, threads: 2, keep_rollouts_every: 5}
+run: {name: demo, dir: out, seed: 1, cpu_threads: 2, keep_rollouts_every: 5}
 model:
   path: null
   freeze: [vision]
   lora: {targets: [language.mlp]}
   gradient_checkpointing: [language]
-  scratch: {family: qwen3_vl, vision: {depth: 1}, language: {depth: 1}}
+  from_scratch: {family: qwen3_vl, vision: {num_layers: 1}, language: {num_layers: 1}}
 data:
-  train: [{fn: "a:b", args: {n: 3, deep: {list: [1, {x: 2}]}}, weight: 1.5, keep: {column: pass_rate, high: 0.9}}]
-  stream: {buffer: 5}
+  train: [{fn: "a:b", args: {n: 3, deep: {list: [1, {x: 2}]}}, weight: 1.5, row_filter: {column: pass_rate, high: 0.9}}]
+  streaming: {shuffle_buffer_size: 5}
   validation: [{fn: "a:c"}]
   test: [{fn: "a:d", args: {on: true}}]
-answer: {think: required}
+response_format: {thinking: required}
 rewards:
   terms:
-    - {fn: "r:x", name: x, weight: 0.5, args: {k: v}, when: {task: [count]}, train_only: true, gate: y, fallback: 0.5}
-    - {fn: "r:y", name: y, deadline_s: 2.0, transform: {clip: [0.0, 0.9], threshold: 0.5, scale: [-1.0, 1.0]}}
+    - {fn: "r:x", name: x, weight: 0.5, args: {k: v}, when: {task: [count]}, training_only: true, requires: y, fallback: 0.5}
+    - {fn: "r:y", name: y, timeout_s: 2.0, transform: {clip: [0.0, 0.9], threshold: 0.5, rescale_to: [-1.0, 1.0]}}
     - {fn: "r:z", name: z, schedule: {points: [[0, 1.0], [10, 0.5]]}}
 stages:
   - kind: sft
     name: cold
     steps: 10
-    validation: {until: 0.4, until_each: 0.1, every: 5}
-    optimizer: {lr_by_role: {language: 1e-5}}
-    imitate: response
-    program: [{kind: tools, tools: [{fn: "t:zoom"}]}]
+    validation: {stop_at_mean_reward: 0.4, stop_at_task_reward: 0.1, every: 5}
+    optimizer: {lr_by_component: {language: 1e-5}}
+    target_field: response
+    rollout_steps: [{kind: tools, tools: [{fn: "t:zoom"}]}]
   - kind: rl
     name: rl
     steps: 20
-    validation: {until: 0.9, until_each: 0.5}
-    filter: {bands: [{term: x}], rounds: 2}
+    validation: {stop_at_mean_reward: 0.9, stop_at_task_reward: 0.5}
+    dynamic_sampling: {ranges: [{term: x}], max_rounds: 2}
     replay: {capacity: 64}
-    program:
-      - {kind: generate, chunk: 8, over_sample: 1.5, token_budget: 100}
-      - kind: continue_with
+    rollout_steps:
+      - {kind: generate, partial_rollout_tokens: 8, oversampling: 1.5, max_tokens_per_step: 100}
+      - kind: rethink
         correct: [x]
         triggers: [{text: " Wait"}]
-        attempts_per_group: 3
+        max_attempts_per_group: 3
         temperature: 0.9
-        kept_per_group: 2
+        max_kept_per_group: 2
       - {kind: tools, tools: [{fn: "t:zoom", name: zoom, args: {most: 2}}]}
-      - {kind: probe, what: grey, name: blind}
-deepspeed: {zero: 1}
+      - {kind: probe, corruption: grey, name: blind}
+deepspeed: {zero_stage: 1}
 evaluation:
-  program: [{kind: generate}, {kind: continue_with, correct: [x], triggers: [{text: " Wait"}]}]
+  rollout_steps: [{kind: generate}, {kind: rethink, correct: [x], triggers: [{text: " Wait"}]}]
   benchmarks:
-    - {name: testA, bench: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task], frame: norm_1}
-    - {name: mathvista, data: [MathVista], samples: 4, temperature: 1.0}
+    - {name: testA, benchmark: refcoco, data: [RefCOCO], every: 5, split: testA, subsets: [task], coordinates: norm_1}
+    - {name: mathvista, data: [MathVista], responses_per_question: 4, temperature: 1.0}
 """
 
 

@@ -68,16 +68,16 @@ class Bank:
     """Steps of groups; the first `informative` of a step differ in reward, half and half or, `graded`, at random."""
 
     def __init__(self, *, groups, informative, size=4, seed=0, graded=False):
-        self.groups, self.informative, self.size, self.graded = groups, informative, size, graded
-        self._dice = random.Random(seed)
+        self.groups, self.rewards_differ, self.size, self.graded = groups, informative, size, graded
+        self._make_sample_rngs = random.Random(seed)
 
     def step(self, version):
         return [group(f"{version}-{g}", *self._rewards(g), version=version) for g in range(self.groups)]
 
     def _rewards(self, g):
-        if g >= self.informative:
+        if g >= self.rewards_differ:
             return [1.0] * self.size
-        right = self._dice.randrange(1, self.size) if self.graded else self.size // 2
+        right = self._make_sample_rngs.randrange(1, self.size) if self.graded else self.size // 2
         return [1.0] * right + [0.0] * (self.size - right)
 
     def advantages(self, groups):

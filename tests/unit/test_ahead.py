@@ -70,8 +70,8 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
                 prompt = processor.ask(one)
                 assert prompt == plain.ask(one)
                 assert prompt.sample is one
-                assert torch.equal(processor.tensors(prompt).images_ND, plain.tensors(prompt).images_ND)
-                assert torch.equal(processor.tensors(prompt).positions_3P, plain.tensors(prompt).positions_3P)
+                assert torch.equal(processor.tensors(prompt).image_patches_MD, plain.tensors(prompt).image_patches_MD)
+                assert torch.equal(processor.tensors(prompt).position_ids_3P, plain.tensors(prompt).position_ids_3P)
 
 
 def test_processes_are_one_step_ahead_and_no_more(tiny):
@@ -236,7 +236,7 @@ def test_many_bad_rows_do_not_flood_the_console(tiny):
     with ahead(Rows(rows), tiny().fresh(), skip=True, warn=told.append) as source:
         assert len(source.take(0, 51)) == 1
     assert len(told) == 5
-    assert told[-1].endswith("from here on they are only counted, in data/skipped")
+    assert told[-1].endswith("from here on they are only counted, in data/dropped")
 
 
 def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):

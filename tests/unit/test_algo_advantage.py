@@ -81,7 +81,7 @@ def test_statistics_of_the_step_equal_torch():
 
 def test_advantages_do_not_depend_on_the_order_of_siblings_or_groups():
     rows = [[0.1, 0.7, 0.2], [1.0, 0.5, 0.3]]
-    for changed in ({}, {"whiten": True}, {"scale": "batch_std"}, {"baseline": "leave_one_out"}):
+    for changed in ({}, {"batch_normalize": True}, {"scale": "batch_std"}, {"baseline": "leave_one_out"}):
         options = AdvantageConfig(**changed)
         forward = compute_advantages([group(row) for row in rows], options, {})
         backward = compute_advantages([group(row[::-1]) for row in rows[::-1]], options, {})
@@ -96,7 +96,9 @@ def test_a_group_without_differences_teaches_exactly_nothing(totals, scale, base
     nothing = (0.0,) * len(totals)
     options = AdvantageConfig(baseline=baseline, scale=scale)
     assert normalize_rewards([totals], options) == [nothing]
-    among = compute_advantages([group(totals), group([0.0, 1.0])], options.model_copy(update={"whiten": True}), {})
+    among = compute_advantages(
+        [group(totals), group([0.0, 1.0])], options.model_copy(update={"batch_normalize": True}), {}
+    )
     assert among[0] == nothing
     assert any(among[1])
 
@@ -135,7 +137,7 @@ def test_terms_by_themselves_as_gdpo():
     separate = [2.0 * a + 0.5 * b for a, b in zip(one(right), one(form), strict=True)]
     assert compute_advantages([group(right=right, form=form)], options, weights)[0] == pytest.approx(separate)
     alone = group(right=right)
-    assert compute_advantages([alone], options, {"right": 1.0}) == compute_advantages([alone], GRPO, {})
+    assert compute_advantages([alone], options, {"correct": 1.0}) == compute_advantages([alone], GRPO, {})
     mixed = compute_advantages(
         [group(right=right, form=form), group(form=form)], options, weights
     )  # tasks differ in terms

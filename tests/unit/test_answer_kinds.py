@@ -141,7 +141,7 @@ def test_what_is_written_parses_to_the_target(grammar, thought, target):
         ),
         (AnswerType.SVG, SVG, SVG),
         (AnswerType.SVG, f"\n{SVG}\n", SVG),
-        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {"factor": 2}}', Action("zoom", {"factor": 2})),
+        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {"max_weight": 2}}', Action("zoom", {"max_weight": 2})),
         (AnswerType.TOOL_CALL, '<tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>', Action("zoom", {})),
         *(
             (AnswerType.TOOL_CALL, text, None)
@@ -233,7 +233,7 @@ def test_a_box_holds_balanced_braces():
         ('{"think": "", "answer": 4}', 4, "empty thinking"),
         ('{"answer": 4, "answer": 5}', None, "no JSON object: a key that stands twice in one object"),
         ('{"answer": null}', None, "empty answer"),
-        ('{"think": "4"}', None, "no field 'answer'"),
+        ('{"thinking": "4"}', None, "no field 'answer'"),
         ('so {"answer": 4}', None, "no JSON object: not JSON"),
         ("[4]", None, "no JSON object"),
         ("", None, "no JSON object: not JSON"),
@@ -309,7 +309,7 @@ def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
 )
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
 def test_a_specimen_has_no_problems(grammar, target):
-    assert grammar.parse(grammar.specimen(target), target.kind).problems == ()
+    assert grammar.parse(grammar.build_example(target), target.kind).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -351,8 +351,10 @@ def test_stop_strings():
 def test_tool_calls_in_tags_of_their_own():
     grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
-    assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"factor": 2})
-    assert grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
+    assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"max_weight": 2})
+    assert (
+        grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"max_weight": 2})), "a") == text
+    )
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ class Short(Feed):
     def tensors(self, prompt):
         whole = super().tensors(prompt)
         positions_3P = torch.arange(len(prompt.ids) + self.positions).expand(3, -1)
-        return replace(whole, images_ND=whole.image_patches_MD[self.patches :], positions_3P=positions_3P)
+        return replace(whole, image_patches_MD=whole.image_patches_MD[self.patches :], position_ids_3P=positions_3P)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_mathvista_strict_and_compat_part_ways():
 def test_float_questions_with_float_precision():
     """lmms-eval lost all of them: round(x, 2.0) is an error."""
     row = {"pid": "1", "answer": "1.20", "answer_type": "float", "choices": None, "precision": 2.0, "question": ""}
-    assert both("mathvista", mathvista.parse_mathvista_item(row | {"answer": "1.2"}), "It is 1.2001 in all.") == (
+    assert both(
+        "mathvista", mathvista.parse_mathvista_item(row | {"answer": "1.2"}), "It is 1.2001 in all."
+    ) == (
         True,
         True,
     )

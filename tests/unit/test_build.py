@@ -36,14 +36,14 @@ def world(tmp_path):
     (tmp_path / "mine.py").write_text(ROWS)
 
     def world(*, fn="./mine.py:rows", bad_sample="stop", prompts_per_step=1, program=({"kind": "generate"},), **parts):
-        data = {name: [{"fn": fn, "args": args}] for name, args in parts.items()} | {"bad_sample": bad_sample}
+        data = {name: [{"fn": fn, "args": args}] for name, args in parts.items()} | {"on_bad_sample": bad_sample}
         config = {
             "run": {"name": "r", "dir": str(tmp_path / "run")},
             "model": {"path": str(tmp_path / "no model")},
             "data": data,
             "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
             "stages": [
-                {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": prompts_per_step, "program": program}
+                {"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": prompts_per_step, "rollout_steps": program}
             ],
         }
         run_dir = RunDir(tmp_path / "run")
@@ -88,7 +88,7 @@ def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
 def test_a_step_does_not_draw_more_samples_than_there_are(world):
     with pytest.raises(UserError, match="stage 'rl' asks 2 prompts a step and there are 1 samples"):
         world(train={"ids": ["a"]}, prompts_per_step=2)
-    chunked = [{"kind": "generate", "chunk": 8, "over_sample": 1.5}]
+    chunked = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5}]
     with pytest.raises(UserError, match="stage 'rl' asks 3 prompts a step and there are 2 .* or over_sample"):
         world(train={"ids": ["a", "b"]}, prompts_per_step=2, program=chunked)
 

@@ -78,7 +78,7 @@ def names(folder):
 
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     net, optimizer = trained(1)
-    evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
+    evals = {"result_prefix": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
     state = TrainingState(
         stage_index=1, step=7, data_position=70, version=9, steps_without_signal=2, metrics_bytes=11, eval_rewards=evals
     )
@@ -265,7 +265,7 @@ BACKGROUND = CheckpointsConfig(async_save=True)
 
 def test_a_snapshot_does_not_follow_the_run(tmp_path):
     net, optimizer = trained(1)
-    state = TrainingState(step=1, eval_rewards={"before": {"count": {"a": 0.5}}})
+    state = TrainingState(step=1, eval_rewards={"result_prefix": {"count": {"a": 0.5}}})
     moments = {"moments": optimizer.state_dict()["state"]}
     live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.read_rng_states(), state=state)
     taken = checkpoint.copy_to_cpu(live)
@@ -328,7 +328,7 @@ class Together:
         self._meeting.wait(60)
         return every
 
-    def once(self, work):
+    def on_rank0(self, work):
         result = None
         if self.rank == 0:
             try:
@@ -522,7 +522,7 @@ def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkey
 def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
     with pytest.raises(UserError, match="a checkpoint cannot hold 1j"):
-        save(tmp_path / "c", evals={"before": {"x": 1j}})
+        save(tmp_path / "c", evals={"result_prefix": {"x": 1j}})
     assert names(tmp_path) == ["c"]
     assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
     assert find_damage(tmp_path / "c", FILES[1:]) is None

@@ -14,7 +14,7 @@ from mmrl.cli.common import pause_gc_for_imports
 
 CONFIG = """\
 run: {name: demo}
-model: {scratch: {}}
+model: {from_scratch: {}}
 data: {train: [{fn: "a:b"}]}
 rewards: {terms: [{fn: "r:x"}]}
 stages:

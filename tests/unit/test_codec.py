@@ -108,9 +108,9 @@ def test_text_that_looks_like_a_tag_is_text():
 
 
 def test_a_state_is_readable_json():
-    found = json.loads(json_codec.dumps(TrainingState(step=7, eval_rewards={"before": {"count": {"a": 0.5}}})))
+    found = json.loads(json_codec.dumps(TrainingState(step=7, eval_rewards={"result_prefix": {"count": {"a": 0.5}}})))
     assert found["$State"]["step"] == 7
-    assert found["$State"]["evals"] == {"before": {"count": {"a": 0.5}}}
+    assert found["$State"]["evals"] == {"result_prefix": {"count": {"a": 0.5}}}
 
 
 class Mine(int):

@@ -213,12 +213,12 @@ def test_explain_follows_the_options(tmp_path):
     overrides = [
         "stages.rl.advantage={scale: none}",
         "stages.rl.sampling.top_k=5",
-        "stages.rl.validation={until: 0.7, until_each: 0.2}",
+        "stages.rl.validation={stop_at_mean_reward: 0.7, stop_at_task_reward: 0.2}",
         "data.validation=[{fn: a:b}]",
-        "stages.cold.optimizer={decay: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
+        "stages.cold.optimizer={lr_schedule: cosine, warmup_steps: 3, lr: 1e-3, final_lr_frac: 0.1}",
         "rewards.terms.0.when={task: [count], level: [hard, harder]}",
-        "rewards.terms.0.gate=form",
-        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, scale: [-1, 1]}",
+        "rewards.terms.0.requires=form",
+        "rewards.terms.0.transform={clip: [0, 0.9], power: 2, rescale_to: [-1, 1]}",
         "rewards.terms.0.schedule={points: [[0, 1], [50, 0.5]]}",
     ]
     words = explain(load_config(write(tmp_path, SMALL), overrides))
@@ -237,7 +237,7 @@ def test_explain_follows_the_options(tmp_path):
 
 
 def test_explain_says_what_mini_batches_are(tmp_path):
-    words = explain(load_config(write(tmp_path, SMALL), ["stages.rl.mini_batches=4", "stages.rl.epochs=2"]))
+    words = explain(load_config(write(tmp_path, SMALL), ["stages.rl.num_mini_batches=4", "stages.rl.ppo_epochs=2"]))
     assert "= 128 rollouts, then 8 optimizer steps, each with 1/4 of the prompts, on them" in words
     assert "N counts every sampled token of a mini-batch" in words
     assert "π_old as recorded while sampling; clipped per token" in words
@@ -246,7 +246,7 @@ def test_explain_says_what_mini_batches_are(tmp_path):
 def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     overrides = [
         "model.lora={rank: 8, targets: [language.mlp, vision.mlp]}",
-        "stages.rl.optimizer={lr: 1e-5, lr_by_role: {vision: 2e-6}, weight_decay: 0.1, decayed: matrices}",
+        "stages.rl.optimizer={lr: 1e-5, lr_by_component: {vision: 2e-6}, weight_decay: 0.1, weight_decay_on: matrices}",
     ]
     path = write(tmp_path, SMALL)
     words = explain(load_config(path, overrides))
@@ -254,7 +254,7 @@ def test_explain_states_an_adapter_and_rates_by_role(tmp_path):
     assert "W' = W + 32 / 8 · B A\n" in words
     assert "AdamW, lr 1e-05, vision 2e-06, constant" in words
     assert "weight decay of matrices 0.1" in words
-    words = explain(load_config(path, ["model.lora={dora: true, rslora: true, dropout: 0.1}"]))
+    words = explain(load_config(path, ["model.lora={use_dora: true, use_rslora: true, dropout: 0.1}"]))
     assert "W' = m · V / |V|, row by row, with V = W + 32 / sqrt(16) · B A and m learned" in words
     assert "of rank 16, dropout 0.1, on language.attention, language.mlp" in words
 
@@ -289,7 +289,7 @@ def test_config_loads_no_torch():
 def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
     path = write(tmp_path, SMALL)
     answer = load_config(
-        path, ["answer={style: json, answer_tag: result, sections: [{tag: plan, required: false}]}"]
+        path, ["response_format={style: json, answer_tag: result, sections: [{tag: plan, required: false}]}"]
     ).config.response_format
     assert (answer.style, answer.answer_tag, answer.sections[0].tag, answer.sections[0].required) == (
         "json",
@@ -298,6 +298,6 @@ def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
         False,
     )
     with pytest.raises(UserError, match="two parts of a response are named 'think'"):
-        load_config(path, ["answer.answer_tag=think"])
+        load_config(path, ["response_format.answer_tag=think"])
     with pytest.raises(UserError, match="answer.think_tag"):
-        load_config(path, ["answer.think_tag=<x>"])
+        load_config(path, ["response_format.think_tag=<x>"])

@@ -12,8 +12,8 @@ TAKEN = (
 evaluation:
   benchmarks:
     - {name: mathvista, data: [MathVista], every: 5}
-    - {name: testA, bench: refcoco, data: [RefCOCO], split: testA}
-    - {name: mmmu, data: [MMMU], samples: 8, temperature: 0.7}
+    - {name: testA, benchmark: refcoco, data: [RefCOCO], split: testA}
+    - {name: mmmu, data: [MMMU], responses_per_question: 8, temperature: 0.7}
 """
 )
 
@@ -23,13 +23,13 @@ def test_explain_says_when_each_is_taken(tmp_path):
     assert "mathvista, before the first step, every 5 steps, and as the stage ends: bench/mathvista/accuracy" in cold
     assert "testA by the rules of refcoco, before the first step, and as the stage ends" in cold
     assert "mathvista, every 5 steps, and as the stage ends" in rl
-    assert "bench/mmmu/accuracy, pass@k and maj@k of 8 responses at temperature 0.7" in rl
+    assert "benchmark/mmmu/accuracy, pass@k and maj@k of 8 responses at temperature 0.7" in rl
     assert "testA by the rules of refcoco, as the stage ends: bench/testA/accuracy" in rl
     assert "bench/" not in explain(load_config(write(tmp_path, SMALL, "plain.yaml")))
 
 
 def test_several_greedy_responses_are_refused(tmp_path):
-    path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.samples=4"
+    path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.responses_per_question=4"
     said = refused(path, greedy)
     assert "benchmark 'mathvista': samples 4 of a greedy law are all the same; set its temperature" in said
     assert (
@@ -39,7 +39,7 @@ def test_several_greedy_responses_are_refused(tmp_path):
 
 
 def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
-    path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.frame="
+    path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.coordinates="
     assert load_config(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].coordinates is CoordinateSystem.NORM_1
     said = "evaluation.benchmarks.1.frame: must be 'px_original', 'norm_1' or 'norm_1000', got the text 'px_resized'"
     assert said in refused(path, frame + "px_resized")
@@ -50,7 +50,7 @@ def test_two_of_one_name_are_refused(tmp_path):
     assert "evaluation.benchmarks: two benchmarks are named 'mathvista'" in said
 
 
-@pytest.mark.parametrize(("metric", "fine"), [("bench/testA/accuracy", True), ("bench/testB/accuracy", False)])
+@pytest.mark.parametrize(("metric", "fine"), [("benchmark/testA/accuracy", True), ("benchmark/testB/accuracy", False)])
 def test_the_best_checkpoint_goes_by_one_that_is_taken(tmp_path, metric, fine):
     path, best = write(tmp_path, TAKEN), f"checkpoints.best={{metric: {metric}}}"
     if fine:

@@ -30,31 +30,34 @@ def look(**options):
     [
         (program(look()), "stages.1.program: a program begins with one step of kind generate; got continue_with"),
         (program(FIRST, FIRST), "a program begins with one step of kind generate; got generate, generate"),
-        (program("{kind: generate, over_sample: 2}"), "over_sample and token_budget need `chunk`"),
-        (program("{kind: generate, chunk: 8}", place="evaluation.program"), "evaluation completes every response"),
+        (program("{kind: generate, oversampling: 2}"), "over_sample and token_budget need `chunk`"),
+        (
+            program("{kind: generate, partial_rollout_tokens: 8}", place="evaluation.program"),
+            "evaluation completes every response",
+        ),
         (program(), "stages.1.program: needs at least one entry"),
         (program(FIRST, look(), look()), "two steps of a program are named 'rethink'"),
-        (program(FIRST, "{kind: continue_with}"), "stages.1.program.1.correct: missing; reward terms that say"),
+        (program(FIRST, "{kind: rethink}"), "stages.1.program.1.correct: missing; reward terms that say"),
         (program(FIRST, "{kind: rethink}"), "stages.1.program.1.kind: must be 'generate', 'continue_with'"),
         (program(FIRST, look(band="[0.6, 0.2]")), "stages.1.program.1: band [0.6, 0.2] is empty"),
         (program(FIRST, look(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
-        (program(FIRST, look(triggers="[{text: a, verdict: right}]")), "no trigger is for wrong drafts"),
+        (program(FIRST, look(triggers="[{text: a, only: correct}]")), "no trigger is for wrong drafts"),
         (program(FIRST, look(keep="improved", which="right")), "keep improved drops every attempt"),
         (program(FIRST, look(room=512)), "leave 512 of sampling.max_new_tokens=512, which none does"),
-        (program(FIRST, "{kind: probe, what: gray}"), "stages.1.program.1.what: must be 'left_out', 'grey'"),
-        (program(FIRST, "{kind: probe, what: grey}", place="evaluation.program"), "evaluation has none"),
+        (program(FIRST, "{kind: probe, corruption: gray}"), "stages.1.program.1.what: must be 'left_out', 'grey'"),
+        (program(FIRST, "{kind: probe, corruption: grey}", place="evaluation.program"), "evaluation has none"),
         (
             program(FIRST, look(keep="correct"), place="evaluation.program"),
             "has `keep`, by which evaluation would",
         ),
         (program(FIRST, look(place="add"), place="evaluation.program"), "evaluation is of one response"),
         (
-            "stages.rl={kind: rl, name: rl, steps: 1, overlap: true, program: [{kind: generate, chunk: 8}]}",
+            "stages.rl={kind: rl, name: rl, steps: 1, async_rollouts: true, rollout_steps: [{kind: generate, partial_rollout_tokens: 8}]}",
             "one step old at most; take out one of",
         ),
-        ("stages.rl.overlap=1", "stages.1.overlap: must be true or false, got 1"),
-        ("answer={style: boxed, stop_at_answer: true}", "answer: stop_at_answer needs `style: tags`"),
-        ("answer={more_stops: ['']}", "answer: more_stops has an empty string"),
+        ("stages.rl.async_rollouts=1", "stages.1.overlap: must be true or false, got 1"),
+        ("response_format={style: boxed, stop_at_answer: true}", "answer: stop_at_answer needs `style: tags`"),
+        ("response_format={stop_strings: ['']}", "answer: more_stops has an empty string"),
     ],
 )
 def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
@@ -82,7 +85,7 @@ def test_a_step_made_in_code_says_what_its_preset_stands_for():
 def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     plain = write(tmp_path, SMALL)
     assert "behind words" not in explain(load_config(plain))
-    blind = "{kind: probe, what: shuffled, every: 5}"
+    blind = "{kind: probe, corruption: shuffled, every: 5}"
     fair = explain(load_config(plain, [program(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
     assert "rethink: 50% of the responses that end themselves go on behind words they did not choose" in fair
     assert "at temperature 0.9, with at most 512 tokens" in fair
@@ -100,25 +103,27 @@ def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     ("overrides", "said"),
     [
         (["rollout.engine=vllm"], "stage 'rl' has `overlap`, and rollout.engine vllm takes turns with the learner"),
-        (["deepspeed={zero: 2}"], "a stage has `overlap`, for which the engine hf keeps a whole second model"),
+        (["deepspeed={zero_stage: 2}"], "a stage has `overlap`, for which the engine hf keeps a whole second model"),
     ],
 )
 def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
     path = write(tmp_path, SMALL)
-    assert said in refused(path, "stages.rl.overlap=true", *overrides)
-    servers = load_config(path, ["stages.rl.overlap=true", "rollout.engine=vllm_server", "deepspeed={zero: 2}"])
+    assert said in refused(path, "stages.rl.async_rollouts=true", *overrides)
+    servers = load_config(
+        path, ["stages.rl.async_rollouts=true", "rollout.engine=vllm_server", "deepspeed={zero_stage: 2}"]
+    )
     assert servers.config.uses_async_rollouts and not load_config(path, overrides).config.uses_async_rollouts
 
 
 def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
     path = write(tmp_path, SMALL)
-    corrected = "stages.rl.loss={old: learner, correction: {kind: truncate}}"
+    corrected = "stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}"
     assert "version older" not in explain(load_config(path))
-    words = explain(load_config(path, ["stages.rl.overlap=true"]))
+    words = explain(load_config(path, ["stages.rl.async_rollouts=true"]))
     assert "overlap    from the second step on, rollouts are drawn while the step before is learned" in words
     assert "π_old as recorded while sampling; clipped per token" in words
-    words = explain(load_config(path, ["stages.rl.overlap=true", "stages.rl.loss.old=learner"]))
+    words = explain(load_config(path, ["stages.rl.async_rollouts=true", "stages.rl.loss.old_logprobs=recomputed"]))
     assert "of rollouts that are a version old as recorded while sampling; clipped per token" in words
-    words = explain(load_config(path, ["stages.rl.overlap=true", corrected]))
+    words = explain(load_config(path, ["stages.rl.async_rollouts=true", corrected]))
     assert "computed by the learner as the step begins; 1 up to rounding" in words
     assert "w_t = π_old(y_t) / π_sampler(y_t), at most 2" in words

@@ -124,7 +124,7 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
     said = []
     for step, reward in enumerate(rewards):
         state.data_position += 4
-        said.append(chooser.select([group(sample("s"), reward)], state).metrics["data/phase"])
+        said.append(chooser.select([group(sample("s"), reward)], state).metrics["data/curriculum_phase"])
         assert state.step_data_start == 4 * (step + 1)
     # Windows 0.1 0.2 | 0.3 0.4 and 0.2 0.3 | 0.4 0.4 rise by 0.2 and 0.15, then 0.3 0.4 | 0.4 0.45 by 0.075.
     assert said == [0, 0, 0, 0, 0, 1, 1, 2, 2]
@@ -139,7 +139,7 @@ def test_without_two_windows_nothing_has_stalled():
 
 
 def drawn(order, state, count=6):
-    return [row.id for row in order.take(state.step_start, count)]
+    return [row.id for row in order.take(state.step_data_start, count)]
 
 
 def test_priority_follows_the_last_visit():

@@ -183,7 +183,7 @@ def test_rounds_are_side_by_side_and_know_what_others_see(groups):
 
 def gradient(world, batch):
     world.policy.model.zero_grad()
-    world.policy.score(batch).logps_N.sum().backward()
+    world.policy.score(batch).logprobs_N.sum().backward()
     return {name: p.grad.clone() for name, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
@@ -208,7 +208,7 @@ def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefi
 
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_a_batch_of_nothing_has_a_gradient_of_nothing(world, shared_prefix):
-    batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_values, shared_prefix=shared_prefix)
+    batch = dummy_batch(pad_id=world.eos_id, patch_dim=world.policy.patch_dim, shared_prefix=shared_prefix)
     found = gradient(world, add_dummy_media(batch, world.processor.placeholders, images=True, videos=True))
     assert found.keys() == {name for name, _ in world.policy.model.named_parameters()}
     assert not any(own.any() for own in found.values())

@@ -56,7 +56,7 @@ def test_copies_are_alike_and_other_pictures_are_not(draw):
 
 
 def test_a_repeat_names_the_first_of_its_kind_across_blocks(monkeypatch):
-    monkeypatch.setattr("mmrl.data_check.image_similarity._BLOCK", 3)
+    monkeypatch.setattr("mmrl.data_check.image_similarity._BLOCK_ROWS", 3)
     a, b, c, d, e, f = (image_fingerprint(photograph(seed)) for seed in range(6))
     assert find_near_duplicates([a, b, c, a, b, b, a]) == {3: 0, 4: 1, 5: 1, 6: 0}
     assert find_most_similar([c, a, a, b], [d, e, b, f, a]) == {1: 4, 2: 4, 3: 2}
@@ -181,7 +181,7 @@ def test_the_plot_has_a_bar_where_values_are_and_the_limit_in_red():
 
 def test_severity_follows_what_the_run_would_do():
     strict = DataConfig(train=({"fn": "a:b"},))
-    lenient = strict.model_copy(update={"bad_sample": "skip", "over_long": "drop"})
+    lenient = strict.model_copy(update={"on_bad_sample": "skip", "on_too_long": "skip"})
     for code in (FindingCode.ROW, FindingCode.MEDIUM, FindingCode.TEXT, FindingCode.TOO_LONG):
         assert (severity_of(code, strict), severity_of(code, lenient)) == (Severity.ERROR, Severity.WARNING)
     assert severity_of(FindingCode.LEAK, lenient) is Severity.ERROR
@@ -192,7 +192,7 @@ def test_severity_follows_what_the_run_would_do():
 def test_patches_become_the_picture_they_were_cut_from(tiny, family, tmp_path):
     world = tiny(family)
     original = photograph(1, (64, 32))  # 4 x 2 tokens of 16 pixels: nothing is resized
-    images = world.processor.hf.image_processor
+    images = world.processor.hf_processor.image_processor
     encoded = images([original], do_resize=False, return_tensors="pt")
     grid = tuple(encoded["image_grid_thw"][0].tolist())
     frames = unpatchify(encoded["pixel_values"], grid, images)

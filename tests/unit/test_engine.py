@@ -150,7 +150,7 @@ def test_one_roles_bad_gradient_holds_all_back():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_role_has_a_rate_of_its_own_and_the_schedule_of_all(dtype):
     vision, language = parameter(0.0, dtype=dtype), parameter(0.0, dtype=dtype)
-    trained = by_role({"lr": 0.1, "lr_by_role": {"vision": 0.02}}, vision=vision, language=language)
+    trained = by_role({"lr": 0.1, "lr_by_component": {"vision": 0.02}}, vision=vision, language=language)
     trained.backward(vision.sum() + language.sum())
     trained.step(0.05)  # half of the peak; AdamW's first step is the rate itself
     assert float(vision.detach()) == pytest.approx(-0.01, rel=1e-2)

@@ -127,7 +127,7 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (jigsaw.order, {"rows": 1, "columns": 1}, "nothing to shuffle"),
         (jigsaw.order, {"rows": 1}, "identity: true"),
         (jigsaw.order, {"mask": 0.5}, "mask=0.5"),
-        (jigsaw.order, {"answer": "letters"}, "answer='letters' is unknown"),
+        (jigsaw.order, {"answer": "letters"}, "response_format='letters' is unknown"),
         (jigsaw.relation, {"tile_px": 4}, "tile_px=4 must be at least 8"),
         (charts.charts, {"chart": "radar"}, "chart='radar' is unknown"),
         (charts.charts, {"ask": "mean"}, "ask='mean' is unknown"),

@@ -311,7 +311,7 @@ KIMI = "{fn: 'mmrl.algo.group_rewards:kimi_length', weight: 0.2, args: {correct:
 
 
 def configured(terms):
-    return load_config(QUICKSTART, [f"rewards.group_terms=[{terms}]"])
+    return load_config(QUICKSTART, [f"rewards.group_rewards=[{terms}]"])
 
 
 def test_a_config_names_them_and_explains_them():
@@ -345,7 +345,7 @@ def test_advantages_per_term_weigh_group_terms_too():
     assert weights_of(judge, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
     scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
     with pytest.raises(UserError, match="kimi_length has a gate, a transform or a schedule"):
-        load_config(QUICKSTART, [f"rewards.group_terms=[{scheduled}]", "stages.1.advantage.combine=per_term"])
+        load_config(QUICKSTART, [f"rewards.group_rewards=[{scheduled}]", "stages.1.advantage.combine=per_term"])
 
 
 def test_a_term_may_be_in_a_file(tmp_path):
@@ -367,8 +367,8 @@ def test_a_term_may_be_in_a_file(tmp_path):
             "{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}",
             "there is no term 'cuont', but count",
         ),
-        ("{fn: 'mmrl.algo.group_rewards:self_vote', args: {share: 2}}", "less than or equal to 1"),
-        ("{fn: 'mmrl.algo.group_rewards:self_vote', name: count}", "two reward terms are named 'count'"),
+        ("{fn: 'mmrl.algo.group_rewards:majority_vote', args: {share: 2}}", "less than or equal to 1"),
+        ("{fn: 'mmrl.algo.group_rewards:majority_vote', name: count}", "two reward terms are named 'count'"),
         (f"{KIMI}, {KIMI}", "two reward terms are named 'kimi_length'"),
     ],
 )

@@ -11,19 +11,19 @@ from mmrl.training.health import HealthMonitor, MonitoredLogger, compute_duplica
 from mmrl.types import Answer, TrainingState
 
 WELL = {
-    "group/informative_frac": 0.5,
+    "groups/nonzero_advantage_frac": 0.5,
     "rollout/truncated_frac": 0.0,
     "rollout/duplicate_frac": 0.3,
-    "learner/entropy_nats": 0.4,
-    "learner/kl_nats": 0.01,
-    "learner/ratio_max": 1.5,
+    "policy/entropy_nats": 0.4,
+    "policy/reference_kl_nats": 0.01,
+    "policy/importance_ratio_max": 1.5,
     "probe/blind_gap/grey/count": 0.3,
     "probe/blind_gap/grey/format": 0.0,
     "tools/calls": 8.0,
     "tools/errors": 1.0,
     "tools/timeouts": 0.0,
     "reward/term/count": 0.6,
-    "reward/total": 0.5,
+    "reward/mean": 0.5,
 }
 
 
@@ -39,12 +39,12 @@ def watched(steps, **options):
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ({"group/informative_frac": 0.05}, "5% of the groups tell better from worse.*or learn again from those"),
+        ({"groups/nonzero_advantage_frac": 0.05}, "5% of the groups tell better from worse.*or learn again from those"),
         ({"rollout/truncated_frac": 0.6}, "60% of the rollouts are cut before their end: raise sampling.max_new_tok"),
         ({"rollout/duplicate_frac": 0.97}, "97% of the rollouts say what a sibling says: raise sampling.temperature"),
-        ({"learner/entropy_nats": 0.001}, r"sure of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
-        ({"learner/kl_nats": 1.5}, "1.50 nats a token from its reference: lower the learning rate"),
-        ({"learner/ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_age"),
+        ({"policy/entropy_nats": 0.001}, r"sure of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
+        ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference: lower the learning rate"),
+        ({"policy/importance_ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_age"),
         ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the calls in step tools fail.*`on_error: stop`"),
         (
             {"probe/blind_gap/grey/count": 0.01},
@@ -64,7 +64,7 @@ def test_nothing_is_said_of_a_healthy_run_nor_before_a_window_has_passed():
 
 
 def test_a_sign_that_comes_and_goes_is_told_again_only_after_a_window_without_it():
-    ill = {"learner/kl_nats": 9.0}
+    ill = {"policy/reference_kl_nats": 9.0}
     assert len(watched([ill] * 3 + [{}] * 3 + [ill] + [{}] * 3)) == 1
     assert len(watched([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
 
@@ -76,10 +76,10 @@ def test_null_switches_a_sign_off():
 
 
 def test_a_term_that_falls_while_the_total_rises_is_told():
-    fallen = {"reward/term/count": 0.4, "reward/total": 0.9}
+    fallen = {"reward/term/count": 0.4, "reward/mean": 0.9}
     [text] = watched([{}] * 3 + [fallen] * 5)
     assert "count fell from 0.600 to 0.467 while the total rose: other terms are easier to earn." in text
-    assert watched([{}] * 3 + [{**fallen, "reward/total": 0.4}] * 5) == []  # everything fell: no matter of terms
+    assert watched([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell: no matter of terms
     assert watched([{}] * 3 + [fallen] * 5, max_term_fall=None) == []
 
 
@@ -102,7 +102,7 @@ def test_repeats_by_hand():
     one = with_texts(group("a", 0.0, 1.0, 0.0, 1.0), "so 3", "so 3", "thus 3", "so 4")
     two = with_texts(group("b", 0.0, 1.0), "so 3", "so 3")
     assert compute_duplicate_metrics([one, two]) == pytest.approx(
-        {"rollout/duplicate_frac": 2 / 6, "rollout/same_answer_frac": 3 / 6}
+        {"rollout/duplicate_frac": 2 / 6, "rollout/duplicate_answer_frac": 3 / 6}
     )
     assert compute_duplicate_metrics([]) == {}
 
@@ -119,6 +119,6 @@ def test_the_teller_tells_repeats_and_the_summary_ends_the_stage():
     teller = MonitoredLogger(inner, watch)
     groups = [with_texts(group("b", 0.0, 1.0), "so 3", "so 3")]
     assert teller.log_rollouts(TrainingState(), groups, [(0.0, 0.0)], force=True) == "1 groups, True"
-    teller.log(TrainingState(step=1), {"replay/share": 0.25, "group/informative_frac": 0.5}, {})
+    teller.log(TrainingState(step=1), {"replay/frac": 0.25, "groups/nonzero_advantage_frac": 0.5}, {})
     assert inner.told["rollout/duplicate_frac"] == 0.5
     assert summarize_health(watch) == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"

@@ -51,7 +51,7 @@ def config(**data) -> Config:
         json.dumps(
             {
                 "run": {"name": "r"},
-                "model": {"scratch": {}},
+                "model": {"from_scratch": {}},
                 "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}], **data},
                 "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
                 "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}],
@@ -123,8 +123,8 @@ def refuse_even(sample) -> None:
 
 def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsys):
     for data, refused in (
-        ({"bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.over_long=drop"),
-        ({"over_long": "drop"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.bad_sample=skip"),
+        ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.over_long=drop"),
+        ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.bad_sample=skip"),
     ):
         loader, _ = intake(folder, **data)
         with pytest.raises(UserError, match=f"(?s){refused}"):
@@ -140,7 +140,7 @@ def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
     rows = ROWS.replace("value=1))", 'value=1), meta={"pass_rate": number / 50})')
     (folder / "mine.py").write_text(rows)
     keep = {"column": "pass_rate", "low": 0.1, "high": 0.5}
-    source = {"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}, "keep": keep}
+    source = {"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}, "row_filter": keep}
     loader, _ = intake(folder, train=[source])
     assert [sample.id for sample in loader.load().train] == [f"train-{n}" for n in range(5, 26)]
     assert "data.train: 29 of 50 rows are left out by `keep`" in capsys.readouterr().out

@@ -27,7 +27,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batch
         pad_id=world.eos_id,
         mini_batches=mini_batches,
     )
-    engine = engine or TorchEngine(world.policy.trainable, optimizer)
+    engine = engine or TorchEngine(world.policy.trained_by_component, optimizer)
     return GrpoLearner(world.policy, world.processor, engine, plan, reference)
 
 
@@ -53,10 +53,10 @@ def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
     with torch.no_grad():
-        logps_N = policy.score(batch).logps_N
+        logprobs_N = policy.score(batch).logprobs_N
     segments = [segment for group in group_by_prompt(experiences) for e in group for segment in e.rollout.segments]
     authors = [s.author for s in segments if s.author in (Author.POLICY, Author.DEMONSTRATION) for _ in s.token_ids]
-    return logps_N[torch.tensor([author is Author.POLICY for author in authors])]
+    return logprobs_N[torch.tensor([author is Author.POLICY for author in authors])]
 
 
 def test_the_penalty_equals_its_oracle(tiny):
@@ -71,9 +71,9 @@ def test_the_penalty_equals_its_oracle(tiny):
     before = weights(world)
     metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(experiences, step=0)
     assert expected > 1e-3
-    assert metrics["learner/kl_nats"] == pytest.approx(float(expected), rel=1e-4)
+    assert metrics["policy/reference_kl_nats"] == pytest.approx(float(expected), rel=1e-4)
     assert metrics["learner/loss"] == pytest.approx(0.5 * float(expected), rel=1e-4)  # advantages are 0
-    assert metrics["learner/skipped_frac"] == 0.0
+    assert metrics["learner/no_gradient_frac"] == 0.0
     assert not same(before, weights(world))
 
 
@@ -82,7 +82,7 @@ def test_a_fresh_reference_costs_nothing_and_never_changes(tiny):
     reference = world.policy.frozen_copy()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
     metrics = learner(world, reference=reference, kl=KlConfig(coef=0.5)).step(taught(world), step=0)
-    assert metrics["learner/kl_nats"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["policy/reference_kl_nats"] == pytest.approx(0.0, abs=1e-6)
     assert same(before, reference.model.state_dict())
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
 
@@ -97,11 +97,11 @@ def test_a_penalty_needs_a_reference_and_the_other_way_round(tiny, kl_coef, give
 def test_on_policy_metrics(tiny):
     world = tiny()
     metrics = learner(world).step(taught(world), step=0)
-    assert metrics["learner/clipped_frac"] == 0.0
-    assert metrics["learner/ratio_max"] == pytest.approx(1.0, abs=1e-4)
-    assert metrics["rollout/logp_gap_nats"] < 1e-5
-    assert 0.0 < metrics["learner/entropy_nats"] <= math.log(330)
-    assert metrics["learner/skipped_updates"] == 0.0
+    assert metrics["policy/clip_frac"] == 0.0
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["rollout/logprob_diff_mean"] < 1e-5
+    assert 0.0 < metrics["policy/entropy_nats"] <= math.log(330)
+    assert metrics["learner/nonfinite_updates"] == 0.0
     by_role = [metrics[f"learner/grad_norm/{role}"] for role in ("vision", "projector", "language")]
     assert min(by_role) > 0.0
     assert metrics["learner/grad_norm"] == pytest.approx(math.hypot(*by_role))
@@ -110,14 +110,14 @@ def test_on_policy_metrics(tiny):
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_step_without_advantage_updates_nothing(tiny, step):
     world = tiny()
-    engine = TorchEngine(world.policy.trainable, OptimizerConfig(weight_decay=0.1))
+    engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(weight_decay=0.1))
     before = weights(world)
     idle = learner(world, engine=engine)
     assert idle.step(taught(world, advantages=(0.0, 0.0)), step=step) == {
         "learner/lr": 1e-3,
-        "learner/skipped_frac": 1.0,
+        "learner/no_gradient_frac": 1.0,
     }
-    assert idle.step([], step=step) == {"learner/lr": 1e-3, "learner/skipped_frac": 0.0}
+    assert idle.step([], step=step) == {"learner/lr": 1e-3, "learner/no_gradient_frac": 0.0}
     assert same(before, weights(world))
     assert engine.state()["moments"] == {}
 
@@ -130,8 +130,8 @@ def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
     for old, of_others in (("sampler", "learner"), ("learner", "sampler")):
         aged = [replace(experience, age=1, old=old) for experience in experiences]
         metrics = learner(world, lr=1e-9, old=of_others).step(aged, step=0)
-        assert "rollout/logp_gap_nats" not in metrics
-        ratios[old] = metrics["learner/ratio_min"], metrics["learner/ratio_max"]
+        assert "rollout/logprob_diff_mean" not in metrics
+        ratios[old] = metrics["policy/importance_ratio_min"], metrics["policy/importance_ratio_max"]
     assert ratios["learner"] == pytest.approx((1.0, 1.0))
     assert ratios["sampler"][0] < 0.95 and ratios["sampler"][1] > 1.05
 
@@ -140,9 +140,9 @@ def test_several_epochs_step_again_and_really_clip(tiny):
     once, thrice = tiny(), tiny()
     first = learner(once, lr=0.02).step(taught(once), step=0)
     third = learner(thrice, lr=0.02, epochs=3).step(taught(thrice), step=0)
-    assert first["learner/clipped_frac"] == 0.0
-    assert third["learner/clipped_frac"] > 0.2
-    assert third["rollout/logp_gap_nats"] == first["rollout/logp_gap_nats"] < 1e-5  # of the first epoch
+    assert first["policy/clip_frac"] == 0.0
+    assert third["policy/clip_frac"] > 0.2
+    assert third["rollout/logprob_diff_mean"] == first["rollout/logprob_diff_mean"] < 1e-5  # of the first epoch
     assert not same(weights(once), weights(thrice))
 
 
@@ -151,7 +151,7 @@ def test_mini_batches_are_steps_of_their_own(tiny):
     split, slow = tiny(), tiny()
     experiences = taught(slow)
     first, second, third = group_by_prompt(experiences)
-    engine = TorchEngine(slow.policy.trainable, OptimizerConfig(lr=0.02))
+    engine = TorchEngine(slow.policy.trained_by_component, OptimizerConfig(lr=0.02))
     steps = [
         learner(slow, lr=0.02, engine=engine, entropy={"coef": 0.01}).step(part, step=0)
         for part in ([*first, *third], second)
@@ -159,16 +159,16 @@ def test_mini_batches_are_steps_of_their_own(tiny):
     metrics = learner(split, lr=0.02, mini_batches=2, entropy={"coef": 0.01}).step(taught(split), step=0)
     assert same(weights(slow), weights(split))
     assert metrics["learner/loss"] == pytest.approx(sum(step["learner/loss"] for step in steps) / 2)
-    assert metrics["learner/ratio_max"] == max(step["learner/ratio_max"] for step in steps) > 1.01
-    assert metrics["rollout/logp_gap_nats"] == steps[0]["rollout/logp_gap_nats"] < 1e-5
+    assert metrics["policy/importance_ratio_max"] == max(step["policy/importance_ratio_max"] for step in steps) > 1.01
+    assert metrics["rollout/logprob_diff_mean"] == steps[0]["rollout/logprob_diff_mean"] < 1e-5
 
 
 def test_a_mini_batch_that_teaches_nothing_is_no_step(tiny):
     world = tiny()
     experiences = [replace(each, advantage=0.0) for each in taught(world)[:3]] + taught(world)[3:]
     metrics = learner(world, engine=Flaky(math.nan, 1.0, 0.5), mini_batches=3, epochs=1).step(experiences, step=0)
-    assert metrics["learner/skipped_updates"] == 1.0  # two steps, of which the first is not finite
-    assert metrics["learner/skipped_frac"] == pytest.approx(1 / 3)
+    assert metrics["learner/nonfinite_updates"] == 1.0  # two steps, of which the first is not finite
+    assert metrics["learner/no_gradient_frac"] == pytest.approx(1 / 3)
 
 
 def test_what_is_clipped_has_no_gradient(tiny):
@@ -180,9 +180,9 @@ def test_what_is_clipped_has_no_gradient(tiny):
         older = replace(segment, logps=tuple(logp - 1.0 for logp in segment.logprobs))
         far.append(replace(each, rollout=replace(each.rollout, segments=(older,))))
     metrics = learner(world).step(far, step=0)
-    assert metrics["learner/clipped_frac"] == pytest.approx(1.0)
+    assert metrics["policy/clip_frac"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm"] == 0.0
-    assert metrics["learner/ratio_max"] == pytest.approx(math.e, rel=1e-3)
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(math.e, rel=1e-3)
     back = [replace(each, advantage=-each.advantage) for each in far]
     assert learner(world).step(back, step=0)["learner/grad_norm"] > 0.0  # the other side is not bounded
 
@@ -196,7 +196,7 @@ def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
     forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
     rollout = replace(first.rollout, segments=(newer, forced))
     metrics = learner(world).step([Experience(rollout=rollout, advantage=-1.0)], step=0)
-    assert metrics["learner/ratio_max"] == pytest.approx(1 / math.e, rel=1e-3)
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(1 / math.e, rel=1e-3)
 
 
 class Flaky:
@@ -215,7 +215,7 @@ class Flaky:
 def test_an_update_left_out_is_counted_in_whichever_epoch(tiny):
     world = tiny()
     metrics = learner(world, engine=Flaky(math.nan, math.inf, 1.0), epochs=3).step(taught(world), step=0)
-    assert metrics["learner/skipped_updates"] == 2.0
+    assert metrics["learner/nonfinite_updates"] == 2.0
     assert metrics["learner/grad_norm"] == pytest.approx(1.0)
     assert metrics["learner/grad_norm/vision"] == metrics["learner/grad_norm/language"] == pytest.approx(0.5**0.5)
 
@@ -240,7 +240,9 @@ def test_the_rate_is_the_schedules(tiny):
 def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
     world = tiny()
     prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
-    lessons = [Experience(rollout=world.processor.demonstrate(p, p.sample.target), advantage=0.0) for p in prompts]
+    lessons = [
+        Experience(rollout=world.processor.build_demonstration(p, p.sample.target), advantage=0.0) for p in prompts
+    ]
     teacher = learner(world, lr=0.01)
     losses = [teacher.step(lessons, step=step)["learner/loss"] for step in range(4)]
     assert losses[3] < losses[0] - 0.5
@@ -262,16 +264,16 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
     off = shifted(taught(world), 0.5)
     start = log_probs(world.policy, world, off)
     metrics = learner(world, lr=0.02, old="learner").step(off, step=0)
-    assert metrics["learner/ratio_max"] == pytest.approx(1.0)
-    assert metrics["learner/clipped_frac"] == 0.0
-    assert metrics["rollout/logp_gap_nats"] == pytest.approx(0.5, abs=1e-4)
+    assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0)
+    assert metrics["policy/clip_frac"] == 0.0
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)
 
     once, twice = tiny(), tiny()
     learner(once, lr=0.02, old="learner").step(off, step=0)
     second = learner(twice, lr=0.02, old="learner", epochs=2).step(off, step=0)
     moved = (log_probs(once.policy, once, off) - start).exp()
-    assert second["learner/ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
-    assert second["learner/ratio_max"] > 1.01
+    assert second["policy/importance_ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
+    assert second["policy/importance_ratio_max"] > 1.01
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     metrics = learner(world, engine=Still(world), old="learner", correction=correction).step(
         shifted(taught(world), by), step=0
     )
-    assert metrics["learner/correction_mean"] == pytest.approx(factor, rel=1e-3)
+    assert metrics["policy/tis_weight_mean"] == pytest.approx(factor, rel=1e-3)
     assert metrics["learner/loss"] == pytest.approx(factor * plain["learner/loss"], rel=1e-3)
     assert metrics["learner/grad_norm"] == pytest.approx(factor * plain["learner/grad_norm"], rel=1e-3)
 
@@ -317,7 +319,7 @@ def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_mask
     world = tiny()
     before = weights(world)
     cut = [replace(each, rollout=replace(each.rollout, finish=FinishReason.LENGTH)) for each in taught(world)]
-    assert learner(world, mask_truncated=True).step(cut, step=0)["learner/skipped_frac"] == 1.0
+    assert learner(world, mask_truncated=True).step(cut, step=0)["learner/no_gradient_frac"] == 1.0
     assert same(before, weights(world))
 
 
@@ -328,7 +330,7 @@ def test_an_empty_completion_is_not_run(tiny):
     learned = learner(world, engine=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
     alone = learner(world, engine=Still(world)).step(others, step=0)
     assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
-    assert learned["learner/skipped_frac"] == pytest.approx(1 / 9)
+    assert learned["learner/no_gradient_frac"] == pytest.approx(1 / 9)
 
 
 def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
@@ -349,4 +351,4 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
     metrics = learner(world, engine=Still(world), reference=reference, kl=in_reward).step(brief, step=0)
     by_hand = learner(world, engine=Still(world)).step(penalised, step=0)
     assert metrics["learner/grad_norm"] == pytest.approx(by_hand["learner/grad_norm"], rel=1e-4)
-    assert metrics["learner/kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)
+    assert metrics["policy/reference_kl_nats"] == pytest.approx(float(kl.mean()), rel=1e-3)

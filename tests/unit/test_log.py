@@ -42,7 +42,7 @@ from mmrl.utils.files import json_line, write_atomically
 def config_of(**run) -> Config:
     tree = {
         "run": {"name": "demo", **run},
-        "model": {"scratch": {}},
+        "model": {"from_scratch": {}},
         "data": {"train": [{"fn": "a:b"}]},
         "rewards": {"terms": [{"fn": "r:x"}]},
         "stages": [{"kind": "rl", "name": "rl", "steps": 20}],
@@ -336,7 +336,7 @@ def test_rollouts_that_could_not_be_judged_are_written_with_the_reason(tmp_path)
     group = group_of()
     kept, left = group.rollouts
     failures = {"exact": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
-    group = replace(group, rollouts=(kept,), scores=group.scores[:1], skipped=(Dropped(left, failures),))
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(Dropped(left, failures),))
     first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
     assert first["total"] == 1.0
     assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
@@ -356,7 +356,7 @@ def test_a_pipe_gets_the_first_the_last_and_every_tenth_of_the_steps():
     console, out = piped()
     console.start_stage("rl", 200)
     for step in range(1, 201):
-        console.show_step(step, {"reward/total": 0.5, "group/informative_frac": 0.625, "learner/loss": 0.01}, {})
+        console.show_step(step, {"reward/mean": 0.5, "groups/nonzero_advantage_frac": 0.625, "learner/loss": 0.01}, {})
     console.end_stage()
     lines = out.getvalue().splitlines()
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, *range(20, 201, 20)]
@@ -396,7 +396,7 @@ def test_a_terminal_gets_a_bar_with_numbers_beneath():
     console = Console(out)
     console._screen = Screen(file=out, force_terminal=True, width=100, highlight=False)
     console.start_stage("rl", 20)
-    console.show_step(7, {"reward/total": 0.25}, {"rollout/tokens_per_s": 912.0})
+    console.show_step(7, {"reward/mean": 0.25}, {"rollout/tokens_per_s": 912.0})
     console.info("a word in between")
     console.end_stage()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
@@ -420,14 +420,14 @@ def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
         for step in range(1, 5):
             state = TrainingState(step=step)
             teller.log_rollouts(state, [group_of()], [(0.5, -0.5)], force=state.step == 2)
-            teller.log(state, {"reward/total": 0.5, "b": 1.0, "a": float("nan")}, {"time/answer_s": 0.5})
+            teller.log(state, {"reward/mean": 0.5, "b": 1.0, "a": float("nan")}, {"time/rollout_s": 0.5})
         teller.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
     teller.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
     teller.close()
-    assert lines_of(run.metrics)[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/total": 0.5}
+    assert lines_of(run.metrics)[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/mean": 0.5}
     assert lines_of(run.metrics)[-2] == {"stage": "rl", "step": 4, "validation/reward": 0.75}
     assert lines_of(run.metrics)[-1] == {"stage": None, "step": 0, "test/count": 1.0}
-    assert lines_of(run.timings)[0] == {"stage": "rl", "step": 1, "time/answer_s": 0.5, "rollout/tokens_per_s": 12.0}
+    assert lines_of(run.timings)[0] == {"stage": "rl", "step": 1, "time/rollout_s": 0.5, "rollout/tokens_per_s": 12.0}
     assert sorted(path.name for path in run.rollouts.iterdir()) == [f"rl-00000{step}.jsonl" for step in (1, 2, 3)]
     assert "tokens/s 12" in out.getvalue()
 

@@ -72,7 +72,7 @@ class World:
 
     def __init__(self, rewards=(0.0, 1.0), done_at=None):
         self.rewards, self.done_at, self.calls, self.told, self.learned = rewards, done_at, [], [], []
-        self.skipped, self.shown = {}, []
+        self.dropped, self.shown = {}, []
 
     def take(self, cursor, count):
         self.calls.append(("take", cursor))
@@ -81,7 +81,7 @@ class World:
     def ask(self, sample_):
         return ask(sample_)
 
-    def demonstrate(self, prompt, lesson, *, thinks, learn):
+    def build_demonstration(self, prompt, lesson, *, thinks, learn):
         return answer(prompt, 0)
 
     def answer(self, prompts, *, step, pending=()):
@@ -101,7 +101,7 @@ class World:
     def learn(self, experiences, *, step):
         self.calls.append(("learn", step))
         self.learned.append(experiences)
-        update = {"learner/skipped_updates": self.skipped[step]} if step in self.skipped else {}
+        update = {"learner/nonfinite_updates": self.dropped[step]} if step in self.dropped else {}
         return {"learner/loss": 0.25, **update}
 
     def show(self, state, groups, advantages, *, at_all_events):
@@ -147,7 +147,7 @@ def test_a_step_is_its_verbs_in_order():
     assert (state.step, state.data_position, state.version, state.steps_without_signal) == (5, 10, 7, 0)
     metrics, times = world.told[0]
     assert metrics["learner/loss"] == 0.25
-    assert times.keys() == {"time/ask_s", "time/answer_s", "time/judge_s", "time/choose_s", "time/learn_s"}
+    assert times.keys() == {"time/prompt_s", "time/rollout_s", "time/score_s", "time/select_s", "time/learn_s"}
 
 
 def test_a_rollout_teaches_its_own_advantage():
@@ -208,14 +208,14 @@ def test_metrics_of_a_step_by_hand():
         ),
     ]
     assert compute_step_metrics(groups, [(0.5, -0.5), (0.0, 0.0)]) == {
-        "reward/total": 0.625,
+        "reward/mean": 0.625,
         "reward/task/count": 1.0,
         "reward/task/find": 0.25,
         "reward/term/count": 0.5,
         "reward/term/format": 0.5,
         "reward/term/iou": 0.25,
-        "group/informative_frac": 0.5,
-        "rollout/tokens_mean": 2.5,
+        "groups/nonzero_advantage_frac": 0.5,
+        "rollout/response_tokens_mean": 2.5,
         "rollout/truncated_frac": 0.25,
     }
 
@@ -234,7 +234,7 @@ class Skipping(World):
 
     def only(self, group, count, failures):
         skipped = tuple(Dropped(rollout, failures) for rollout in group.rollouts[count:])
-        return replace(group, rollouts=group.rollouts[:count], scores=group.scores[:count], skipped=skipped)
+        return replace(group, rollouts=group.rollouts[:count], scores=group.scores[:count], dropped=skipped)
 
 
 def test_skipped_rollouts_teach_nothing_and_are_counted():
@@ -243,10 +243,10 @@ def test_skipped_rollouts_teach_nothing_and_are_counted():
     assert [(e.rollout.prompt.sample.id, e.advantage) for e in world.learned[0]] == [("0", -0.5), ("0", 0.5)]
     assert state.steps_without_signal == 0
     metrics, _ = world.told[0]
-    assert metrics["reward/skipped"] == 2
-    assert metrics["reward/total"] == 0.5  # of what was judged
-    assert metrics["rollout/tokens_mean"] == 2.0  # of everything
-    assert metrics["group/informative_frac"] == 0.5
+    assert metrics["reward/dropped"] == 2
+    assert metrics["reward/mean"] == 0.5  # of what was judged
+    assert metrics["rollout/response_tokens_mean"] == 2.0  # of everything
+    assert metrics["groups/nonzero_advantage_frac"] == 0.5
 
 
 def test_a_step_of_which_nothing_could_be_judged_goes_by():
@@ -256,8 +256,8 @@ def test_a_step_of_which_nothing_could_be_judged_goes_by():
     assert state.steps_without_signal == 1
     metrics, _ = world.told[0]
     assert metrics["reward/count/timeouts"] == 2  # the other group's rollouts only went along
-    assert metrics["reward/skipped"] == 4
-    assert "reward/total" not in metrics
+    assert metrics["reward/dropped"] == 4
+    assert "reward/mean" not in metrics
     with pytest.raises(UserError, match="or could not be judged"):
         train(world, state, steps=2)
 
@@ -272,7 +272,7 @@ def imitate(world, state):
 @pytest.mark.parametrize("run", [lambda world, state: train(world, state, steps=9), imitate])
 def test_bad_steps_in_a_row_are_refused_and_their_samples_named(run):
     world, state = World(), TrainingState()
-    world.skipped = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
+    world.dropped = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
     with pytest.raises(UserError, match="2 steps in a row had a gradient that is not finite.* are in kept-6"):
         run(world, state)
     assert (state.step, state.nonfinite_steps) == (6, 2)
@@ -304,4 +304,4 @@ def test_what_rollouts_earn_beside_their_siblings_is_in_totals_advantages_and_me
     train(world, TrainingState(), steps=1, shape=first_is_best)
     assert [experience.advantage for experience in world.learned[0]] == [0.5, -0.5] * 2
     metrics, _ = world.told[0]
-    assert (metrics["reward/total"], metrics["reward/term/order"]) == (1.5, 0.5)
+    assert (metrics["reward/mean"], metrics["reward/term/order"]) == (1.5, 0.5)

@@ -179,7 +179,7 @@ def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
     assert store().get_frame_plan(ref, own_rate).indices == tuple(range(48))
 
 
-@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
+@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"init_from": -1.0}, {"start": 2.0, "end": 1.0}])
 def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
     write_video(tmp_path / "v.mp4")
     with pytest.raises(MediaError, match=r"s is no part of its 4\.000 s; correct start and end"):
@@ -197,9 +197,9 @@ def test_a_part_between_two_frames_is_refused(tmp_path):
     [
         ({"max_video_bytes": 1000}, r"bytes exceed max_video_bytes=1,000"),
         ({"max_frames": 47}, "48 frames exceed max_frames=47"),
-        ({"max_seconds": 3.5}, r"4\.0 s exceed max_seconds=3\.5"),
+        ({"max_video_seconds": 3.5}, r"4\.0 s exceed max_seconds=3\.5"),
         ({"max_pixels": 12000}, "128x96 pixels exceed max_pixels=12,000"),
-        ({"max_aspect": 1}, "128x96 is longer than max_aspect=1"),
+        ({"max_aspect_ratio": 1}, "128x96 is longer than max_aspect=1"),
     ],
 )
 def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):

@@ -76,18 +76,21 @@ def problem():
 
 def taken(scores, reference, begin=0, end=None):
     """A part of the scores with leaves for what has a gradient; without the reference where there is none."""
-    logps_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
+    logprobs_N, entropies_N = (values[begin:end].clone().requires_grad_() for values in scores[:2])
     return LossInputs(
-        logps_N, entropies_N, scores.start_N[begin:end], scores.reference_N[begin:end] if reference else None
+        logprobs_N,
+        entropies_N,
+        scores.recomputed_logprobs_N[begin:end],
+        scores.reference_N[begin:end] if reference else None,
     )
 
 
 def slow(options, experiences, scores):
     """The objective as it stands in the papers; every response, every token, one scalar at a time, in float64."""
     factor = {
-        part: part.coef * _fall(part.decay, part.final_frac) for part in (options.kl, options.entropy, options.nll)
+        part: part.coef * _fall(part.decay, part.final_frac) for part in (options.kl, options.entropy, options.sft_loss)
     }
-    logps, entropies = scores.logps_N.double(), scores.entropies_N.double()
+    logps, entropies = scores.logprobs_N.double(), scores.entropies_N.double()
     at, responses, taught, imitated = 0, [], [], []
     for each in experiences:
         tokens, triggered = [], False
@@ -96,8 +99,8 @@ def slow(options, experiences, scores):
             for behaviour in segment.logps:
                 if segment.author is Author.POLICY:
                     tokens.append((at, behaviour))
-                    whole = options.nll.on == "response"
-                    if options.nll.coef and (each.advantage > 0 if whole else triggered and each.rollout.right):
+                    whole = options.sft_loss.on == "response"
+                    if options.sft_loss.coef and (each.advantage > 0 if whole else triggered and each.rollout.right):
                         imitated.append(at)
                 if segment.author is Author.DEMONSTRATION:
                     taught.append(at)
@@ -107,9 +110,9 @@ def slow(options, experiences, scores):
     total_tokens = sum(len(tokens) for _, tokens in responses)
     loss = -sum(logps[t] for t in taught) / len(taught)
     if imitated:
-        loss = loss - factor[options.nll] * sum(logps[t] for t in imitated) / len(imitated)
+        loss = loss - factor[options.sft_loss] * sum(logps[t] for t in imitated) / len(imitated)
     for each, tokens in responses:
-        own = options.model_copy(update={"old": each.old or options.old})
+        own = options.model_copy(update={"old_logprobs": each.old or options.old})
         for place, (t, _) in enumerate(tokens):
             term = _token(own, scores, logps, tokens, place, each.advantage, factor[options.kl])
             if options.kl.coef and options.kl.place == "loss":
@@ -119,7 +122,7 @@ def slow(options, experiences, scores):
                 "token": 1 / total_tokens,
                 "sequence": 1 / (len(responses) * len(tokens)),
                 "fixed": 1 / (len(responses) * (options.fixed_length or LAW.max_new_tokens)),
-            }[options.aggregate]
+            }[options.aggregation]
             loss = loss + share * term
     return loss
 
@@ -138,13 +141,13 @@ def _kl(options, logp, ref):
 
 
 def _token(options, scores, logps, tokens, place, advantage, kl_factor):
-    start = scores.start_N.double()
+    start = scores.recomputed_logprobs_N.double()
     olds = [behaviour if options.old == "sampler" else float(start[t]) for t, behaviour in tokens]
     gaps = []
     for (t, _), old in zip(tokens, olds, strict=True):
         gap = logps[t] - old
-        if options.log_ratio_clamp is not None and abs(gap.item()) > options.log_ratio_clamp:
-            gap = torch.tensor(math.copysign(options.log_ratio_clamp, gap.item()), dtype=torch.float64)
+        if options.log_ratio_clip is not None and abs(gap.item()) > options.log_ratio_clip:
+            gap = torch.tensor(math.copysign(options.log_ratio_clip, gap.item()), dtype=torch.float64)
         gaps.append(gap)
     own = torch.exp(gaps[place])
     mean = torch.exp(sum(gaps) / len(gaps))
@@ -161,14 +164,14 @@ def _token(options, scores, logps, tokens, place, advantage, kl_factor):
         if options.dual_clip is not None and advantage < 0:
             gain = max(gain, torch.tensor(options.dual_clip * advantage, dtype=torch.float64))
     log_weights = [float(start[t]) - behaviour for t, behaviour in tokens]
-    weight = math.exp(log_weights[place] if options.correction.level == "token" else sum(log_weights))
-    match options.correction.kind if options.old == "learner" else "none":
+    weight = math.exp(log_weights[place] if options.rollout_correction.level == "token" else sum(log_weights))
+    match options.rollout_correction.kind if options.old == "learner" else "none":
         case "none":
             weight = 1.0
         case "truncate":
-            weight = min(weight, options.correction.high)
+            weight = min(weight, options.rollout_correction.high)
         case "mask":
-            weight = weight if options.correction.low <= weight <= options.correction.high else 0.0
+            weight = weight if options.rollout_correction.low <= weight <= options.rollout_correction.high else 0.0
     return -weight * gain
 
 
@@ -221,10 +224,10 @@ def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
                 gaps += own.abs().tolist() if segment.author is Author.POLICY and not each.staleness else []
                 at += len(segment.token_ids)
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
-    assert metrics["rollout/logp_gap_nats"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
     aged = [replace(experience, age=1) for experience in experiences]
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
-    assert "rollout/logp_gap_nats" not in metrics
+    assert "rollout/logprob_diff_mean" not in metrics
 
 
 def distance(a, b):
@@ -336,5 +339,5 @@ def test_importance_weights_are_watched():
     _, metrics = objective(
         experiences, taken(scores, reference=False), objective.count_denominators(experiences), step=0
     )
-    assert 0.0 < metrics["learner/correction_mean"] < 1.0
-    assert metrics["rollout/logp_gap_nats"] > 0.0
+    assert 0.0 < metrics["policy/tis_weight_mean"] < 1.0
+    assert metrics["rollout/logprob_diff_mean"] > 0.0

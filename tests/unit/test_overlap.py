@@ -109,7 +109,7 @@ class Ahead(World):
 
 def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkeypatch):
     """The first step is drawn as ever, and behind the last nothing is."""
-    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, foresight=(world := Ahead())))
+    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, async_rollouts=(world := Ahead())))
     state = TrainingState(version=6)
     train(world, state, steps=2)
     around = ["judge", "begin", "learn", "finish", "sync", "show", "tell", "keep"]
@@ -131,7 +131,7 @@ def test_a_round_that_lies_ahead_is_part_of_the_state(monkeypatch):
     ahead = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
     state = loads(dumps(TrainingState(step=2, data_position=6, prefetched=ahead)), TrainingState)
     assert state.prefetched == ahead
-    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, foresight=(world := Ahead())))
+    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, async_rollouts=(world := Ahead())))
     train(world, state, steps=3)
     assert [name for name, _ in world.calls][:2] == ["due", "judge"]
     assert {e.rollout.prompt.sample.id for e in world.learned[0]} == {"0", "1"}
@@ -185,7 +185,7 @@ def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
     whole = foresight.start([ask(sample(2))], step=0, version=0)()
     assert [group[0].prompt.sample.id for group in whole.groups] == ["0", "1", "2"]
     assert len(whole.probes) == 3
-    assert whole.metrics == {"n": 3.0, "data/skipped": 1.0}
+    assert whole.metrics == {"n": 3.0, "data/dropped": 1.0}
     mine = foresight.take(whole, version=1)
     assert [group[0].prompt.sample.id for group in mine.groups] == ["1"]
     assert len(mine.probes) == 1
@@ -199,5 +199,5 @@ def test_what_is_old_is_known_to_be(corrected, old):
     chooser = Lagging(Everything(lambda groups: [(0.5, -0.5)] * len(groups)), corrected=corrected)
     choice = chooser.select([group], TrainingState(version=5))
     assert [(e.staleness, e.old_logprobs_source) for e in choice.experiences] == [(0, None), (1, old)]
-    assert choice.metrics == {"rollout/version_gap_mean": 0.5, "rollout/version_gap_max": 1.0}
+    assert choice.metrics == {"rollout/staleness_mean": 0.5, "rollout/staleness_max": 1.0}
     assert chooser.select([], TrainingState(version=5)).metrics == {}

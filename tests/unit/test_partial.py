@@ -87,7 +87,7 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
-    assert first.metrics["rollout/pending_groups"] == len(first.unfinished)
+    assert first.metrics["rollout/unfinished_groups"] == len(first.unfinished)
     assert all(ended(r) for group in first.groups for r in group)
     assert not any(all(map(ended, group)) for group in first.unfinished)
     sampler.sync(7)
@@ -95,7 +95,7 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
     assert digests(second.groups) == digests(first.unfinished)
     versions = [[s.version for s in r.segments] for group in second.groups for r in group]
     assert [0, 7] in [sorted(set(of)) for of in versions]
-    assert second.metrics["rollout/resumed"] == sum(len(set(of)) > 1 for of in versions)
+    assert second.metrics["rollout/resumed_rollouts"] == sum(len(set(of)) > 1 for of in versions)
     for before, after in zip(first.unfinished, second.groups, strict=True):
         for cut, whole in zip(before, after, strict=True):
             assert whole.segments[: len(cut.segments)] == cut.segments  # what was drawn stays, with its log-probs

@@ -54,7 +54,7 @@ def test_what_the_stage_says_wins_wherever_it_says_it(tmp_path):
 def test_a_stage_made_in_code_says_what_its_algorithm_stands_for():
     with pytest.raises(ValidationError, match="algorithm 'dr_grpo' stands for advantage.scale too"):
         RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo")
-    whole = {"advantage": {"scale": "none"}, "loss": {"aggregate": "fixed"}}
+    whole = {"advantage": {"scale": "none"}, "loss": {"aggregation": "fixed"}}
     assert RlStage(kind="rl", name="rl", steps=1, algorithm="dr_grpo", **whole).loss.aggregation == "fixed"
 
 
@@ -133,9 +133,9 @@ def test_explain_writes_every_option(tmp_path, override, formulas):
     ("reference", "said"),
     [
         ("{}", "π_ref is the stage's start, frozen"),
-        ("{update: ema, decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
+        ("{update: ema, ema_decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
         (
-            "{update: reset, every: 200, reset_optimizer: true}",
+            "{update: reset, update_every: 200, reset_optimizer: true}",
             "π_ref is π itself, taken anew every 200 steps, the optimizer's moments forgotten",
         ),
     ],
@@ -161,9 +161,9 @@ def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said
 
 @pytest.mark.parametrize("name", REPLAY_PRESETS)
 def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tmp_path, name):
-    result = loaded(tmp_path, f"stages.rl.replay.preset={name}", "stages.rl.replay.alpha=0.5")
+    result = loaded(tmp_path, f"stages.rl.replay.preset={name}", "stages.rl.replay.priority_exponent=0.5")
     replay = result.config.stages[1].replay.model_dump()
-    expected = {**ReplayConfig().model_dump(), "preset": name, **REPLAY_PRESETS[name], "alpha": 0.5}
+    expected = {**ReplayConfig().model_dump(), "preset": name, **REPLAY_PRESETS[name], "priority_exponent": 0.5}
     assert replay == expected
     origins = {key.rpartition(".")[2] for key, origin in result.origins.items() if origin == f"preset {name}"}
     assert origins == REPLAY_PRESETS[name].keys()

@@ -95,7 +95,8 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
             assert after.token_ids == prompt.ids and after.grids == prompt.grids
             seen, hidden = (world.processor.tensors(p) for p in (prompt, after))
             assert not torch.equal(
-                torch.cat([seen.images_ND, seen.videos_ND]), torch.cat([hidden.images_ND, hidden.videos_ND])
+                torch.cat([seen.image_patches_MD, seen.video_patches_MD]),
+                torch.cat([hidden.image_patches_MD, hidden.video_patches_MD]),
             )
 
 
@@ -250,22 +251,24 @@ def store():
 def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
     ref: ImageRef = world.samples[0].images[0]
     seen = np.asarray(store.open(ref))
-    grey, noise = (np.asarray(store.open(replace(ref, veil=veil))) for veil in (Corruption.GREY, Corruption.NOISE))
+    grey, noise = (
+        np.asarray(store.open(replace(ref, corruption=veil))) for veil in (Corruption.GREY, Corruption.NOISE)
+    )
     assert grey.shape == noise.shape == seen.shape
     assert set(grey.flat) == {128}
     assert noise.std() > 50
     afresh = MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=0)
-    assert (np.asarray(afresh.get_image(replace(ref, veil=Corruption.NOISE))) == noise).all()
+    assert (np.asarray(afresh.get_image(replace(ref, corruption=Corruption.NOISE))) == noise).all()
     other = world.samples[5].images[0]
-    assert not np.array_equal(np.asarray(store.open(replace(other, veil=Corruption.NOISE))), noise)
+    assert not np.array_equal(np.asarray(store.open(replace(other, corruption=Corruption.NOISE))), noise)
 
 
 def test_a_shuffled_video_has_its_frames_in_another_order(clip, store):
     rule = FrameSampling(video=SMALL, patch_size=8)
-    seen, hidden = (store.clip(replace(clip, veil=veil), rule) for veil in (None, Corruption.SHUFFLED))
+    seen, hidden = (store.clip(replace(clip, corruption=veil), rule) for veil in (None, Corruption.SHUFFLED))
     assert hidden.plan == seen.plan
     place = [next(i for i, own in enumerate(seen.frames_TCHW) if torch.equal(own, f)) for f in hidden.frames_TCHW]
     assert sorted(place) == list(range(len(place)))
     assert place != sorted(place)
-    grey = store.clip(replace(clip, veil=Corruption.GREY), rule)
+    grey = store.clip(replace(clip, corruption=Corruption.GREY), rule)
     assert set(grey.frames_TCHW.flatten().tolist()) == {128.0}

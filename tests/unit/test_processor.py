@@ -50,7 +50,7 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
             else {"type": "text", "text": part}
             for part in sample.parts
         ]
-        theirs = world.processor.hf.apply_chat_template(
+        theirs = world.processor.hf_processor.apply_chat_template(
             [{"role": "user", "content": content}],
             add_generation_prompt=True,
             tokenize=True,
@@ -59,16 +59,16 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
         )
         assert list(prompt.ids) == theirs["input_ids"][0].tolist()
         if sample.images:
-            assert torch.equal(world.processor.tensors(prompt).images_ND, theirs["pixel_values"])
+            assert torch.equal(world.processor.tensors(prompt).image_patches_MD, theirs["pixel_values"])
             assert [list(grid) for grid in prompt.grids] == theirs["image_grid_thw"].tolist()
-        assert world.processor.tensors(prompt).positions_3P.shape == (3, len(prompt.ids))
+        assert world.processor.tensors(prompt).position_ids_3P.shape == (3, len(prompt.ids))
         assert len(prompt.resizes) == len(sample.images)
 
 
 def test_text_alone_has_no_patches(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[2])
-    assert world.processor.tensors(prompt).images_ND.shape == (0, 3 * 2 * 8 * 8)
+    assert world.processor.tensors(prompt).image_patches_MD.shape == (0, 3 * 2 * 8 * 8)
     assert prompt.grids == prompt.resizes == ()
 
 
@@ -82,13 +82,13 @@ def test_a_resize_map_holds_both_sizes(tiny, keep):
 
 def test_the_instruction_states_the_format_when_asked(tiny):
     world = tiny()
-    plain, told = world.fresh(), world.fresh(instruct=True)
+    plain, told = world.fresh(), world.fresh(add_instruction=True)
     assert "Answer as <answer>" not in plain.encoder.question(world.samples[0])
     assert "Answer as <answer>" in told.encoder.question(world.samples[0])
 
 
 def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_memory(tiny):
-    hf, told = tiny().processor.hf, []
+    hf, told = tiny().processor.hf_processor, []
 
     class Telling:
         def apply_chat_template(self, messages, **options):
@@ -109,7 +109,7 @@ def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_
     assert [wording.tokenize(text), wording.tokenize(text)] == [tuple(hf.tokenizer(text).input_ids)] * 2
     assert told == ["worded", "cut"]
     assert wording.render((("video", ""), ("text", "How many?"))) != text != wording.render((("text", "How many?"),))
-    assert pickle.loads(pickle.dumps(ChatTemplate(hf))).chat(parts) == text
+    assert pickle.loads(pickle.dumps(ChatTemplate(hf))).render(parts) == text
 
 
 def test_the_digest_follows_pixels_and_text(tiny, keep):
@@ -132,7 +132,8 @@ def test_one_id_for_two_samples_does_not_mix_them_up(tiny):
     apart = [world.fresh().ask(sample).digest for sample in (first, second)]
     assert [processor.ask(sample).digest for sample in (first, second)] == apart
     assert torch.equal(
-        processor.tensors(processor.ask(first)).images_ND, world.fresh().tensors(processor.ask(first)).images_ND
+        processor.tensors(processor.ask(first)).image_patches_MD,
+        world.fresh().tensors(processor.ask(first)).image_patches_MD,
     )
 
 
@@ -143,7 +144,7 @@ def test_a_picture_that_changes_during_the_run_is_refused(tiny, keep):
     processor = tiny().fresh()
     prompt = processor.ask(sample)
     keep(Image.new("RGB", (48, 48), "blue"))
-    assert processor.tensors(prompt).images_ND.shape[0] == 36  # still cached
+    assert processor.tensors(prompt).image_patches_MD.shape[0] == 36  # still cached
     processor.ask(replace(other, id="s"))  # takes its place
     with pytest.raises(UserError, match="changed since it was referenced"):
         processor.tensors(prompt)
@@ -208,8 +209,8 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
     prompts = [roomy.ask(sample) for sample in world.samples]
     assert [tight.ask(sample) for sample in world.samples] == prompts
     for prompt in [*prompts, *reversed(prompts)]:
-        assert torch.equal(tight.tensors(prompt).images_ND, roomy.tensors(prompt).images_ND)
-        assert torch.equal(tight.tensors(prompt).positions_3P, roomy.tensors(prompt).positions_3P)
+        assert torch.equal(tight.tensors(prompt).image_patches_MD, roomy.tensors(prompt).image_patches_MD)
+        assert torch.equal(tight.tensors(prompt).position_ids_3P, roomy.tensors(prompt).position_ids_3P)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family, frame
     box = Target(
         answer_type=AnswerType.BOX, value=(24.0, 6.0, 48.0, 24.0), coordinate_system=CoordinateSystem.PX_ORIGINAL
     )
-    rollout = world.processor.demonstrate(prompt, box)
+    rollout = world.processor.build_demonstration(prompt, box)
     width, height = (1000, 1000) if frame is CoordinateSystem.NORM_1000 else prompt.resizes[0].resized
     expected = (round(width / 4), round(height / 4), round(width / 2), height)
     assert prompt.frame is frame
@@ -233,7 +234,7 @@ def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family, frame
 def test_a_demonstration_is_the_text_and_eos_by_the_teacher(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
-    rollout = world.processor.demonstrate(prompt, NUMBER)
+    rollout = world.processor.build_demonstration(prompt, NUMBER)
     (segment,) = rollout.segments
     assert rollout.text == "<answer>3</answer>"
     assert segment.author is Author.DEMONSTRATION
@@ -249,7 +250,7 @@ def test_a_demonstration_spells_special_tokens_out(tiny):
     world = tiny()
     prompt = world.processor.ask(world.samples[0])
     answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
-    (segment,) = world.processor.demonstrate(prompt, answer).segments
+    (segment,) = world.processor.build_demonstration(prompt, answer).segments
     assert world.processor.placeholders.image not in segment.ids
     assert segment.ids.count(world.eos_id) == 1
     assert world.processor.decode(segment.ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"

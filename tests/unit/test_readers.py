@@ -93,13 +93,13 @@ def ref(place, name):
 
 
 def test_a_row_becomes_a_sample(read, place):
-    (sample,) = read(GOOD | {"source": "web"}, task="bottles")
+    (sample,) = read(GOOD | {"from_stage": "web"}, task="bottles")
     assert sample == Sample(
         id="bottles/train/k1",
         task="bottles",
         parts=(ref(place, "a"), "How many?"),
         target=Target(answer_type=AnswerType.NUMBER, value=3),
-        meta={"source": "web"},
+        meta={"from_stage": "web"},
     )
 
 
@@ -224,7 +224,7 @@ def test_a_missing_column_is_named_with_what_there_is(read):
         ({"prompt": "Where?"}, r"prompt takes the place of columns\.question"),
         ({"kind": "boxs"}, r"kind='boxs' is unknown \(did you mean 'boxes'\?\)"),
         ({"kind": "box"}, "set `frame` for action, box"),
-        ({"frame": "norm_1"}, "set `frame` for action, box, boxes, point, points, and for json with coordinates"),
+        ({"coordinates": "norm_1"}, "set `frame` for action, box, boxes, point, points, and for json with coordinates"),
         ({"prompt": "{{ q", "columns": {"answer": "a"}}, r"prompt: '\{\{ q' is no template"),
         ({"columns": COLUMNS | {"question": "{% q"}}, r"columns\.question: .* is no template"),
         ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
@@ -385,7 +385,7 @@ def test_a_column_that_some_rows_lack_spoils_only_those(read):
 
 
 def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
-    monkeypatch.setattr(row_to_sample._MissingColumnCheck, "PATIENCE", 3)
+    monkeypatch.setattr(row_to_sample._MissingColumnCheck, "MAX_ROWS", 3)
     (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
     results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
     assert isinstance(next(results), RejectedRow)
@@ -552,7 +552,7 @@ def test_a_folder_of_parquet_gives_one_split(place):
 
 def test_datasets_saved_to_disk(place):
     features = Features({"images": [Image()], "problem": Value("string"), "answer": Value("string")})
-    saved = Dataset.from_list(easy_rows(), features=features)
+    saved = Dataset.from_list(easy_rows(), quadratic_features=features)
     saved.save_to_disk(place.base / "one")
     DatasetDict({"validation": saved}).save_to_disk(place.base / "several")
     check_easy(place, list(table.rows(place, path="one", columns=EASY, kind="number")))
@@ -601,7 +601,7 @@ def test_a_benchmark_of_vlmevalkit(place):
         BENCH | {"index": "7", "image": ""},
     ])  # fmt: skip
     one, same, two, *bad = vlmevalkit.rows(place, path="bench.tsv")
-    assert one.id == "bench/test/0"
+    assert one.id == "benchmark/test/0"
     assert one.parts == (stored(place, PNG), 'Which "one"?\nLook.\nA. cat\nB. dog')
     assert one.target == Target(answer_type=AnswerType.CHOICE, value="B")
     assert one.meta == {"category": "animals"}
@@ -681,7 +681,7 @@ def test_conversations_of_llava(talk, place):
         task="talk",
         parts=(picture(place, "a.png", b"a"), "\nWhat is it?"),
         target=Target(answer_type=AnswerType.TEXT, value="A cat."),
-        meta={"source": "coco"},
+        meta={"from_stage": "coco"},
     )
     assert (other.parts, other.target.value) == (("1+1?",), "2")
 
@@ -696,7 +696,7 @@ def test_messages_of_openai(talk, place):
     ]
     reply = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}, reply]
-    (sample,) = talk({"messages": messages}, columns={"turns": "messages"})
+    (sample,) = talk({"messages": messages}, columns={"max_turns": "messages"})
     assert sample.parts == ("Is ", picture(place, "a.png", b"a"), " like ", picture(place, "b.png", b"b"), "?")
     assert (sample.target.value, sample.meta) == ("Yes.", {"system": "Be brief."})
 

@@ -272,13 +272,13 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
     )
     wanted = ["404", "is no picture", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
     check(results, [*wanted, "cannot be fetched", "refused", "cannot be fetched"])
-    monkeypatch.setattr("mmrl_datasets.readers.download.SILENCE_S", 0.3)
+    monkeypatch.setattr("mmrl_datasets.readers.download.READ_TIMEOUT_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
     assert [file for file in (place.work / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
 
 
 def test_a_server_that_drips_is_given_up(place, server, monkeypatch):
-    monkeypatch.setattr("mmrl_datasets.readers.download.PATIENCE_S", 0.0)
+    monkeypatch.setattr("mmrl_datasets.readers.download.TOTAL_TIMEOUT_S", 0.0)
     check(read(allowing(place, "http"), {"images": at(server, "/endless")}), ["not here within 0 s"])
 
 
@@ -338,7 +338,7 @@ def talk(place, *contents, **options):
     reply = {"role": "assistant", "content": "Yes."}
     rows = [{"messages": [{"role": "user", "content": content}, reply], "film": ["v.mp4"]} for content in contents]
     (place.base / "talk.json").write_text(json.dumps(rows))
-    settings = {"path": "talk.json", "columns": {"turns": "messages"}, "kind": "text", "media_root": "media"}
+    settings = {"path": "talk.json", "columns": {"max_turns": "messages"}, "kind": "text", "media_root": "media"}
     return list(chat.rows(place, **(settings | options)))
 
 

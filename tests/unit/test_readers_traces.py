@@ -85,4 +85,4 @@ def test_a_tool_speaks_only_where_calls_are_read(talk):
 
 def test_the_answer_needs_a_column(talk):
     with pytest.raises(UserError, match="answer"):
-        talk([ASKED, ANSWERS], columns={"turns": "talk"})
+        talk([ASKED, ANSWERS], columns={"max_turns": "talk"})

@@ -93,7 +93,7 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     world = tiny()
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
     reference = ReferencePolicy(world.policy, options)
-    engine = TorchEngine(world.policy.trainable, OptimizerConfig(lr=1e-3))
+    engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=1e-3))
     for parameter in world.policy.learned.values():
         parameter.grad = torch.ones_like(parameter)
     engine.step(1e-3)

@@ -116,32 +116,32 @@ def run(bank, law, steps, *, size, state=None, media=LAWLESS):
 
 
 def test_the_missing_are_replayed_and_told():
-    choices, _ = run(Bank(groups=4, informative=1), options(), 3, size=16)
+    choices, _ = run(Bank(groups=4, rewards_differ=1), options(), 3, size=16)
     assert [len(choice.experiences) for choice in choices] == [4, 8, 12]  # of the memory nothing twice
     last = choices[-1]
     assert [e.age for e in last.experiences[:4]] == [0] * 4
     assert sorted(e.age for e in last.experiences[4:]) == [1] * 4 + [2] * 4
     assert {e.old for e in last.experiences[4:]} == {"sampler"} and {e.old for e in last.experiences[:4]} == {None}
     assert last.metrics == {
-        "replay/memory": 12.0,
+        "replay/buffer_size": 12.0,
         "replay/effective_size": pytest.approx(12.0),
-        "replay/share": pytest.approx(2 / 3),
-        "replay/age_mean": 1.5,
-        "replay/age_max": 2.0,
+        "replay/frac": pytest.approx(2 / 3),
+        "replay/staleness_mean": 1.5,
+        "replay/staleness_max": 2.0,
         "replay/unique_frac": 1.0,
-        "replay/changed": 0.0,
+        "replay/dropped_changed_media": 0.0,
     }
     assert all(len(choice.groups) == 4 for choice in choices)  # what is shown is what was asked
 
 
 @pytest.mark.parametrize("preset", ["default", "paper", "code"])
 def test_a_full_step_replays_nothing_fresh_ones_suffice_for(preset):
-    choices, _ = run(Bank(groups=4, informative=4), options(preset), 3, size=16)
+    choices, _ = run(Bank(groups=4, rewards_differ=4), options(preset), 3, size=16)
     assert {e.age for choice in choices for e in choice.experiences} == {0}
 
 
 def test_age_is_bounded_and_nothing_comes_twice():
-    bank = Bank(groups=8, informative=2, seed=3)
+    bank = Bank(groups=8, rewards_differ=2, seed=3)
     for most in (1, 3):
         choices, state = run(bank, options(max_age=most), 12, size=64)
         ages = [e.age for choice in choices for e in choice.experiences]
@@ -151,42 +151,42 @@ def test_age_is_bounded_and_nothing_comes_twice():
 
 
 def test_a_fraction_of_the_step_is_replayed():
-    choices, _ = run(Bank(groups=4, informative=2), options(refill="fraction", share=0.25), 6, size=16)
+    choices, _ = run(Bank(groups=4, rewards_differ=2), options(refill="fraction", share=0.25), 6, size=16)
     assert [len(choice.experiences) for choice in choices] == [8] + [11] * 5  # 8 / 0.75 is 10.7
-    assert choices[-1].metrics["replay/share"] == pytest.approx(3 / 11)
+    assert choices[-1].metrics["replay/frac"] == pytest.approx(3 / 11)
 
 
 def test_recomputed_ratios_are_asked_of_the_learner():
-    choices, _ = run(Bank(groups=4, informative=1), options(ratio="recomputed"), 2, size=16)
+    choices, _ = run(Bank(groups=4, rewards_differ=1), options(ratio="recomputed"), 2, size=16)
     assert {(e.age, e.old) for e in choices[-1].experiences} == {(0, None), (1, "learner")}
 
 
 def test_without_drop_zero_all_fresh_rollouts_are_learned():
     choices, state = run(
-        Bank(groups=4, informative=1), options(drop_zero=False, refill="fraction", share=0.2), 2, size=16
+        Bank(groups=4, rewards_differ=1), options(drop_zero=False, refill="fraction", share=0.2), 2, size=16
     )
     assert [len(choice.experiences) for choice in choices] == [16, 20]
     assert all(e.advantage for e in state.replay_buffer)
 
 
 def test_the_smallest_memory_holds_one():
-    choices, state = run(Bank(groups=1, informative=1), options("code", share=0.01), 3, size=4)
+    choices, state = run(Bank(groups=1, rewards_differ=1), options("code", share=0.01), 3, size=4)
     assert [len(choice.experiences) for choice in choices] == [1, 1, 1]
     assert len(state.replay_buffer) == 1
 
 
 def test_nothing_to_learn_is_an_empty_step():
     for preset in REPLAY_PRESETS:
-        choices, state = run(Bank(groups=4, informative=0), options(preset), 2, size=16)
+        choices, state = run(Bank(groups=4, rewards_differ=0), options(preset), 2, size=16)
         assert [choice.experiences for choice in choices] == [(), ()]
         assert state.replay_buffer == ()
-        assert choices[0].metrics["replay/share"] == 0.0
+        assert choices[0].metrics["replay/frac"] == 0.0
 
 
 def test_replay_goes_on_where_nothing_is_fresh_until_age_ends_it():
-    bank = Bank(groups=4, informative=4)
+    bank = Bank(groups=4, rewards_differ=4)
     _, state = run(bank, options(max_age=2), 1, size=16)
-    bank.informative = 0
+    bank.rewards_differ = 0
     choices, _ = run(bank, options(max_age=2), 3, size=16, state=state)
     assert [len(choice.experiences) for choice in choices] == [16, 16, 0]
 
@@ -200,9 +200,9 @@ def test_an_advantage_that_is_not_finite_is_refused_before_it_is_remembered():
 
 
 def test_a_step_resumed_from_its_state_draws_the_same():
-    bank = Bank(groups=8, informative=3, seed=1)
+    bank = Bank(groups=8, rewards_differ=3, seed=1)
     whole, _ = run(bank, options(unique=False), 6, size=64)
-    bank = Bank(groups=8, informative=3, seed=1)
+    bank = Bank(groups=8, rewards_differ=3, seed=1)
     first, state = run(bank, options(unique=False), 3, size=64)
     second, _ = run(bank, options(unique=False), 3, size=64, state=state)
     drawn_of = [[(e.rollout.prompt.sample.id, e.rollout.index, e.age) for e in c.experiences] for c in whole]
@@ -212,7 +212,7 @@ def test_a_step_resumed_from_its_state_draws_the_same():
 
 
 def test_media_that_changed_are_dropped_counted_and_named():
-    bank, said = Bank(groups=4, informative=2), []
+    bank, said = Bank(groups=4, rewards_differ=2), []
     lost = {"0-0"}
 
     def ask(sample):
@@ -224,7 +224,7 @@ def test_media_that_changed_are_dropped_counted_and_named():
     choices, state = run(bank, options(), 3, size=16, media=media)
     assert said == ["sample 0-0: 0-0.png: changed since it was referenced; its rollouts of earlier steps are forgotten"]
     assert "0-0" not in {e.rollout.prompt.sample.id for choice in choices[1:] for e in choice.experiences}
-    assert [choice.metrics["replay/changed"] for choice in choices] == [0.0, 4.0, 0.0]
+    assert [choice.metrics["replay/dropped_changed_media"] for choice in choices] == [0.0, 4.0, 0.0]
     assert len(choices[1].experiences) == 8 + 4
     lost |= {f"{version}-{g}" for version in range(9) for g in range(4)}  # everything is gone
     choices, state = run(bank, options(unique=False), 2, size=64, state=state, media=media)
@@ -235,7 +235,7 @@ def test_media_that_changed_are_dropped_counted_and_named():
 
 
 def trace(preset, informative, steps, seed):
-    bank = Bank(groups=64, size=8, informative=informative, seed=seed, graded=True)
+    bank = Bank(groups=64, size=8, rewards_differ=informative, seed=seed, graded=True)
     return [choice.experiences for choice in run(bank, options(preset), steps, size=512)[0]]
 
 

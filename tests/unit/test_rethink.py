@@ -329,7 +329,7 @@ JSON = ResponseFormat(thinking="optional", style="json")
     ],
 )
 def test_behind_a_trigger_the_last_answer_counts(grammar, draft, text, value, thought, problems):
-    answer = grammar.parse_second(draft, text, AnswerType.NUMBER)
+    answer = grammar.parse_continuation(draft, text, AnswerType.NUMBER)
     assert (answer.value, answer.thought, answer.problems) == (value, thought, problems)
     if value is not None and "3" in draft:
         assert grammar.parse(draft + text, AnswerType.NUMBER).value is None  # without a trigger, two answers are none

@@ -127,7 +127,14 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
         "reason": "IoU 0.50: [0, 0, 5, 10] vs [0, 0, 10, 10] px_original",
     }
     (tmp_path / "r.txt").write_text("<answer>[0, 0, 50, 100]</answer>")
-    rest = ["--response", f"@{tmp_path}/r.txt", "--args", '{"threshold": 0.9}', "--case", '{"frame": "norm_1000"}']
+    rest = [
+        "--response",
+        f"@{tmp_path}/r.txt",
+        "--args",
+        '{"threshold": 0.9}',
+        "--case",
+        '{"coordinates": "norm_1000"}',
+    ]
     assert main([*words, *rest]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == 0.0
     sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "frame": "px_original", "image": [10, 10]}')
@@ -214,14 +221,14 @@ def test_lint_finds(made, body, check, detail):
 
 def test_lint_finds_what_cannot_be_pickled(made):
     name = made("return right * 1.0")
-    bound = load_bound_reward(name, Path(), {"factor": 2.0})
+    bound = load_bound_reward(name, Path(), {"max_weight": 2.0})
     del sys.modules[bound.reward.fn.__module__]
     report = lint_reward(bound, make_samples((AnswerType.NUMBER,)))
     assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
 
 
 def test_lint_ends_a_reward_that_hangs(made, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.lint._DEADLINE_S", 5.0)
+    monkeypatch.setattr("mmrl.scoring.lint._TIMEOUT_S", 5.0)
     report = report_on(
         made('return bool(re.match("(a|aa)+$", "a" * 60 + "b")) if len(response.text) > 5 * 10**6 else right * 1.0')
     )

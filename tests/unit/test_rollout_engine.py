@@ -185,7 +185,10 @@ def prober(world, policy, warnings, **options):
 def test_a_probe_finds_no_gap_where_there_is_none(tiny):
     world, warnings = tiny(), []
     gaps = prober(world, world.policy, warnings).measure(0)
-    assert gaps.keys() == {"parity/logp_gap_nats", *(f"parity/logp_gap_nats/{s}" for s in ("text", "image", "video"))}
+    assert gaps.keys() == {
+        "logprob_check/diff_mean",
+        *(f"logprob_check/diff_mean/{s}" for s in ("text", "image", "video")),
+    }
     assert max(gaps.values()) < 1e-4 and not warnings
 
 
@@ -214,16 +217,18 @@ def test_a_probed_sampler_notes_the_gaps_of_every_so_manieth_version(tiny):
 
 def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     path = write(tmp_path, SMALL)
-    second = "{kind: continue_with, correct: [exact], max_new_tokens: 100, triggers: [{text: ' Look.'}]}"
+    second = "{kind: rethink, correct: [exact], max_new_tokens: 100, triggers: [{text: ' Look.'}]}"
     policy = tiny().policy
     assert prompt_limit(load_config(path).config, policy) == (8192, "model.max_prompt_tokens")
     config = load_config(path, ["rollout.engine=vllm", "stages.rl.sampling.max_new_tokens=600"]).config
     assert prompt_limit(config, policy) == (4096 - 600, "4096 tokens of the rollout engine less 600 for the response")
-    thinking = load_config(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {second}]"]).config
+    thinking = load_config(
+        path, ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {second}]"]
+    ).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
     zoom = "tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}]"
     tools = f"{{kind: tools, {zoom}, max_views: 2, max_tokens: 1000, max_chars: 100}}"
-    shown = load_config(path, ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]).config
+    shown = load_config(path, ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]).config
     marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
     assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)
     short = load_config(path, ["rollout.engine=vllm", "model.max_prompt_tokens=100"]).config
@@ -231,8 +236,8 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
 
 
 def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
-    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_views: 2}"
-    overrides = ["rollout.engine=vllm", f"stages.rl.program=[{{kind: generate}}, {tools}]"]
+    tools = "{kind: tools, tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}], max_media: 2}"
+    overrides = ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config
     with pytest.raises(
         UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_chars of tools"
@@ -244,7 +249,7 @@ def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
     ("overrides", "refusal"),
     [
         (["rollout.engine=vllm", "stages.rl.sampling.top_p=0.9"], "stage 'rl' has `sampling.top_p` or `top_k`"),
-        (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2"], "is for the engine vllm_server"),
+        (["rollout.engine=vllm", "rollout.vllm.tensor_parallel_size=2"], "is for the engine vllm_server"),
         (['rollout.server.urls=["http://a:1"]', "rollout.server.replicas=2"], "are for those to start"),
         (['rollout.server.devices=["0"]', "rollout.server.replicas=2"], "`devices` has 1 entries for 2 replicas"),
     ],

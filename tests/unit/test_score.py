@@ -65,11 +65,11 @@ def test_a_box_is_compared_in_the_original_frame():
 
 
 def test_evaluation_leaves_out_what_only_shapes_training():
-    judge = judge_of(term(number.exact), term(format.tags, train_only=True))
+    judge = judge_of(term(number.exact), term(format.tags, training_only=True))
     assert scored(judge, RIGHT).total == 2.0
     assert [score.total for score in judge.score_eval([RIGHT, WRONG])] == [1.0, 0.0]
     with pytest.raises(UserError, match=r"'c1' of task 'count', in evaluation"):
-        judge_of(term(format.tags, train_only=True)).score_eval([RIGHT])
+        judge_of(term(format.tags, training_only=True)).score_eval([RIGHT])
 
 
 def test_judge_keeps_the_order_of_groups_and_siblings():

@@ -66,8 +66,8 @@ def test_values_below_zero_are_for_sums(combine):
         ({"power": 2.0}, 0.5, 0.25),
         ({"scale": [-1.0, 1.0]}, 0.25, -0.5),
         ({"scale": [1.0, 0.0]}, 0.25, 0.75),
-        ({"threshold": 0.5, "scale": [-1.0, 0.0]}, 0.1, -1.0),
-        ({"clip": [0.2, 0.8], "power": 2.0, "scale": [0.0, 1.0]}, 0.4, (0.16 - 0.04) / (0.64 - 0.04)),
+        ({"threshold": 0.5, "rescale_to": [-1.0, 0.0]}, 0.1, -1.0),
+        ({"clip": [0.2, 0.8], "power": 2.0, "rescale_to": [0.0, 1.0]}, 0.4, (0.16 - 0.04) / (0.64 - 0.04)),
     ],
 )
 def test_transforms_by_hand(transform, value, expected):
@@ -89,7 +89,7 @@ def test_a_transform_that_does_not_suit_the_range_is_refused():
 @pytest.mark.parametrize(("value", "above", "expected"), [(0.5, 0.0, 1.5), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)])
 def test_a_term_counts_only_if_its_gate_is_open(value, above, expected):
     gate = term(constant(value, name="gate"))
-    judge = judge_of(term(constant(1.0), gate="gate", gate_above=above), gate)
+    judge = judge_of(term(constant(1.0), gate="gate", requires_above=above), gate)
     assert scored(judge, ANY).total == expected
 
 
@@ -109,7 +109,7 @@ def test_gates_that_cannot_work_are_refused():
     with pytest.raises(UserError, match="its gate 'odd' is no other term"):
         judge_of(term(constant(1.0), gate="odd"))
     with pytest.raises(UserError, match="counts in evaluation, but its gate 'format' is train_only"):
-        judge_of(term(constant(1.0), gate="format"), term(constant(1.0, name="format"), train_only=True))
+        judge_of(term(constant(1.0), gate="format"), term(constant(1.0, name="format"), training_only=True))
     judge = judge_of(
         term(number.exact, when={"task": ["count"]}), term(box.iou, gate="number", when={"task": ["find"]})
     )

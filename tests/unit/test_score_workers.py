@@ -92,7 +92,7 @@ def judge_of(tmp_path):
             for name, load in zip(names, loads, strict=True)
         ]
         judges.append(
-            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip_rollout", "deadline_s": 60.0} | judging))
+            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip_rollout", "timeout_s": 60.0} | judging))
         )
         return judges[-1]
 
@@ -108,7 +108,7 @@ def groups_of(texts, size=4):
 
 def shown(groups):
     return [
-        (group.scores, [(skip.rollout.text, skip.failures) for skip in group.skipped], len(group.rollouts))
+        (group.scores, [(skip.rollout.text, skip.failures) for skip in group.dropped], len(group.rollouts))
         for group in groups
     ]
 
@@ -120,7 +120,7 @@ def test_workers_change_no_score_no_reason_no_order(judge_of, workers):
     here = judge_of("moody").judge(groups_of(texts), step=0)
     there = judge_of("moody", workers=workers).judge(groups_of(texts), step=0)
     assert shown(there) == shown(here)
-    assert sum(len(group.skipped) for group in here) == 4
+    assert sum(len(group.dropped) for group in here) == 4
     assert [r.text for group in there for r in group.drawn if r.text not in OFTEN] == texts[:200] + texts[204:]
 
 
@@ -128,8 +128,8 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
     judge = judge_of("moody", workers=2, deadline_s=2.0)
     texts = ["a", "hang", "b", "exit", "c", "spin", "d", "crash", *"efghijkl"]
     (group,) = judge.judge(groups_of(texts, size=len(texts)), step=0)
-    found = {skip.rollout.text: skip.failures["moody"] for skip in group.skipped}
-    assert {text: failure.fault for text, failure in found.items()} == {
+    found = {skip.rollout.text: skip.failures["moody"] for skip in group.dropped}
+    assert {text: failure.error_kind for text, failure in found.items()} == {
         "hang": RewardErrorKind.TIMEOUT,
         "spin": RewardErrorKind.TIMEOUT,
         "exit": RewardErrorKind.CRASH,
@@ -148,14 +148,14 @@ def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
     begun = [float(line) for line in (tmp_path / "moody.py.hung").read_text().split()]
     assert len(begun) == 8
     assert min(later - one for one, later in pairwise(sorted(begun))) < 2.0  # one is not waited for by the next
-    assert sum(len(group.skipped) for group in groups) == 8
+    assert sum(len(group.dropped) for group in groups) == 8
     assert sum(len(group.scores) for group in groups) == 192
 
 
 def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
     (group,) = judge_of("wary").judge(groups_of(["hang", "fine"]), step=0)
-    assert [list(skip.failures) for skip in group.skipped] == [["wary"]]
-    for options, elsewhere in (({"deadline_s": 5.0}, True), ({}, False)):
+    assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
+    for options, elsewhere in (({"timeout_s": 5.0}, True), ({}, False)):
         (group,) = judge_of("pid", options=options).judge(groups_of(["x"]), step=0)
         assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere
 
@@ -175,7 +175,7 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
     load = partial(registry.load_bound_reward, fn, Path(), args)
     with closing(
         RewardFunctionScorer(
-            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"deadline_s": 4.0}))],
+            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 4.0}))],
             ScoringConfig(),
         )
     ) as judge:
@@ -187,8 +187,8 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
 
 
 def test_a_terms_deadline_wins_over_the_rewards(judge_of):
-    (group,) = judge_of("wary", options={"deadline_s": 3.0}, deadline_s=100.0).judge(groups_of(["hang"]), step=0)
-    assert group.skipped[0].failures["wary"].reason == "took more than 3 s"
+    (group,) = judge_of("wary", options={"timeout_s": 3.0}, deadline_s=100.0).judge(groups_of(["hang"]), step=0)
+    assert group.dropped[0].failures["wary"].reason == "took more than 3 s"
 
 
 def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judge_of):
@@ -218,7 +218,7 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
-    monkeypatch.setattr("mmrl.scoring.reward_workers._START_S", 10.0)
+    monkeypatch.setattr("mmrl.scoring.reward_workers._STARTUP_TIMEOUT_S", 10.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
         judge_of("wary").check([sample], GRAMMAR)
@@ -295,7 +295,7 @@ def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monk
     judge = judge_of("moody", workers=1)
     judge.judge(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.scoring.reward_workers.Workers._collect", interrupted)
+        patched.setattr("mmrl.scoring.reward_workers.RewardWorkers._collect_outcomes", interrupted)
         judge.judge(groups_of(["x"]), step=0)
     assert judge.judge(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
 

@@ -17,7 +17,7 @@ def sample(name, **more):
 
 
 def stage(**options):
-    return SelectStage(**{"name": "out", "kind": "select", "source": "in", "right": ("count",), **options})
+    return SelectStage(**{"name": "out", "kind": "select", "from_stage": "in", "correct": ("count",), **options})
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ def test_samples_are_judged_by_pass_rate_and_attempts(folder):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"within": (0.1, 0.9)}, ["some", "late"]),
-        ({"within": (0.5, None)}, ["easy", "some"]),
-        ({"within": (0.0, 0.0)}, ["hard"]),
-        ({"by": "attempts", "within": (4.0, None)}, ["late", "hard"]),  # ThinkLite: late, and not at all
-        ({"by": "attempts", "within": (3.0, 4.0)}, ["some", "late"]),
-        ({"top": 2}, ["easy", "some"]),
-        ({"by": "attempts", "top": 1}, ["hard"]),
+        ({"range": (0.1, 0.9)}, ["some", "late"]),
+        ({"range": (0.5, None)}, ["easy", "some"]),
+        ({"range": (0.0, 0.0)}, ["hard"]),
+        ({"metric": "first_correct", "range": (4.0, None)}, ["late", "hard"]),  # ThinkLite: late, and not at all
+        ({"metric": "first_correct", "range": (3.0, 4.0)}, ["some", "late"]),
+        ({"top_k": 2}, ["easy", "some"]),
+        ({"metric": "first_correct", "top_k": 1}, ["hard"]),
         ({"keep": "responses"}, ["easy#0", "easy#1", "easy#2", "easy#3", "some#2", "some#3", "late#3"]),
-        ({"keep": "responses", "most": 1}, ["easy#3", "some#3", "late#3"]),  # the shortest
-        ({"keep": "responses", "within": (0.1, 0.4)}, ["late#3"]),
+        ({"output": "responses", "max_responses": 1}, ["easy#3", "some#3", "late#3"]),  # the shortest
+        ({"output": "responses", "range": (0.1, 0.4)}, ["late#3"]),
     ],
 )
 def test_what_is_kept(folder, options, names):
@@ -90,7 +90,7 @@ def test_samples_are_ranked_by_their_history(tmp_path):
     history = {"up": [0.0, 1.0], "flat": [0.5, 0.5], "slow": [0.2, 0.6]}
     visits = {name: [SampleStats(value, 0.0) for value in values] for name, values in history.items()}
     write_history_table(tmp_path / "in.jsonl", [*map(sample, history), sample("never drawn")], visits)
-    by = {"right": ()}
+    by = {"correct": ()}
     assert kept(tmp_path, by="std", top=1, **by) == ["up"]
     assert kept(tmp_path, by="mean", within=(0.45, None), **by) == ["up", "flat"]
     assert kept(tmp_path, by="limr", top=1, **by) == ["slow"]

@@ -59,7 +59,7 @@ def test_what_is_wrong_is_named():
 
 
 def sifting(options, prompts, media=LAWLESS):
-    bank = Bank(groups=prompts, informative=0)
+    bank = Bank(groups=prompts, rewards_differ=0)
     return Sifting(Everything(bank.advantages), options, prompts, media)
 
 
@@ -84,7 +84,11 @@ def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     chooser = sifting(ACCURACY, 2)
     choice = chooser.select(groups, state)
     assert [g.prompt.sample.id for g in state.carried_over] == ["c"]
-    assert choice.metrics == {"filter/passed_frac": 0.75, "filter/carried": 0.0, "filter/rejected/right": 1.0}
+    assert choice.metrics == {
+        "dynamic_sampling/passed_frac": 0.75,
+        "dynamic_sampling/carried_over": 0.0,
+        "dynamic_sampling/rejected/right": 1.0,
+    }
     state.step, state.version = 1, 1
     fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
     assert not chooser.needs_another_round(fresh, state, rounds=1)
@@ -116,5 +120,5 @@ def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():
     assert [call for call in world.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
     assert state.data_position == 12
     assert world.learned == [(), ()]
-    assert world.told[0][0]["filter/rejected/count"] == 6.0
-    assert world.told[0][0]["group/informative_frac"] == 0.0
+    assert world.told[0][0]["dynamic_sampling/rejected/count"] == 6.0
+    assert world.told[0][0]["groups/nonzero_advantage_frac"] == 0.0

@@ -41,7 +41,7 @@ def workshop():
 
 
 def toolbox(world, workshop, **options):
-    settings = ToolsConfig(kind="tools", tools=TOOLS, **{"turns": 1, "max_views": 4, "deadline_s": 60.0, **options})
+    settings = ToolsConfig(kind="tools", tools=TOOLS, **{"max_turns": 1, "max_media": 4, "timeout_s": 60.0, **options})
     kit = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(anything)),
@@ -85,7 +85,9 @@ def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
     ]
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (found.metrics["tools/shown"], found.metrics["tools/answers"]) == (1.0, 1.0)
-    seen = unpatchify(world.processor.seen(view).images_ND, view.grid, world.processor.hf.image_processor)[0]
+    seen = unpatchify(
+        world.processor.seen(view).image_patches_MD, view.grid, world.processor.hf_processor.image_processor
+    )[0]
     part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize_map.resized)
     assert (seen.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
     assert loads(dumps(rollout), Rollout) == rollout

@@ -80,7 +80,7 @@ def workshop(base):
 
 def toolbox(world, workshop, **options):
     lines = [ToolConfig(fn=f"./mine.py:{name}", name=name) for name in NAMES]
-    settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "deadline_s": 60.0, "turns": 1, **options})
+    settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "timeout_s": 60.0, "max_turns": 1, **options})
     kit = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(anything)),
@@ -171,7 +171,7 @@ def test_a_hung_tool_takes_nobody_along(world, workshop):
 
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
 def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
-    monkeypatch.setattr("mmrl.rollout.tools.workers._START_S", 1.0)
+    monkeypatch.setattr("mmrl.rollout.tools.workers._STARTUP_TIMEOUT_S", 1.0)
     here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
     (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
     with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match="up within 1 s"):
@@ -226,7 +226,9 @@ def test_tools_that_are_none_are_refused(base, line, complaint):
 
 def test_the_answer_checker_reads_and_reveals_only_when_told_to():
     assert check_answer({"answer": "3"}, COUNT) == "This can be read as an answer of kind number."
-    assert check_answer({"answer": "three"}, COUNT).startswith("This cannot be read as an answer of kind number: not a")
+    assert check_answer({"answer": "three"}, COUNT).startswith(
+        "This cannot be read as an answer of kind number: not a"
+    )
     assert check_answer({"answer": "3.0"}, COUNT, reveal=True) == "This is right."
     assert check_answer({"answer": "4"}, COUNT, reveal=True) == "This is wrong."
     with pytest.raises(ValueError, match='write {"answer": "..."} as arguments'):

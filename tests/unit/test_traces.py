@@ -62,13 +62,13 @@ def traces(world, workshop):
 
 def demonstrated(world, *texts, **options):
     prompt = world.processor.ask(world.samples[0])
-    return [world.processor.demonstrate(prompt, text, **options) for text in texts]
+    return [world.processor.build_demonstration(prompt, text, **options) for text in texts]
 
 
 def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
     """The same words, picture and places as the step gives a response that makes the same call."""
     (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
-    ((sampled,),) = toolbox(world, workshop, max_views=2)(asked(world, 0, ZOOM), step=0).groups
+    ((sampled,),) = toolbox(world, workshop, max_media=2)(asked(world, 0, ZOOM), step=0).groups
     assert rollout.segments[1:4] == sampled.segments[1:4]
     assert rollout.segments[0].ids == sampled.segments[0].token_ids
     assert [s.author for s in rollout.segments] == [
@@ -163,9 +163,9 @@ def test_only_whole_responses_call(tmp_path):
     step = "{kind: tools, tools: [{fn: 't:say'}]}"
     path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    program: [{step}]"))
     assert "imitate is 'label'; set `imitate: response`" in refused(path)
-    whole = "stages.cold.imitate=response"
+    whole = "stages.cold.target_field=response"
     assert "calls in responses are answered by say (t:say) itself" in explain(load_config(path, [whole]))
-    assert "program: needs 1 values, got 2" in refused(path, whole, f"stages.cold.program=[{step}, {step}]")
+    assert "program: needs 1 values, got 2" in refused(path, whole, f"stages.cold.rollout_steps=[{step}, {step}]")
 
 
 def test_turns_and_calls_of_a_text():

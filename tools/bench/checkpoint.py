@@ -36,7 +36,7 @@ QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 CHECKPOINT_MODES: Mapping[str, tuple[str, ...]] = {
     "none": ("checkpoints.every=1000000",),
     "in the loop": ("checkpoints.every=1",),
-    "in the background": ("checkpoints.every=1", "checkpoints.asynchronous=true"),
+    "in the background": ("checkpoints.every=1", "checkpoints.async_save=true"),
 }
 MAX_STALL_FRACTION, MAX_RESUME_OVERHEAD_S = 0.05, 15.0
 STAGES = ("cold", "rl")

@@ -131,13 +131,13 @@ class MmrlLearner:
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
         pairs = zip(rollouts, *compute_advantages([group], stage.advantage, {}), strict=True)
-        self._group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
+        self._build_group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(mmrl_config(folder, 'policy'))}"
 
     def run_pass(self) -> float:
         """As `Side.learn`."""
-        return self._learner.step(self._group, step=0)["learner/loss"]
+        return self._learner.step(self._build_group, step=0)["learner/loss"]
 
 
 class TrlLearner:
@@ -225,12 +225,12 @@ def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     """Our config; what it does not say is the default."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
-    stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch": 1}
+    stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch_groups": 1}
     return {
-        "run": {"name": "bench", "threads": 1},
+        "run": {"name": "bench", "cpu_threads": 1},
         "model": {"path": f"{folder}/{weights}", "dtype": "float32", "device": "cpu"},
         "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}]},
-        "answer": {"instruct": False},
+        "response_format": {"add_instruction": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
         "stages": [stage | {"group_size": len(REWARDS), "loss": {"kl": {"coef": KL_COEF}}}],
     }

@@ -49,7 +49,7 @@ def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]
     for i in range(count):
         photograph = whole[i % 2]
         box = (3 * i % 90, 2 * i % 60, photograph.width - 5 * i % 80, photograph.height - 7 * i % 50)
-        yield ImageOps.fit(photograph.crop(box), size, Image.Resampling.BICUBIC)
+        yield ImageOps.resize_image(photograph.crop(box), size, Image.Resampling.BICUBIC)
 
 
 def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:
@@ -172,7 +172,9 @@ def benchmark_prefetch(steps: int, rounds: int) -> None:
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
             shares = ", ".join(f"{verb[5:-2]} {median(step[verb] for step in timings):.2f}" for verb in verbs)
             total = median(sum(step[verb] for verb in verbs) for step in timings)
-            print(f"data.workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs")
+            print(
+                f"data.media_workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs"
+            )
 
 
 def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
@@ -180,9 +182,9 @@ def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
     table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
     config = {
-        "run": {"name": name, "dir": str(folder / name), "threads": 1},
-        "model": {"scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
-        "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}], "workers": workers},
+        "run": {"name": name, "dir": str(folder / name), "cpu_threads": 1},
+        "model": {"from_scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
+        "data": {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": table}], "media_workers": workers},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
         "stages": [{"name": "rl", "kind": "rl", "steps": steps, "prompts_per_step": 8, "loss": {"kl": {"coef": 0.1}}}],
     }

@@ -74,23 +74,23 @@ def make_config(arguments: argparse.Namespace, run_dir: Path, *, async_rollouts:
         "kind": "rl",
         "steps": arguments.steps,
         "prompts_per_step": arguments.prompts,
-        "overlap": async_rollouts,
-        "max_barren_steps": arguments.steps + 1,
+        "async_rollouts": async_rollouts,
+        "max_steps_without_signal": arguments.steps + 1,
         "loss": {"entropy": {"coef": 0.01}},  # every rollout is learned from, whatever it earns
         "sampling": {"max_new_tokens": arguments.tokens},
     }
     data = {"fn": "mmrl_datasets.generators.scenes:counting", "args": {"split": "train", "size": 64}}
     scratch = {
-        "vision": {"width": 64, "heads": 2, "mlp": 128},
-        "language": {"width": 256, "heads": 4, "kv_heads": 2, "mlp": 1024, "depth": 4},
+        "vision": {"hidden_size": 64, "num_heads": 2, "intermediate_size": 128},
+        "language": {"hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 1024, "num_layers": 4},
     }
     return {
-        "run": {"name": "bench", "dir": str(run_dir), "threads": 1},
-        "model": {"scratch": scratch, "dtype": "float32", "device": "cpu"},
+        "run": {"name": "bench", "dir": str(run_dir), "cpu_threads": 1},
+        "model": {"from_scratch": scratch, "dtype": "float32", "device": "cpu"},
         "data": {"train": [data]},
-        "answer": {"instruct": False},
+        "response_format": {"add_instruction": False},
         "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact", "name": "count"}]},
-        "rollout": {"engine": arguments.engine, "vllm": {"cache_mib": 256}},
+        "rollout": {"engine": arguments.engine, "vllm": {"cpu_kv_cache_mib": 256}},
         "stages": [stage],
     }
 

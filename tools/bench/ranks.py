@@ -26,13 +26,16 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 CONFIG = Path(__file__).with_name("steps.yaml")
-MODEL = {"language": {"width": 384, "mlp": 1536, "depth": 4}, "vision": {"width": 128, "mlp": 256}}
+MODEL = {
+    "language": {"hidden_size": 384, "intermediate_size": 1536, "num_layers": 4},
+    "vision": {"hidden_size": 128, "intermediate_size": 256},
+}
 WARM_UP_STEPS = 1
 BASELINE = "one process, torch"
 ARMS: Mapping[str, tuple[str, ...]] = {
     BASELINE: (),
     "two processes, torch": ("--nproc", "2"),
-    "one process, ZeRO-0": ("deepspeed.zero=0",),
+    "one process, ZeRO-0": ("deepspeed.zero_stage=0",),
 }
 ARM_BY_OPTION = {"two": "two processes, torch", "zero": "one process, ZeRO-0"}
 MIN_SPEEDUP, MAX_SLOWDOWN = 1.6, 1.1
@@ -49,7 +52,7 @@ def run_arm(arm: tuple[str, ...], steps: int) -> RunSeconds:
     """Train for so many steps, and some before that are not counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mmrl", "train", str(CONFIG), f"model.scratch={json.dumps(MODEL)}", *arm]
+        command = [sys.executable, "-m", "mmrl", "train", str(CONFIG), f"model.from_scratch={json.dumps(MODEL)}", *arm]
         options = [f"stages.rl.steps={WARM_UP_STEPS + steps}", "--run-dir", f"{folder}/run"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)

@@ -39,6 +39,10 @@ class SceneObject(NamedTuple):
     name: str
     box: Box
 
+    def __repr__(self) -> str:
+        """Return the text that `assign_split` hashes. It is fixed here: another text would move scenes between splits."""
+        return f"Thing(name={self.name!r}, box={self.box!r})"
+
 
 def choose_with_replacement(rng: np.random.Generator, options: Sequence[_OptionT], count: int) -> list[_OptionT]:
     """Options, each equally often; one may come again. For a few, numpy takes longer to make an array than to draw."""

@@ -23,9 +23,9 @@ def _make_layout(name: str, kind: str, columns: Mapping[str, str | Sequence[str]
 
 
 def _make_vqa_layout(
-    name: str, kind: str, columns: Mapping[str, str | Sequence[str]], *groups: str, **more: Any
+    name: str, kind: str, columns: Mapping[str, str | Sequence[str]], *subset_columns: str, **more: Any
 ) -> TableLayout:
-    return _make_layout(name, kind, columns, groups=groups, **more)
+    return _make_layout(name, kind, columns, subset_columns=subset_columns, **more)
 
 
 _MMMU_ANSWER_TYPE: Final = "{{ 'choice' if question_type == 'multiple-choice' else 'text' }}"
@@ -43,54 +43,54 @@ _CANONICAL_LAYOUT: Final = _make_layout(
     },
 )
 _CLICK_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"kind": "point", "answer": "bbox", "frame": CoordinateSystem.PX_ORIGINAL}
+    {"open_answer_type": "point", "answer_column": "bbox", "coordinate_system": CoordinateSystem.PX_ORIGINAL}
 )
 _PIXEL_BOX_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"kind": "box", "answer": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "frame": CoordinateSystem.PX_ORIGINAL}
+    {"open_answer_type": "box", "answer_column": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "coordinate_system": CoordinateSystem.PX_ORIGINAL}
 )
 _VLMEVALKIT_OPTIONS: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         **dict.fromkeys(
             ("mathvista", "mathverse", "ocrbench", "textvqa", "docvqa"),
-            ({"kind": "text"},),
+            ({"open_answer_type": "text"},),
         ),
-        **dict.fromkeys(("mmmu", "emma"), ({"kind": "text", "named": "some"},)),
-        "mathvision": ({"kind": "text", "named": "parts"},),
-        "mmmu_pro": ({"kind": "choice", "named": "some"},),
-        "canonical": ({"kind": "choice"},),
-        "counting": ({"kind": "count"},),
+        **dict.fromkeys(("mmmu", "emma"), ({"open_answer_type": "text", "image_numbering": "some"},)),
+        "mathvision": ({"open_answer_type": "text", "image_numbering": "parts"},),
+        "mmmu_pro": ({"open_answer_type": "choice", "image_numbering": "some"},),
+        "canonical": ({"open_answer_type": "choice"},),
+        "counting": ({"open_answer_type": "count"},),
         "refcoco": (
             {
                 **_PIXEL_BOX_OPTIONS,
                 "name": "VLMEvalKit's RefCOCO with corners in pixels",
-                "marks": ("index", "width", "height"),
+                "signature_columns": ("index", "width", "height"),
             },
-            {"kind": "box", "name": "VLMEvalKit's RefCOCO", "asks_frame": True, "marks": ("index", "category")},
+            {"open_answer_type": "box", "name": "VLMEvalKit's RefCOCO", "needs_coordinate_system": True, "signature_columns": ("index", "category")},
         ),
         "screenspot": (
-            {**_CLICK_OPTIONS, "name": "VLMEvalKit's ScreenSpot-Pro", "marks": ("ui_type", "application")},
+            {**_CLICK_OPTIONS, "name": "VLMEvalKit's ScreenSpot-Pro", "signature_columns": ("ui_type", "application")},
             {
                 **_CLICK_OPTIONS,
                 "name": "VLMEvalKit's ScreenSpot",
-                "marks": ("data_type", "data_source"),
-                "corners": "xywh",
+                "signature_columns": ("data_type", "data_source"),
+                "box_format": "xywh",
             },
         ),
     }
 )
 _SCREENSPOT_PRO_SUBSETS: Final = ("ui_type", "group", "platform", "application")
 _IF_FILMED: Final = "{% if task_progress_metadata %}"  # what was done before was filmed
-_PIXEL_COORDINATES: Final = MappingProxyType({"frame": str(CoordinateSystem.PX_ORIGINAL)})
+_PIXEL_COORDINATES: Final = MappingProxyType({"coordinate_system": str(CoordinateSystem.PX_ORIGINAL)})
 
 
-def _mmmu_layout(name: str, kind: str, *groups: str) -> TableLayout:
+def _mmmu_layout(name: str, kind: str, *subset_columns: str) -> TableLayout:
     columns = {"id": "id", "question": "question", "options": "options", "images": _IMAGE_COLUMNS, "answer": "answer"}
-    return _make_vqa_layout(name, kind, columns, *groups, named="some")
+    return _make_vqa_layout(name, kind, columns, *subset_columns, image_numbering="some")
 
 
 def _mathvision_layout(name: str, picture: str) -> TableLayout:
     columns = {"id": "id", "question": "question", "options": "options", "images": picture, "answer": "answer"}
-    return _make_vqa_layout(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", named="parts")
+    return _make_vqa_layout(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", image_numbering="parts")
 
 
 # Reasoning over pictures.
@@ -115,7 +115,7 @@ _REASONING_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTyp
                 "{{ 'choice' if question_type == 'multi-choice' else 'text' }}",
                 {"id": "sample_index", "question": "query_wo", "images": "image", "answer": "answer"},
                 *("problem_version", "question_type", "metadata.subject", "metadata.subfield"),
-                lists=True,
+                question_lists_options=True,
             ),
         ),
         "mathvision": (
@@ -133,7 +133,7 @@ _REASONING_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTyp
                     "question": "{% if id %}Answer the question in the picture.{% endif %}",
                 },
                 "subject",
-                lists=True,
+                question_lists_options=True,
             ),
         ),
         "emma": (
@@ -145,7 +145,7 @@ _REASONING_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTyp
                     "question": "{% if context %}{{ context }}\n{% endif %}{{ question }}",
                 },
                 *("subject", "task", "category", "source"),
-                named="some",
+                image_numbering="some",
             ),
         ),
         "geometry3k": (
@@ -160,7 +160,7 @@ _REASONING_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTyp
 def _screenspot_pro_layout(name: str, picture: str, signature_column: str) -> TableLayout:
     columns = {"?id": "id", "images": picture, "question": "instruction", "answer": "bbox"}
     return _make_vqa_layout(
-        name, "point", columns, *_SCREENSPOT_PRO_SUBSETS, marks=(signature_column,), **_PIXEL_COORDINATES
+        name, "point", columns, *_SCREENSPOT_PRO_SUBSETS, signature_columns=(signature_column,), **_PIXEL_COORDINATES
     )
 
 
@@ -179,8 +179,8 @@ _PERCEPTION_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTy
                 "lmms-lab's",
                 "box",
                 {"id": "question_id", **_REFCOCO_COLUMNS},
-                corners="xywh",
-                each="answer",
+                box_format="xywh",
+                explode_column="answer",
                 **_PIXEL_COORDINATES,
             ),
             _make_vqa_layout(
@@ -188,7 +188,7 @@ _PERCEPTION_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTy
                 "box",
                 {"id": "ref_id", "images": "image_path", "question": "Where is {{ captions }}?", "answer": "bbox"},
                 "split",
-                each="captions",
+                explode_column="captions",
                 **_PIXEL_COORDINATES,
             ),
         ),
@@ -200,7 +200,7 @@ _PERCEPTION_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTy
                 "point",
                 {"images": "img_filename", "question": "instruction", "answer": "bbox"},
                 *("data_type", "data_source"),
-                corners="xywh",
+                box_format="xywh",
                 **_PIXEL_COORDINATES,
             ),
             _make_vqa_layout(
@@ -208,7 +208,7 @@ _PERCEPTION_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyTy
                 "point",
                 {"images": "image", "question": "instruction", "answer": "bbox"},
                 *("data_type", "data_source"),
-                frame=str(CoordinateSystem.NORM_1),
+                coordinate_system=str(CoordinateSystem.NORM_1),
             ),
         ),
         "ocrbench": (
@@ -286,7 +286,7 @@ _VIDEO_LAYOUTS: Final[Mapping[str, tuple[RowLayout, ...]]] = MappingProxyType(
                 "MVBench of Hugging Face",
                 "choice",
                 {**_MVBENCH_COLUMNS, "videos": "video"},
-                folders=_MVBENCH_FOLDERS,
+                video_folders=_MVBENCH_FOLDERS,
                 fps=_TVQA_FPS,
             ),
         ),

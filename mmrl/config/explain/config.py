@@ -182,7 +182,7 @@ def _explain_replay(options: ReplayConfig, size: int) -> str:
         else "of any age"
     )
     again = "each at most once a step" if options.without_replacement else "with replacement"
-    old = "as recorded when they were sampled" if options.old_logprobs == "kept" else "computed by the learner"
+    old = "as recorded when they were sampled" if options.old_logprobs == "recorded" else "computed by the learner"
     lines = [
         f"{fill}, from the last {capacity:,} rollouts with A_i ≠ 0, {aged}",
         f"drawn with {law}, {again}",

@@ -69,7 +69,7 @@ def explain_benchmarks(config: Config, stage: SftStage | RlStage) -> list[tuple[
 
 
 def _benchmark_metrics(benchmark: BenchmarkConfig, config: Config) -> str:
-    accuracy = f"bench/{benchmark.name}/accuracy"
+    accuracy = f"benchmark/{benchmark.name}/accuracy"
     if benchmark.responses_per_question == 1:
         return accuracy
     temperature = config.evaluation.benchmark_temperature(benchmark)

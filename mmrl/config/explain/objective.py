@@ -54,7 +54,7 @@ def explain_objective(stage: RlStage) -> str:
     ]
     if loss.sft_loss.coef:
         second = "what it wrote after a trigger in responses that then ended right"
-        text = second if loss.sft_loss.on == "after_trigger" else "every token of responses with A > 0"
+        text = second if loss.sft_loss.on == "after_rethink" else "every token of responses with A > 0"
         lines.append(f"NLL = mean of -log π(y_t) over {text}{_schedule_text(loss.sft_loss)}")
     if loss.entropy.coef:
         lines.append(f"H = entropy of the next token, summed like the rest of L{_schedule_text(loss.entropy)}")
@@ -92,10 +92,12 @@ def _extra_loss_terms(loss: LossConfig) -> str:
 def _importance_ratio_formula(stage: RlStage) -> str:
     loss = stage.loss
     old = (
-        "as recorded while sampling" if loss.old_logprobs == "sampler" else "computed by the learner as the step begins"
+        "as recorded while sampling"
+        if loss.old_logprobs == "recorded"
+        else "computed by the learner as the step begins"
     )
     uncorrected = stage.async_rollouts and loss.rollout_correction.method == "none"
-    if uncorrected and loss.old_logprobs == "learner":
+    if uncorrected and loss.old_logprobs == "recomputed":
         old += ", of rollouts that are a version old as recorded while sampling"
     if loss.importance_ratio_level == "token":
         ratio = "r_t = π(y_t) / π_old(y_t)"
@@ -128,7 +130,7 @@ def _rollout_correction_formula(loss: LossConfig) -> list[str]:
     ratio = "π_old(y_t) / π_sampler(y_t)"
     ratio = ratio if options.level == "token" else f"product over the response of {ratio}"
     bound = f"at most {options.high:g}"
-    bound = bound if options.method == "truncate" else f"0 where it is outside [{options.low:g}, {options.high:g}]"
+    bound = bound if options.method == "tis" else f"0 where it is outside [{options.low:g}, {options.high:g}]"
     return [f"w_t = {ratio}, {bound}"]
 
 

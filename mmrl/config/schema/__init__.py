@@ -172,7 +172,7 @@ class BestCheckpointConfig(StrictModel):
     """Which checkpoint is the best."""
 
     metric: str
-    """A name in metrics.jsonl, such as `validation/mean` or `bench/mathvista/accuracy`. A checkpoint is judged by the
+    """A name in metrics.jsonl, such as `validation/mean` or `benchmark/mathvista/accuracy`. A checkpoint is judged by the
     last value before it: let `checkpoints.every` be a multiple of that metric's `every`."""
     mode: Literal["max", "min"] = "max"
     """Whether more is better, or less."""
@@ -204,8 +204,13 @@ class RunConfig(StrictModel):
     """Every random choice derives from it."""
     cpu_threads: NonNegativeInt = 0
     """CPU threads; 0 takes one per core."""
-    keep_rollouts_every: PositiveInt = 10
-    """Steps between the rollouts kept for reading."""
+
+
+class LoggingConfig(StrictModel):
+    """What a run writes down for people to read."""
+
+    save_rollouts_every: PositiveInt = 10
+    """Steps between two steps whose rollouts are written to `rollouts/`; the first step's always are."""
 
 
 Stages: TypeAlias = tuple[SftStage | RlStage | SampleStage | SelectStage, ...]
@@ -239,6 +244,8 @@ class Config(StrictModel):
     """How several processes of one run wait for each other."""
     deepspeed: DeepspeedConfig | None = None
     """DeepSpeed's ZeRO in place of plain torch."""
+    logging: LoggingConfig = LoggingConfig()
+    """What is written down for people to read."""
 
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
@@ -260,7 +267,7 @@ class Config(StrictModel):
         if not trainings:
             raise ValueError("no stage trains; a run needs one of kind sft or rl")
         sharing = [stage.name for stage in trainings if stage.shared_prefix == "on"]
-        if sharing and "model" in info.data and info.data["model"].attention == "eager":
+        if sharing and "model" in info.data and info.data["model"].attn_implementation == "eager":
             raise ValueError(f"stage {sharing[0]!r} has `shared_prefix: on`, which eager `model.attention` cannot do")
         looking = [stage.name for stage in trainings if stage.validation]
         if looking and "data" in info.data and not info.data["data"].validation:
@@ -303,7 +310,7 @@ class Config(StrictModel):
     @field_validator("stages")
     @classmethod
     def _check_component_lrs(cls, stages: Stages, info: ValidationInfo) -> Stages:
-        trained = info.data["model"].trained if "model" in info.data else COMPONENTS
+        trained = info.data["model"].trainable_components if "model" in info.data else COMPONENTS
         for stage in (stage for stage in stages if isinstance(stage, SftStage | RlStage)):
             if idle := sorted(stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys() - set(trained)):
                 raise ValueError(
@@ -315,11 +322,13 @@ class Config(StrictModel):
     @classmethod
     def _check_best_metric(cls, checkpoints: CheckpointsConfig, info: ValidationInfo) -> CheckpointsConfig:
         kind, _, rest = (checkpoints.best.metric if checkpoints.best else "").partition("/")
-        if kind == "bench" and "evaluation" in info.data:
+        if kind == "benchmark" and "evaluation" in info.data:
             names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
             if rest.partition("/")[0] not in names:
                 listed = ", ".join(names) or "none"
-                raise ValueError(f"best.metric 'bench/{rest}' is of no benchmark in evaluation.benchmarks ({listed})")
+                raise ValueError(
+                    f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks ({listed})"
+                )
         return checkpoints
 
     @field_validator("deepspeed")

@@ -85,7 +85,7 @@ class DataConfig(StrictModel):
     """Sources of the before/after table; looked at for nothing else."""
     on_bad_sample: Literal["stop", "skip"] = "stop"
     """What an unreadable medium or unusable row does: end the run, or be left out, counted and listed."""
-    on_too_long: Literal["reject_at_load", "drop"] = "reject_at_load"
+    on_too_long: Literal["stop", "skip"] = "stop"
     """What a prompt beyond `model.max_prompt_tokens` does: end the run before it begins, or be left out, counted and
     listed. Nothing is ever cut."""
     media_roots: tuple[str, ...] = (".",)

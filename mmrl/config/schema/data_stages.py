@@ -43,7 +43,7 @@ class SampleStage(StrictModel):
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """What is done with a prompt: generate, and perhaps second looks that take their drafts' place."""
 
-    @field_validator("program")
+    @field_validator("rollout_steps")
     @classmethod
     def _check_plain_responses(cls, program: RolloutStepConfigs) -> RolloutStepConfigs:
         """What is written is a text for each rollout, without who wrote which part of it."""
@@ -83,7 +83,7 @@ class SelectStage(StrictModel):
     """Selects this kind of stage."""
     from_stage: Identifier
     """The earlier stage that found out: a `sample` stage, or an `rl` stage with `history`."""
-    metric: Literal["pass_rate", "attempts", "mean", "std", "limr"] = "pass_rate"
+    metric: Literal["pass_rate", "first_correct", "reward_mean", "reward_std", "limr"] = "pass_rate"
     """What a sample is judged by. Of a `sample` stage: the share of its rollouts that is right, or which of them was
     the first (one more than there are if none is). Of an `rl` stage, over the times it was drawn there: mean or
     standard deviation of its reward, or how closely that followed the mean of all samples (LIMR)."""
@@ -103,7 +103,7 @@ class SelectStage(StrictModel):
     @property
     def reads_rollouts(self) -> bool:
         """Whether it goes by rollouts, rather than by the history of training."""
-        return self.metric in ("pass_rate", "attempts")
+        return self.metric in ("pass_rate", "first_correct")
 
     @model_validator(mode="after")
     def _check_options(self) -> SelectStage:

@@ -29,7 +29,7 @@ class EvalGenerationConfig(StrictModel):
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
     """What is done with a prompt, as in training; no step may look at whether a response is right."""
 
-    @field_validator("program")
+    @field_validator("rollout_steps")
     @classmethod
     def _check_ignores_correctness(cls, program: RolloutStepConfigs) -> RolloutStepConfigs:
         check_plain_generation(program, "evaluation", "is of one response")

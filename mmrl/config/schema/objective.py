@@ -73,7 +73,7 @@ class KlConfig(LossCoefficientConfig):
 class SftLossConfig(LossCoefficientConfig):
     """Imitation of the policy's own good responses."""
 
-    on: Literal["after_trigger", "response"] = "after_trigger"
+    on: Literal["after_rethink", "response"] = "after_rethink"
     """What of them: what the policy wrote after a forced trigger where that ended right, by the step's own verdict
     (VL-Rethinker), or all it wrote where the advantage is positive."""
 
@@ -81,7 +81,7 @@ class SftLossConfig(LossCoefficientConfig):
 class RolloutCorrectionConfig(StrictModel):
     """Importance weight w = policy at the step's start / sampler, where the two compute different probabilities."""
 
-    method: Literal["none", "truncate", "mask"] = "none"
+    method: Literal["none", "tis", "mask"] = "none"
     """w at most `high` (truncated importance sampling); or 0 outside [low, high] (IcePop)."""
     level: Literal["token", "sequence"] = "token"
     """w of each token, or the product over the whole response."""
@@ -120,7 +120,7 @@ class LossConfig(StrictModel):
     """What `fixed` divides by; `sampling.max_new_tokens` when left out. 1 sums over tokens."""
     mask_truncated: bool = False
     """Leave out responses that hit max_new_tokens, here and in what is divided by; they stay in the baseline (DAPO)."""
-    old_logprobs: Literal["sampler", "learner"] = "sampler"
+    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Whose probabilities stand below the ratio: those recorded in sampling, or the learner's at the step's start."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Importance weights for a sampler that computes other probabilities than the learner; needs `old: learner`."""
@@ -133,7 +133,7 @@ class LossConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_options(self) -> LossConfig:
-        if self.rollout_correction.method != "none" and self.old_logprobs == "sampler":
+        if self.rollout_correction.method != "none" and self.old_logprobs == "recorded":
             raise ValueError(
                 f"correction {self.rollout_correction.method!r} needs `old: learner`: with `old: sampler` the ratio is already "
                 "between learner and sampler"

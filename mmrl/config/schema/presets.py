@@ -17,7 +17,7 @@ AlgorithmName = Literal[
     "gspo",
     "cispo",
     "rloo",
-    "reinforce_pp",
+    "reinforce_plus_plus_baseline",
     "stable_reinforce",
     "gdpo",
 ]
@@ -31,29 +31,34 @@ ALGORITHM_PRESETS: Mapping[AlgorithmName, Mapping[str, PresetSettings]] = {
     # DeepSeekMath, arXiv:2402.03300, aggregated over tokens as in TRL and verl today: the schema's own defaults.
     "grpo": {},
     # The same with the mean over responses of their token means, as published (eq. 3), which favours short ones.
-    "grpo_published": {"loss": {"aggregate": "sequence"}},
+    "grpo_published": {"loss": {"aggregation": "sequence"}},
     # arXiv:2503.20783: without the two biases, of length and of difficulty.
-    "dr_grpo": {"advantage": {"scale": "none"}, "loss": {"aggregate": "fixed"}},
+    "dr_grpo": {"advantage": {"scale": "none"}, "loss": {"aggregation": "fixed"}},
     # arXiv:2503.14476, eq. 8, 3.1, 3.4. Its soft punishment of length is a reward; resampling belongs to the batch.
-    "dapo": {"loss": {"clip_high": 0.28, "aggregate": "token", "mask_truncated": True}},
+    "dapo": {"loss": {"clip_high": 0.28, "aggregation": "token", "mask_truncated": True}},
     # arXiv:2507.18071, eq. 5 and 5.1.
-    "gspo": {"loss": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence"}},
+    "gspo": {
+        "loss": {"importance_ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence"}
+    },
     # MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; the bound of 5 is ScaleRL's, arXiv:2510.13786.
-    "cispo": {"loss": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregate": "token"}},
+    "cispo": {"loss": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token"}},
     # arXiv:2402.14740: REINFORCE on whole responses, hence sums over tokens.
     "rloo": {
         "advantage": {"baseline": "leave_one_out", "scale": "none"},
-        "loss": {"aggregate": "fixed", "fixed_length": 1, "old": "learner"},
+        "loss": {"aggregation": "fixed", "fixed_length": 1, "old_logprobs": "recomputed"},
     },
     # arXiv:2501.03262, REINFORCE++-baseline: group mean, then the whole batch's deviation; k2 for the penalty.
-    "reinforce_pp": {"advantage": {"scale": "none", "whiten": True}, "loss": {"kl": {"estimator": "k2"}}},
+    "reinforce_plus_plus_baseline": {
+        "advantage": {"scale": "none", "batch_normalize": True},
+        "loss": {"kl": {"estimator": "k2"}},
+    },
     # R1-Reward, arXiv:2505.02835: pre-clip with 1e-3 and 1e3, advantage filter at 3 standard deviations.
     "stable_reinforce": {
-        "advantage": {"baseline": "none", "scale": "none", "whiten": True, "z_filter": 3.0},
-        "loss": {"log_ratio_clamp": log(1e3)},
+        "advantage": {"baseline": "none", "scale": "none", "batch_normalize": True, "outlier_std": 3.0},
+        "loss": {"log_ratio_clip": log(1e3)},
     },
     # arXiv:2601.05242: every reward normalised in its group, the sum over the batch.
-    "gdpo": {"advantage": {"combine": "per_term", "whiten": True}},
+    "gdpo": {"advantage": {"combine": "per_term", "batch_normalize": True}},
 }
 
 RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
@@ -62,20 +67,20 @@ RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
     # VL-Rethinker, arXiv:2504.08837, as its code has it. Departures: only the answer is cut off; wrong drafts take part
     # in groups with more than 0.7 right too; responses that say "wait" five times are not sorted out.
     "paper": {
-        "room": 1024,
+        "min_free_tokens": 1024,
         "fraction": 0.65,
-        "cut_fraction": 0.5,
+        "cut_answer_fraction": 0.5,
         "triggers": [
             {"text": "\n\nWait", "weight": 0.2},
             {"text": "\n\nWait, does it seem right?", "weight": 0.3},
-            {"text": "\n\nWait, let's double check", "weight": 0.5, "verdict": "right"},
-            {"text": "\n\nWait, there might be a mistake", "weight": 0.5, "verdict": "wrong"},
+            {"text": "\n\nWait, let's double check", "weight": 0.5, "only": "correct"},
+            {"text": "\n\nWait, there might be a mistake", "weight": 0.5, "only": "incorrect"},
         ],
         "temperature": 0.9,
         "min_new_tokens": 31,
         "max_new_tokens": 1023,
         "keep": "correct",
-        "kept_per_group": 2,
+        "max_kept_per_group": 2,
     },
 }
 

@@ -17,10 +17,16 @@ REPLAY_PRESETS: Mapping[ReplayPreset, PresetSettings] = {
     "default": {},
     # VL-Rethinker, arXiv:2504.08837 v1, 3.2: what had an advantage stays for the whole episode, here the stage, and
     # fills up the step by |A|^alpha. The paper sets no bound; this one is the memory of a machine.
-    "paper": {"capacity": 65536, "max_age": None, "unique": False},
+    "paper": {"capacity": 65536, "max_staleness": None, "without_replacement": False},
     # Its repository where replay runs (commit 4afedcd): half a step, drawn by |A| with replacement from the fresh
     # rollouts, filled up from a memory of that size. Its extra positives have weight 0 there: they are never drawn.
-    "code": {"capacity": None, "max_age": None, "unique": False, "resample": True, "share": 0.5},
+    "code": {
+        "capacity": None,
+        "max_staleness": None,
+        "without_replacement": False,
+        "resample_fresh": True,
+        "target_fraction": 0.5,
+    },
 }
 
 
@@ -49,7 +55,7 @@ class ReplayConfig(StrictModel):
     """Learn no rollout twice in a step; otherwise all are drawn with replacement, the step's own among them."""
     resample_fresh: bool = False
     """Draw the step's own rollouts in the same way too, rather than learn each once; needs `unique: false`."""
-    old_logprobs: Literal["kept", "recomputed"] = "kept"
+    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Whose probabilities stand below the ratio of a replayed rollout: those recorded when it was sampled, clipped; or
     the learner's at the step's start."""
 

@@ -142,7 +142,7 @@ class RewardTermConfig(BaseRewardConfig):
     """Seconds a call may take; the term then runs in worker processes even where `rewards.workers` is 0."""
 
 
-RewardFailurePolicy = Literal["stop", "skip_rollout", "skip_group", "fallback"]
+RewardFailurePolicy = Literal["stop", "skip", "skip_group", "fallback"]
 
 
 class ScoringConfig(StrictModel):
@@ -156,7 +156,7 @@ class ScoringConfig(StrictModel):
     declare a deadline, as they may hang, have a process of their own even so."""
     timeout_s: Annotated[float, Field(gt=0.0)] = 10.0
     """Seconds a call in a worker may take, unless the term or the reward says otherwise; then the worker is killed."""
-    on_unscorable: RewardFailurePolicy = "skip_rollout"
+    on_unscorable: RewardFailurePolicy = "skip"
     """When a reward cannot judge a response, is killed at its deadline or dies: end the run, leave the rollout or its
     whole group out of the step, or take the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
     and in evaluation nothing is left out."""

@@ -43,7 +43,7 @@ class RethinkTriggerConfig(StrictModel):
     """The words, with the blank that parts them from the draft."""
     weight: PositiveFloat = 1.0
     """How often they are taken, relative to other triggers."""
-    only: Literal["any", "right", "wrong"] = "any"
+    only: Literal["any", "correct", "incorrect"] = "any"
     """Drafts they are for. Words for right or for wrong drafts alone tell the model what its draft was worth."""
 
 
@@ -53,7 +53,7 @@ class RethinkConfig(StrictModel):
     Who takes part does not depend on whether a draft is right, unless this says so; `mmrl explain` names what does.
     """
 
-    kind: Literal["continue_with"]
+    kind: Literal["rethink"]
     """Selects this kind of step."""
     name: Identifier = "rethink"
     """Its name in metrics."""
@@ -65,7 +65,7 @@ class RethinkConfig(StrictModel):
     `threshold`."""
     threshold: float = 1.0
     """What they must reach."""
-    only: Literal["any", "right", "wrong"] = "any"
+    only: Literal["any", "correct", "incorrect"] = "any"
     """Drafts that take part."""
     accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
     """Groups that take part: their share of right drafts, both ends included."""
@@ -101,10 +101,10 @@ class RethinkConfig(StrictModel):
             raise ValueError(f"band [{self.accuracy_range[0]:g}, {self.accuracy_range[1]:g}] is empty")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
-        for verdict in ("right", "wrong") if self.only == "any" else (self.only,):
+        for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
                 raise ValueError(f"no trigger is for {verdict} drafts; add one, or set `which`")
-        if self.keep == "improved" and self.only == "right":
+        if self.keep == "improved" and self.only == "correct":
             raise ValueError("keep improved drops every attempt where `which` is right")
         return self
 

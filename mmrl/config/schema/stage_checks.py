@@ -25,13 +25,13 @@ def check_stage_dependencies(stages: Sequence[AnyStage], sections: Mapping[str, 
             isinstance(stage, SampleStage)
             and stage.from_stage is None
             and "data" in sections
-            and sections["data"].stream
+            and sections["data"].streaming
         ):
             raise ValueError(f"stage {stage.name!r} asks every sample once, and `data.stream` has no end of them")
         if isinstance(stage, SftStage | RlStage):
             _check_data_order(stage, sections.get("data"))
-        if isinstance(stage, SftStage) and "answer" in sections:
-            _check_drop_thinking(stage, sections["answer"])
+        if isinstance(stage, SftStage) and "response_format" in sections:
+            _check_drop_thinking(stage, sections["response_format"])
         if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
             if sections["model"].lora is None:
                 raise ValueError(
@@ -70,7 +70,7 @@ def _check_from_stage(stage: AnyStage, before: Sequence[AnyStage], after: Sequen
 def _check_when_sources(stage: SftStage | RlStage, data: Any) -> None:  # noqa: ANN401
     """Shares of sources, and streams of them, are of all that they hold."""
     shares = isinstance(stage.data_order, MixtureOrderConfig) or any(origin.weight is not None for origin in data.train)
-    if shares or data.stream:
+    if shares or data.streaming:
         raise ValueError(
             f"stage {stage.name!r} has `when`, and {'sources have weights' if shares else 'data.stream is set'}: "
             "choose its sources by `order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
@@ -94,7 +94,7 @@ def _check_data_order(stage: SftStage | RlStage, data: Any) -> None:  # noqa: AN
                     f"stage {stage.name!r}: order.points has {len(weights)} weights at step {step}, and data.train "
                     f"{len(data.train)} sources"
                 )
-    elif data.stream and stage.from_stage is None and not isinstance(order, ShuffledOrderConfig):
+    elif data.streaming and stage.from_stage is None and not isinstance(order, ShuffledOrderConfig):
         raise ValueError(
             f"stage {stage.name!r}: order {order.kind!r} has to know all samples, which `data.stream` forbids"
         )
@@ -102,7 +102,7 @@ def _check_data_order(stage: SftStage | RlStage, data: Any) -> None:  # noqa: AN
         return
     if any(origin.weight is not None for origin in data.train):
         raise ValueError(f"stage {stage.name!r}: repeat_to does not go with the weights of data.train; take out one")
-    if data.stream:
+    if data.streaming:
         raise ValueError(f"stage {stage.name!r}: repeat_to has to know all samples, which `data.stream` forbids")
 
 

@@ -129,8 +129,6 @@ class TrainingStage(StrictModel):
     """The order in which samples come."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """A stage starts with a fresh optimizer."""
-    micro_batch: PositiveInt = 8
-    """Sequences (sft) or groups (rl) per forward pass, at most; the gradient does not depend on it."""
     micro_batch_tokens: PositiveInt = 16384
     """Tokens per forward pass, at most: a larger group is split, and its prompt repeated. A sequence that is longer
     alone goes alone. The gradient does not depend on it."""
@@ -161,6 +159,8 @@ class SftStage(TrainingStage):
     """Selects this kind of stage."""
     batch_size: PositiveInt = 32
     """Samples per optimizer step."""
+    micro_batch_sequences: PositiveInt = 8
+    """Demonstrations per forward pass, at most. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
     """Learn the annotator's label, the exact target, or the sample's whole response as it stands (one that a `select`
     stage kept, say)."""
@@ -207,6 +207,8 @@ class RlStage(TrainingStage):
     """Groups per optimizer step."""
     group_size: PositiveInt = 8
     """Rollouts per prompt."""
+    micro_batch_groups: PositiveInt = 8
+    """Groups per forward pass, at most. The gradient does not depend on it."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are drawn."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
@@ -274,7 +276,7 @@ class RlStage(TrainingStage):
                 f"{self.prompts_per_step}"
             )
         from_start = {
-            "loss.old: learner": self.loss.old_logprobs == "learner",
+            "loss.old_logprobs: recomputed": self.loss.old_logprobs == "recomputed",
             "loss.kl.place: reward": self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward",
             "replay.ratio: recomputed": self.replay is not None and self.replay.old_logprobs == "recomputed",
         }

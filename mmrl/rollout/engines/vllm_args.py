@@ -42,7 +42,7 @@ def build_engine_args(
         "max_num_seqs": options.max_num_seqs,
         "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
-        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.Prints",
+        "worker_extension_cls": "mmrl.rollout.engines.vllm_weight_transfer.FingerprintExtension",
         **MULTIMODAL_ARGS,
         **_LOGPROB_ARGS,
         **place,

@@ -54,8 +54,8 @@ class PartialRollouts:
             groups=tuple(complete),
             unfinished=tuple(waiting),
             metrics={
-                "rollout/pending_groups": float(len(waiting)),
-                "rollout/resumed": float(sum(len(of) > 1 for of in versions)),
+                "rollout/unfinished_groups": float(len(waiting)),
+                "rollout/resumed_rollouts": float(sum(len(of) > 1 for of in versions)),
             },
         )
 

@@ -107,7 +107,7 @@ class ForcedRethink:
             )
 
     def _may_continue(self, first_response: Rollout, correct: bool) -> bool:
-        wanted = self.options.only == "any" or correct == (self.options.only == "right")
+        wanted = self.options.only == "any" or correct == (self.options.only == "correct")
         short = self.max_first_response_tokens is None or first_response.num_tokens <= self.max_first_response_tokens
         return wanted and short and first_response.finish_reason is not FinishReason.LENGTH
 
@@ -116,7 +116,7 @@ class ForcedRethink:
         count = first_response.num_tokens - (first_response.finish_reason is FinishReason.EOS)
         if rng.random() < self.options.cut_answer_fraction:
             count = min(count, self._count_tokens_before_answer(first_response))
-        verdict = ("any", "right" if correct else "wrong")
+        verdict = ("any", "correct" if correct else "incorrect")
         fitting = [
             (ids, trigger.weight)
             for ids, trigger in zip(self.trigger_ids, self.options.triggers, strict=True)
@@ -153,7 +153,7 @@ class ForcedRethink:
         return (*group, *(replace(look.rollout, index=free + extra) for extra, look in enumerate(kept)))
 
     def _count_outcomes(self, continuations: Sequence[Continuation], num_kept: int) -> dict[str, float]:
-        words = {True: "right", False: "wrong"}
+        words = {True: "correct", False: "incorrect"}
         name = self.options.name
         counts = Counter({f"{name}/{a}_to_{b}": 0.0 for a in words.values() for b in words.values()})
         counts.update(f"{name}/{words[look.attempt.was_correct]}_to_{words[look.correct]}" for look in continuations)
