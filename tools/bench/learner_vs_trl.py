@@ -283,17 +283,17 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     prompt = world.processor.build(world.samples.train[0])
     assert len(prompt.token_ids) == workload.prompt_tokens
     plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
-    endless = replace(plain, banned=(*world.banned_token_ids, world.eos_token_id))
+    endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.eos_token_id))
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner knows no banned tokens, so ours is told of none.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]
 
 
-def truncate(rollout: Rollout, length: int, law: SamplingParams) -> Rollout:
+def truncate(rollout: Rollout, length: int, sampling_params: SamplingParams) -> Rollout:
     (segment,) = rollout.segments
-    segment = replace(segment, ids=segment.token_ids[:length], logps=segment.logprobs[:length])
-    return replace(rollout, segments=(segment,), law=law)
+    segment = replace(segment, token_ids=segment.token_ids[:length], logprobs=segment.logprobs[:length])
+    return replace(rollout, segments=(segment,), sampling_params=sampling_params)
 
 
 def loss_and_gradients(learner: LearnerUnderTest) -> tuple[float, dict[str, np.ndarray]]:

@@ -50,7 +50,7 @@ def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]
     for i in range(count):
         photograph = whole[i % 2]
         box = (3 * i % 90, 2 * i % 60, photograph.width - 5 * i % 80, photograph.height - 7 * i % 50)
-        yield ImageOps.resize_image(photograph.crop(box), size, Image.Resampling.BICUBIC)
+        yield ImageOps.fit(photograph.crop(box), size, Image.Resampling.BICUBIC)
 
 
 def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:

@@ -160,7 +160,7 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
 def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
     """A question about a cut of its own."""
     path = folder / f"{index}.png"
-    ImageOps.resize_image(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
+    ImageOps.fit(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
     ref = ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     target = Target(answer_type=AnswerType.NUMBER, value=1)
     return Sample(id=f"flowers-{index}", task="count", parts=(ref, QUESTION), target=target)
