@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -95,6 +95,7 @@ __all__ = [
     "BenchmarkConfig",
     "BestCheckpointConfig",
     "BlindProbeConfig",
+    "CallbackConfig",
     "CheckpointsConfig",
     "Component",
     "ComponentLrConfig",
@@ -213,6 +214,16 @@ class LoggingConfig(StrictModel):
     """Steps between two steps whose rollouts are written to `rollouts/`; the first step's always are."""
 
 
+class CallbackConfig(StrictModel):
+    """Your own code that runs after each training step: see docs/extending/callback.md."""
+
+    fn: str
+    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
+    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
 Stages: TypeAlias = tuple[SftStage | RlStage | SampleStage | SelectStage, ...]
 
 
@@ -246,6 +257,8 @@ class Config(StrictModel):
     """DeepSpeed's ZeRO in place of plain torch."""
     logging: LoggingConfig = LoggingConfig()
     """What is written down for people to read."""
+    callbacks: tuple[CallbackConfig, ...] = ()
+    """Your own code that runs after each training step, in this order, before checkpoints are saved."""
 
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
