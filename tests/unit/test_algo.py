@@ -9,10 +9,19 @@ import sys
 import pytest
 import torch
 
-from mmrl.algo.importance import importance_ratios, mask_weights, suffix_sums, truncate_weights
-from mmrl.algo.kl import estimate_kl, k1, k2, k3
-from mmrl.algo.loss import cispo, clipped_surrogate
-from mmrl.algo.loss_aggregation import aggregation_weights
+from mmrl.algo.losses import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    estimate_kl,
+    importance_ratios,
+    k1,
+    k2,
+    k3,
+    mask_weights,
+    suffix_sums,
+    truncate_weights,
+)
 from mmrl.algo.schedule import coefficient, learning_rate
 from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import LossCoefficientConfig
@@ -269,6 +278,6 @@ def test_seeds_spread_over_the_range():
 
 
 def test_seeds_are_equal_in_another_process():
-    code = "from mmrl.algo.seeds import derive; print(derive(5, 'x'))"
+    code = "from mmrl.algo.seeds import derive_seed; print(derive_seed(5, 'x'))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == derive_seed(5, "x")
