@@ -15,7 +15,7 @@ from mmrl.types import TrainingState
 class PhaseSpan(NamedTuple):
     """The data positions that one phase covers."""
 
-    index: int
+    phase_index: int
     """Index of the phase in `data_order.phases`, from 0."""
     start: int
     """First data position of the phase."""

@@ -18,7 +18,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
     rewards: dict[str, list[float]] = {}
     failures: Counter[str] = Counter()
     num_dropped = 0
-    rollouts = []
+    rollouts: list[Rollout] = []
     for group in groups:
         rollouts += group.all_rollouts
         num_dropped += len(group.dropped)
