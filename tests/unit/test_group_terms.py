@@ -22,7 +22,7 @@ from mmrl.algo.group_rewards import (
     majority_vote,
     shortest_correct,
 )
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.load import load_config
 from mmrl.config.schema import GroupRewardConfig
 from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
