@@ -64,6 +64,7 @@ from mmrl.config.schema.rollout_steps import (
 )
 from mmrl.config.schema.root import (
     BestCheckpointConfig,
+    CallbackConfig,
     CheckpointsConfig,
     Config,
     LoggingConfig,
@@ -88,6 +89,7 @@ __all__ = [
     "BenchmarkConfig",
     "BestCheckpointConfig",
     "BlindProbeConfig",
+    "CallbackConfig",
     "CheckpointsConfig",
     "Component",
     "ComponentLrConfig",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -66,6 +66,16 @@ class LoggingConfig(StrictModel):
     """Steps from one step whose rollouts are written to `rollouts/` to the next; those of the first step always are."""
 
 
+class CallbackConfig(StrictModel):
+    """A function of yours whose result is called after each training step; see docs/extending/callback.md."""
+
+    fn: str
+    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
+    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
 class Config(StrictModel):
     """A whole experiment."""
 
@@ -96,6 +106,8 @@ class Config(StrictModel):
     """DeepSpeed's ZeRO in place of plain torch."""
     logging: LoggingConfig = LoggingConfig()
     """What is written for people to read."""
+    callbacks: tuple[CallbackConfig, ...] = ()
+    """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
 
     @property
     def training_stages(self) -> tuple[SftStage | RlStage, ...]:
