@@ -39,7 +39,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
         done = mmrl("train", config, strike=moment)
         assert done.code == 128 + signal.SIGINT
-        assert f"Saved. Go on with: mmrl train {config}" in done.output
+        assert f"Saved. Continue with: mmrl train {config}" in done.output
         assert not done.errors
 
     return shared(tmp_path_factory, "stopped", run)
