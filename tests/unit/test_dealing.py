@@ -157,10 +157,6 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
     assert [len(digests(own)) for own in crowded] == [2, 2]
 
 
-def _known_media(micro_batch):
-    return micro_batch.any_rank_has_images, micro_batch.any_rank_has_videos
-
-
 def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     image, _, text, video, _ = groups
     homes = MediaPlacement()
@@ -174,9 +170,11 @@ def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     assert len(of_ranks[0]) == len(of_ranks[1]) == 2
     for here, there in zip(*of_ranks, strict=True):
         kinds = {type(ref) for each in (here, there) for g in each.groups for ref in g[0].rollout.prompt.sample.media}
-        assert [_known_media(micro_batch) for micro_batch in (here, there)] == [
-            (ImageRef in kinds, VideoRef in kinds)
-        ] * 2
+        assert (
+            (here.any_rank_has_images, here.any_rank_has_videos)
+            == (there.any_rank_has_images, there.any_rank_has_videos)
+            == (ImageRef in kinds, VideoRef in kinds)
+        )
     assert () in [each.groups for own in of_ranks for each in own]  # three groups for two ranks
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from selection import select_all
 
-from mmrl.algo.select_experiences import Everything
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.training import rl, sft
@@ -147,7 +147,7 @@ def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda g
     ports = ("source", "prompt_builder", "rollout_pipeline", "sampler", "scorer", "learner")
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
-        selector=Everything(centred),
+        selector=select_all(centred),
         add_group_rewards=add_group_rewards,
         update_reference=run.update_reference,
         callbacks=callbacks_of(run, max_steps_without_signal=max_steps_without_signal),
