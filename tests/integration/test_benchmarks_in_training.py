@@ -98,7 +98,7 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
 
 
 def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
-    done = mmrl("train", again, strike=("mmrl.evaluation.session:append", 3 * 3 + 2, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     folder = again.parent / "run" / "bench" / "ten" / "01-000007"
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4

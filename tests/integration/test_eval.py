@@ -94,7 +94,7 @@ def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     asked = ("--bench", "counting", "--data", questions, "evaluation.batch_size=3", "samples=2")
     asked = (*asked, "evaluation.temperature=1")
     killed = mmrl(
-        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append", 3, "SIGKILL")
+        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
     )
     assert killed.code == -signal.SIGKILL
     assert not (tmp_path / "a" / "report.json").exists()
