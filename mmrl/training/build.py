@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.seeds import derive_seed
@@ -90,6 +90,7 @@ class RunContext:
 
     def __init__(self, config: Config, base_dir: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
+        self._base_dir = base_dir
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
@@ -145,6 +146,9 @@ class RunContext:
         )
 
     def _check_rewards(self) -> None:
+        for stage in self.config.stages:
+            if isinstance(stage, RlStage):
+                load_custom_advantage(stage.advantage, self._base_dir)
         check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
@@ -271,7 +275,12 @@ class RunContext:
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
         corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
-            compute_advantages=partial(compute_advantages, options=stage.advantage, weights=weights),
+            compute_advantages=partial(
+                compute_advantages,
+                options=stage.advantage,
+                weights=weights,
+                custom_advantage=load_custom_advantage(stage.advantage, self._base_dir),
+            ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,

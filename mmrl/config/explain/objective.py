@@ -22,7 +22,10 @@ def explain_advantage(stage: RlStage) -> str:
     within = f"over the {stage.group_size} rollouts of one prompt"
     over = within if options.baseline in ("group_mean", "leave_one_out") else "no baseline"
     over = "over all rollouts of the step" if options.baseline == "batch_mean" else over
-    if options.scale == "none":
+    if options.fn is not None:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.args.items())
+        lines = [f"A = {options.fn}({arguments}), of the total rewards and reward terms {within}"]
+    elif options.scale == "none":
         lines = [f"A_i = {centred}, {over}; nothing scales it"]
     else:
         over = within if options.scale == "group_std" and options.baseline == "none" else over

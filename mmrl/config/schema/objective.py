@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,24 @@ class AdvantageConfig(StrictModel):
     """Then set to 0 those further than this many standard deviations from the step's mean (StableReinforce)."""
     difficulty_weight: DifficultyWeightConfig | None = None
     """Then weigh groups by how unsure the policy is of them (Observe-R1)."""
+    fn: str | None = None
+    """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
+    gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of that function."""
+
+    @model_validator(mode="after")
+    def _check_fn(self) -> AdvantageConfig:
+        if self.fn is None and self.args:
+            raise ValueError("`args` are the options of `fn`; set `fn`, or take them out")
+        replaced = {"combine": "total", "baseline": "group_mean", "scale": "group_std"}
+        for name, default in replaced.items():
+            if self.fn is not None and getattr(self, name) != default:
+                raise ValueError(
+                    f"`fn` computes the advantages, so `{name}: {getattr(self, name)}` would have no effect; take it "
+                    "out, or an `algorithm` that sets it"
+                )
+        return self
 
 
 class LossCoefficientConfig(StrictModel):

@@ -257,7 +257,7 @@ class RlStage(TrainingStage):
     @model_validator(mode="after")
     def _check_group_size(self) -> RlStage:
         within = {self.advantage.baseline, self.advantage.scale} & {"group_mean", "leave_one_out", "group_std"}
-        if self.group_size < 2 and within:
+        if self.group_size < 2 and within and self.advantage.fn is None:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
                 "use 2 or more"
