@@ -1,8 +1,6 @@
 """An advantage function of your own: rank rollouts within their group, whatever the size of their rewards.
 
-    stages:
-      - kind: rl
-        advantage: {fn: ./advantage.py:rank_advantage, args: {tie_breaker: format}}
+In an `rl` stage: `advantage: {fn: ./advantage.py:rank_advantage, args: {tie_breaker: format}}`
 """
 
 from __future__ import annotations
