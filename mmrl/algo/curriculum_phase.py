@@ -15,7 +15,7 @@ from mmrl.types import TrainingState
 class PhaseSpan(NamedTuple):
     """The data positions that one phase covers."""
 
-    index: int
+    phase_index: int
     """Index of the phase in `data_order.phases`, from 0."""
     start: int
     """First data position of the phase."""
@@ -43,7 +43,7 @@ def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: S
         sample_means: mean reward of each sample that the step drew and scored.
         phases: phases of the stage's curriculum, at least one.
     """
-    index = find_phase(state.data_position, phases, state.phase_ends).index
+    index = find_phase(state.data_position, phases, state.phase_ends).phase_index
     if index != state.phase:
         # The phase ended by its number of samples; this step's rewards still belong to the phase before.
         state.phase, state.phase_rewards = index, []

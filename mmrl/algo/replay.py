@@ -46,7 +46,7 @@ class ReplaySettings:
         """Rollouts that the buffer holds."""
         return self.options.capacity or self.target_size
 
-    def derive_seed(self, purpose: str, step: int) -> int:
+    def draw_seed(self, purpose: str, step: int) -> int:
         """Return the seed of one draw of one step."""
         return derive_seed(*self.seed, "replay", purpose, step)
 
@@ -86,7 +86,7 @@ def replay_experiences(
         changed_media,
         count=_replay_count(len(own), settings),
         num_excluded=num_excluded,
-        seed=settings.derive_seed("memory", state.step),
+        seed=settings.draw_seed("memory", state.step),
         options=options,
     )
     replayed = [with_staleness(experience, state.version, options.old_logprobs) for experience in sampled]
@@ -184,7 +184,7 @@ def _resample(informative: Sequence[Experience], state: TrainingState, settings:
     """Sample the step's own rollouts by their weights, with replacement, instead of training on each once."""
     count = min(settings.target_size, len(informative))
     weights = log_weights(informative, settings.options)
-    indices = sample_indices(weights, count, settings.derive_seed("own", state.step), without_replacement=False)
+    indices = sample_indices(weights, count, settings.draw_seed("own", state.step), without_replacement=False)
     return [informative[index] for index in indices]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from mmrl.types import FinishReason, Group
+from mmrl.types import FinishReason, Group, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -18,7 +18,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
     rewards: dict[str, list[float]] = {}
     failures: Counter[str] = Counter()
     num_dropped = 0
-    rollouts = []
+    rollouts: list[Rollout] = []
     for group in groups:
         rollouts += group.all_rollouts
         num_dropped += len(group.dropped)

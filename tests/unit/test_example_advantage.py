@@ -17,7 +17,9 @@ RANK = "./advantage.py:rank_advantage"
 
 def scored_group(totals, form):
     prompt = make_prompt("s")
-    scores = [Score(terms={"format": RewardValue(value, "")}, total=total) for total, value in zip(totals, form, strict=True)]
+    scores = [
+        Score(terms={"format": RewardValue(value, "")}, total=total) for total, value in zip(totals, form, strict=True)
+    ]
     return Group(prompt=prompt, rollouts=tuple(rollout(prompt, i) for i in range(len(totals))), scores=tuple(scores))
 
 
