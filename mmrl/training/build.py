@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.seeds import derive_seed
@@ -242,7 +242,12 @@ class RunContext:
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
         corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
-            compute_advantages=partial(compute_advantages, options=stage.advantage, weights=weights),
+            compute_advantages=partial(
+                compute_advantages,
+                options=stage.advantage,
+                weights=weights,
+                custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
+            ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
@@ -309,6 +314,9 @@ class RunContext:
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training needs it."""
+        for stage in self.config.stages:
+            if isinstance(stage, RlStage):
+                load_custom_advantage(stage.advantage, self.base_dir)
         check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)

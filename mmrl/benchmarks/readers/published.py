@@ -46,7 +46,11 @@ _CLICK_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {"open_answer_type": "point", "answer_column": "bbox", "coordinate_system": CoordinateSystem.PX_ORIGINAL}
 )
 _PIXEL_BOX_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"open_answer_type": "box", "answer_column": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), "coordinate_system": CoordinateSystem.PX_ORIGINAL}
+    {
+        "open_answer_type": "box",
+        "answer_column": ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"),
+        "coordinate_system": CoordinateSystem.PX_ORIGINAL,
+    }
 )
 _VLMEVALKIT_OPTIONS: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
@@ -65,7 +69,12 @@ _VLMEVALKIT_OPTIONS: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = Mappin
                 "name": "VLMEvalKit's RefCOCO with corners in pixels",
                 "signature_columns": ("index", "width", "height"),
             },
-            {"open_answer_type": "box", "name": "VLMEvalKit's RefCOCO", "needs_coordinate_system": True, "signature_columns": ("index", "category")},
+            {
+                "open_answer_type": "box",
+                "name": "VLMEvalKit's RefCOCO",
+                "needs_coordinate_system": True,
+                "signature_columns": ("index", "category"),
+            },
         ),
         "screenspot": (
             {**_CLICK_OPTIONS, "name": "VLMEvalKit's ScreenSpot-Pro", "signature_columns": ("ui_type", "application")},
@@ -90,7 +99,9 @@ def _mmmu_layout(name: str, kind: str, *subset_columns: str) -> TableLayout:
 
 def _mathvision_layout(name: str, picture: str) -> TableLayout:
     columns = {"id": "id", "question": "question", "options": "options", "images": picture, "answer": "answer"}
-    return _make_vqa_layout(name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", image_numbering="parts")
+    return _make_vqa_layout(
+        name, "{{ 'choice' if options else 'text' }}", columns, "level", "subject", image_numbering="parts"
+    )
 
 
 # Reasoning over pictures.

@@ -160,7 +160,7 @@ from mmrl.data.load import DatasetLoader, make_dataset_context
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 sys.path.insert(0, {tests!r})
-from test_intake import config
+from test_load import config
 
 folder = Path({folder!r})
 for size in (1000, 10_000):

@@ -46,7 +46,7 @@ def samples(run, clip):
         parts=("<image> is a word here?",),
         target=Target(answer_type=AnswerType.JSON, value={"a": 1}),
     )
-    return (replace(counted, thought="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
+    return (replace(counted, thinking="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
 
 
 def back(run, folder, name="t.jsonl"):
@@ -55,14 +55,14 @@ def back(run, folder, name="t.jsonl"):
 
 
 def replace_base(run, folder):
-    return DatasetContext(work_dir=run.work, base_dir=folder, seed=0, media_policy=run.access)
+    return DatasetContext(work_dir=run.work_dir, base_dir=folder, seed=0, media_policy=run.media_policy)
 
 
 def facts(sample):
     """A sample without the keys that a table adds to `meta`; numbers and lists as JSON has them."""
     own = [part if isinstance(part, str) else (part.sha256, *clip_of(part)) for part in sample.parts]
-    answers = [t and (t.kind, t.frame, t.medium, t.value) for t in (sample.target, sample.label)]
-    return json.loads(json.dumps((sample.id, sample.task, own, answers, sample.thought, sample.response)))
+    answers = [t and (t.answer_type, t.coordinate_system, t.media_index, t.value) for t in (sample.target, sample.label)]
+    return json.loads(json.dumps((sample.id, sample.task, own, answers, sample.thinking, sample.response)))
 
 
 def clip_of(ref):
@@ -70,7 +70,7 @@ def clip_of(ref):
 
 
 def test_samples_of_any_kind_come_back(run, samples):
-    folder = run.work.parent / "outputs"
+    folder = run.work_dir.parent / "outputs"
     save_table(folder / "t.jsonl", [build_sample_row(sample, folder) for sample in samples[0]])
     again = back(run, folder)
     assert [facts(sample) for sample in again] == [facts(sample) for sample in samples[0]]
@@ -82,7 +82,7 @@ def test_samples_of_any_kind_come_back(run, samples):
 
 
 def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
-    folder = run.work.parent / "outputs"
+    folder = run.work_dir.parent / "outputs"
     logic = replace(samples[1], parts=("Is it so?",))
     save_table(folder / "t.jsonl", [build_sample_row(logic, folder)])
     (again,) = back(run, folder)
@@ -117,7 +117,7 @@ def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp
     folder = tmp_path / "made"
     folder.mkdir()
     options = write_table([film], folder, "jsonl")
-    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0, media_policy=run.access)
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0, media_policy=run.media_policy)
     (again,) = table.rows(place, **options)
     assert facts(again) == facts(film)
 
