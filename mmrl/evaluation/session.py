@@ -31,6 +31,7 @@ from mmrl.ports import RolloutPipeline
 from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 
@@ -265,7 +266,8 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
 def _answer_share(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
     if not batch:
         return []
-    answers = session.pipeline.run([session.processor.build(sample) for _, sample in batch], step=0)
+    samples = [sample for _, sample in batch]
+    answers = answer_samples(samples, session.processor, session.pipeline, step=0)
     return [
         make_prediction(id, rollout, session.processor.first_response_text(rollout))
         for (id, _), group in zip(batch, answers.groups, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algo.kl import estimate_kl
+from mmrl.algo.losses import estimate_kl
 from mmrl.config.schema import KlConfig, LossConfig, OptimizerConfig, RolloutCorrectionConfig
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig

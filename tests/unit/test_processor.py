@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import mmrl.policy.processor as processor_module
-from mmrl.algo.select_experiences import ChangedMediaDetector, find_media_problems
+from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.policy.chat_template import ChatTemplate
 from mmrl.types import (
     AnswerType,

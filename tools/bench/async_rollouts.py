@@ -1,7 +1,7 @@
 """What overlapping steps save: the seconds of a step whose next rollouts are drawn meanwhile, beside one that waits.
 
-    python tools/bench/overlap.py                   # a vLLM server
-    python tools/bench/overlap.py --engine hf       # a copy of the model in a thread
+    python tools/bench/async_rollouts.py                 # a vLLM server
+    python tools/bench/async_rollouts.py --engine hf       # a copy of the model in a thread
 
 Runs of GRPO on counting questions, a from-scratch Qwen2.5-VL, `--rounds` of each arm in turn, a thread for the learner
 and a thread for the server. Seconds are of the clock, from `timings.jsonl`, medians over all steps but each run's first
@@ -21,8 +21,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from results import add_json_option, write_results
+
 SKIPPED_STEPS = 2
-PHASES = ("ask", "answer", "judge", "choose", "learn")
+PHASES = ("prompt", "rollout", "score", "select", "learn")
 
 
 def main() -> None:
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    add_json_option(parser)
     asked = parser.parse_args()
     steps: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(asked.rounds):
@@ -40,10 +43,11 @@ def main() -> None:
     load = os.getloadavg()[0]
     waits, overlaps = (_phase_medians(steps[arm]) for arm in (False, True))
     alone, together = (median(sum(step.values()) for step in steps[arm]) for arm in (False, True))
-    bound = alone / (alone - min(waits["answer"], waits["learn"]))
+    bound = alone / (alone - min(waits["rollout"], waits["learn"]))
     seconds = {"waits": {"step": alone, **waits}, "overlaps": {"step": together, **overlaps}}
-    told = {"seconds": seconds, "ratio": alone / together, "bound": bound, "cores": os.cpu_count(), "load": load}
-    print(json.dumps(told, indent=1))
+    numbers = {"seconds": seconds, "ratio": alone / together, "bound": bound, "cores": os.cpu_count(), "load": load}
+    print(json.dumps(numbers, indent=1))
+    write_results(asked.json, "async_rollouts", numbers)
 
 
 def run_training(arguments: argparse.Namespace, *, async_rollouts: bool) -> list[dict[str, float]]:

@@ -1,6 +1,6 @@
 """What scoring costs: the judge's own work on one core, worker processes, and calls that hang.
 
-    python tools/bench/score.py [--seconds 1.0]
+    python tools/bench/scoring.py [--seconds 1.0]
 
 Exits 1 when a cheap reward is judged less than 20 000 times a second in this process, when
 1 000 calls of which 10 hang take 10 s or more with 4 workers and a deadline of 1 s, or when workers change a score.
@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from results import add_json_option, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig as Options
@@ -130,8 +132,8 @@ def measure_rate(
     return best
 
 
-def benchmark_cheap_rewards(seconds: float) -> bool:
-    """The judge's speed with rewards that cost next to nothing."""
+def benchmark_cheap_rewards(seconds: float, numbers: dict[str, object]) -> bool:
+    """Measure the scorer with rewards that cost next to nothing; add the rates to `numbers`."""
     good = True
     print("| reward | judged a second of processor time, no workers | floor | a second, 1 worker | 2 workers |")
     print("|---|---|---|---|---|")
@@ -144,12 +146,13 @@ def benchmark_cheap_rewards(seconds: float) -> bool:
                 rates.append(measure_rate(judge, groups, seconds, clock))
                 scored.append(judge.score_groups(groups, step=0))
         print(f"| `{fn}` | {rates[0]:,.0f} | {MIN_ROLLOUTS_PER_SECOND:,} | {rates[1]:,.0f} | {rates[2]:,.0f} |")
+        numbers[fn] = {"per_s": rates[0], "one_worker_per_s": rates[1], "two_workers_per_s": rates[2]}
         good = good and rates[0] >= MIN_ROLLOUTS_PER_SECOND and scored[0] == scored[1] == scored[2]
     return good
 
 
-def benchmark_hanging_calls(num_calls: int = 1000, num_hanging: int = 10) -> bool:
-    """Calls of which some hang, four workers, a deadline of one second."""
+def benchmark_hanging_calls(numbers: dict[str, object], num_calls: int = 1000, num_hanging: int = 10) -> bool:
+    """Time calls of which some hang, with four workers and a deadline of one second; add the time to `numbers`."""
     texts = ["hang" if index % (num_calls // num_hanging) == 7 else "right" for index in range(num_calls)]
     target = Target(answer_type=AnswerType.TEXT, value="right")
     groups = [[make_rollout(target, text, 0)] for text in texts]
@@ -161,9 +164,9 @@ def benchmark_hanging_calls(num_calls: int = 1000, num_hanging: int = 10) -> boo
             took = time.perf_counter() - start
     stopped = sum(len(group.dropped) for group in judged)
     right = sum(total == 1.0 for group in judged for total in group.totals)
-    print(
-        f"\n{num_calls} calls, {num_hanging} hang, 4 workers, deadline 1 s: {took:.2f} s; {stopped} stopped, {right} right"
-    )
+    print(f"\n{num_calls} calls, of which {num_hanging} hang, with 4 workers and a deadline of 1 s: {took:.2f} s")
+    print(f"{stopped} were stopped, {right} are correct")
+    numbers["hanging_calls_s"] = took
     return took < MAX_SECONDS and stopped == num_hanging and right == num_calls - num_hanging
 
 
@@ -171,8 +174,11 @@ def main() -> None:
     """Print what is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
-    seconds = parser.parse_args().seconds
-    results = [benchmark_cheap_rewards(seconds), benchmark_hanging_calls()]
+    add_json_option(parser)
+    options = parser.parse_args()
+    numbers: dict[str, object] = {}
+    results = [benchmark_cheap_rewards(options.seconds, numbers), benchmark_hanging_calls(numbers)]
+    write_results(options.json, "scoring", numbers)
     sys.exit(0 if all(results) else "below what must be reached")
 
 

@@ -1,8 +1,8 @@
 """What a second process gains and what DeepSpeed costs, in whole steps of GRPO that learn; a thread a process.
 
-    python tools/bench/ranks.py --only two              # about 4 minutes
-    python tools/bench/ranks.py --only zero             # about 4 minutes
-    python tools/bench/ranks.py --busy                  # twice that; where others need the machine too
+    python tools/bench/two_processes.py --only two            # about 4 minutes
+    python tools/bench/two_processes.py --only zero            # about 4 minutes
+    python tools/bench/two_processes.py --busy                  # twice that; where others need the machine too
 
 Runs of tools/bench/steps.yaml with the same 256 rollouts a step, of a model of 9.8 million parameters. Arms take
 turns; a ratio is that of a round, printed as median [least, most]. Seconds are the clock's, of a step's six verbs,
@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+from results import add_json_option, write_results
 
 CONFIG = Path(__file__).with_name("steps.yaml")
 MODEL = {
@@ -88,6 +90,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4, help="steps measured in each")
     parser.add_argument("--only", choices=ARM_BY_OPTION, help="what is held against one process with plain torch")
     parser.add_argument("--busy", action="store_true", help="count processor time, where others need the machine too")
+    add_json_option(parser)
     arguments = parser.parse_args()
     others = [ARM_BY_OPTION[arguments.only]] if arguments.only else list(ARM_BY_OPTION.values())
     found: dict[str, list[float]] = {name: [] for name in (BASELINE, *others)}
@@ -96,16 +99,20 @@ def main() -> int:
             taken.append(step_seconds(ARMS[name], arguments.steps, busy=arguments.busy))
     for name, taken in found.items():
         print(f"{name:22} {format_spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
+    numbers = {f"{name}: step_s": median(taken) for name, taken in found.items()}
     passed = True
     if (two := ARM_BY_OPTION["two"]) in found:
         gains = [one / both for one, both in zip(found[BASELINE], found[two], strict=True)]
         print(f"two processes are {format_spread(gains)} times as fast as one (at least {MIN_SPEEDUP})")
+        numbers["speedup_of_two"] = median(gains)
         passed &= median(gains) >= MIN_SPEEDUP
     if (zero := ARM_BY_OPTION["zero"]) in found:
         costs = [ours / one for one, ours in zip(found[BASELINE], found[zero], strict=True)]
         print(f"ZeRO-0 takes {format_spread(costs)} times as long as plain torch (at most {MAX_SLOWDOWN})")
+        numbers["slowdown_of_zero"] = median(costs)
         passed &= median(costs) <= MAX_SLOWDOWN
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    write_results(arguments.json, "two_processes", numbers)
     return 0 if passed else 1
 
 

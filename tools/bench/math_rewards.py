@@ -1,6 +1,6 @@
 """How many formulas a second `maths:equal` judges in a worker process with a deadline, beside math-verify called bare.
 
-    python tools/bench/maths.py [--rounds 5]
+    python tools/bench/math_rewards.py [--rounds 5]
 
 The targets are such as multimodal maths asks for, half of them plain numbers, each answered as eight siblings might:
 often alike, in other words, wrong, in prose. The judge sends them to its one worker and waits; no verdict is remembered
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import math_verify
+from results import add_json_option, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import RewardTermConfig, ScoringConfig
@@ -127,7 +128,9 @@ def main() -> None:
     """Print both rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
-    rounds = parser.parse_args().rounds
+    add_json_option(parser)
+    options = parser.parse_args()
+    rounds = options.rounds
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     groups = [make_rollouts(target, answers) for target, answers in ANSWERS.items()]
     count = sum(map(len, groups))
@@ -139,6 +142,8 @@ def main() -> None:
         f"maths:equal in a worker {count / ours:,.0f} a second, math-verify bare {count / beside:,.0f}: "
         f"{ours / beside - 1:+.0%} time"
     )
+    numbers = {"ours_per_s": count / ours, "math_verify_per_s": count / beside, "time_ratio": ours / beside}
+    write_results(options.json, "math_rewards", numbers)
     sys.exit(count / ours < MIN_PER_SECOND or ours / beside - 1 > MAX_OVERHEAD)
 
 
