@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.custom_rollouts import CustomEngineConfig, find_engine_form
 
 Seconds = Annotated[float, Field(gt=0.0)]
 Nats = Annotated[float, Field(gt=0.0)]
+
+
+EngineChoice = Annotated[
+    Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
+    Discriminator(find_engine_form),
+]
 
 
 class VllmConfig(StrictModel):
@@ -73,9 +80,10 @@ class LogprobCheckConfig(StrictModel):
 class RolloutConfig(StrictModel):
     """What draws rollouts, in training and evaluation."""
 
-    engine: Literal["hf", "vllm", "vllm_server"] = "hf"
+    engine: EngineChoice = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
-    the learner; `vllm_server`: engines in processes of their own, on this machine or others."""
+    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
+    of the user's own, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
     """How a vLLM engine is started."""
     server: VllmServerConfig = VllmServerConfig()
@@ -88,3 +96,8 @@ class RolloutConfig(StrictModel):
         if self.engine == "vllm" and self.vllm.tensor_parallel_size > 1:
             raise ValueError("`vllm.tensor_parallel` is for the engine vllm_server; in this process it uses one GPU")
         return self
+
+    @property
+    def engine_name(self) -> str:
+        """The engine in a word: its name, or the function that makes one of the user's own."""
+        return self.engine.fn if isinstance(self.engine, CustomEngineConfig) else self.engine

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import Fraction, Identifier, NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.custom_rollouts import CustomStepConfig, find_step_kind
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
 PositiveFloat = Annotated[float, Field(gt=0.0)]
@@ -221,7 +222,12 @@ class BlindProbeConfig(StrictModel):
 
 
 RolloutStepConfig = Annotated[
-    GenerateConfig | RethinkConfig | ToolsConfig | BlindProbeConfig, Field(discriminator="kind")
+    Annotated[GenerateConfig, Tag("generate")]
+    | Annotated[RethinkConfig, Tag("rethink")]
+    | Annotated[ToolsConfig, Tag("tools")]
+    | Annotated[BlindProbeConfig, Tag("probe")]
+    | Annotated[CustomStepConfig, Tag("custom")],
+    Discriminator(find_step_kind),
 ]
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
@@ -279,5 +285,7 @@ def step_name(step: RolloutStepConfig) -> str:
             return step.name or step.corruption
         case RethinkConfig() | ToolsConfig():
             return step.name
+        case CustomStepConfig():
+            return step.name or step.fn.rpartition(":")[2]
         case GenerateConfig():
             return ""
