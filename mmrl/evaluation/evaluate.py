@@ -42,7 +42,7 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.factory import SamplerFactory
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.types import CoordinateSystem, DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService

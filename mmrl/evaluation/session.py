@@ -28,9 +28,10 @@ from mmrl.evaluation.questions import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RolloutPipeline
-from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.steps.base import RolloutContext
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
