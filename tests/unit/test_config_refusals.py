@@ -27,11 +27,11 @@ NULLABLE |= {"stages.1.rollout_steps.2.tools.0.name", "stages.1.rollout_steps.3.
 NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_component.language"}
 NULLABLE |= {f"rewards.terms.0.{key}" for key in ("requires", "fallback")} | {"rewards.terms.1.timeout_s"}
 NULLABLE |= {f"data.train.0.row_filter.{key}" for key in ("low", "high")}
-NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split", "frame")}
+NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("benchmark", "every", "split", "coordinates")}
 NULLABLE |= {"evaluation.benchmarks.1.temperature"}
 NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_staleness")}
 NULLABLE |= {f"stages.1.health.{key}" for key in HealthConfig.model_fields if key != "window"}
-NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
+NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "rescale_to")}
 
 
 @pytest.mark.parametrize("turn", range(6))

@@ -16,12 +16,12 @@ from mmrl_rewards.cases import load_case_table
 HEAD = """\
 import os, random, re, time
 from datetime import datetime
-from mmrl.types import Kind, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import AnswerType, RewardValue, Unscorable
+from mmrl_rewards.contract import reward, target_value
 CALLS = []
 @reward(name="r", {declared})
 def r(response, sample, *, factor: float = 1.0):
-    target = gold(sample, Kind.NUMBER)
+    target = target_value(sample, AnswerType.NUMBER)
     right = response.answer.value == target
     {body}
 """
@@ -31,7 +31,7 @@ def r(response, sample, *, factor: float = 1.0):
 def made(tmp_path):
     """Writes a reward with a body of one's own; returns its name."""
 
-    def make(body, declared="kinds=(Kind.NUMBER,)"):
+    def make(body, declared="answer_types=(AnswerType.NUMBER,)"):
         path = tmp_path / "mine.py"
         path.write_text(HEAD.format(body=body, declared=declared))
         return f"{path}:r"
@@ -39,13 +39,13 @@ def made(tmp_path):
     return make
 
 
-def report_on(name, kinds=(AnswerType.NUMBER,), **args):
-    return lint_reward(load_bound_reward(name, Path(), args), make_samples(kinds))
+def report_on(name, answer_types=(AnswerType.NUMBER,), **args):
+    return lint_reward(load_bound_reward(name, Path(), args), make_samples(answer_types))
 
 
 def wrong_with(report):
     return [finding.check for finding in report.findings if not finding.ok] + [
-        earned.attack for earned in report.earned if not earned.ok
+        attack.attack for attack in report.attacks if not attack.ok
     ]
 
 
@@ -221,7 +221,7 @@ def test_lint_finds(made, body, check, detail):
 
 def test_lint_finds_what_cannot_be_pickled(made):
     name = made("return right * 1.0")
-    bound = load_bound_reward(name, Path(), {"max_weight": 2.0})
+    bound = load_bound_reward(name, Path(), {"factor": 2.0})
     del sys.modules[bound.reward.fn.__module__]
     report = lint_reward(bound, make_samples((AnswerType.NUMBER,)))
     assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
@@ -260,12 +260,12 @@ def test_lint_fails_a_reward_that_pays_an_attack(made, body, attack):
 
 def test_a_declared_tolerance_counts(made):
     body = "return 0.5 if not response.text else right * 1.0"
-    assert wrong_with(report_on(made(body, "kinds=(Kind.NUMBER,), attack_tolerance={'empty': 0.5}"))) == []
+    assert wrong_with(report_on(made(body, "answer_types=(AnswerType.NUMBER,), attack_tolerance={'empty': 0.5}"))) == []
 
 
 def test_a_tolerance_for_an_unknown_attack_is_refused(made):
     with pytest.raises(UserError, match="there is no attack 'emtpy'"):
-        report_on(made("return right * 1.0", "kinds=(Kind.NUMBER,), attack_tolerance={'emtpy': 1.0}"))
+        report_on(made("return right * 1.0", "answer_types=(AnswerType.NUMBER,), attack_tolerance={'emtpy': 1.0}"))
 
 
 def test_lint_takes_samples_from_a_table(made, tmp_path, capsys):
@@ -297,7 +297,7 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
             "thought": "hm",
         },
         "response": r"so \boxed{3}",
-        "grammar": {"style": "boxed"},
+        "response_format": {"style": "boxed"},
         "finish": "length",
         "tokens": 7,
         "expected": 1,
