@@ -45,7 +45,7 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
     texts = {(response.id, response.response_index): response.text for response in run.responses}
     unread = [verdict for verdict in run.verdicts if _needs_judge(verdict, run.items[verdict.id])]
     with ThreadPoolExecutor(max_concurrent) as pool:
-        said = [*pool.map(lambda one: _ask_judge(service, run.items[one.id], texts[one.id, one.sample]), unread)]
+        said = [*pool.map(lambda one: _ask_judge(service, run.items[one.id], texts[one.id, one.response_index]), unread)]
     failures = [one.failure for one in said if one.correct is None]
     if unread and len(failures) == len(unread):
         raise UserError(

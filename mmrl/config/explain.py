@@ -61,6 +61,7 @@ def _format_value(value: object) -> str:
 
 def _explain_stage(config: Config, index: int) -> str:
     stage = config.stages[index]
+    title: str
     match stage:
         case RlStage():
             title, facts = stage.algorithm, _explain_rl(config, stage)

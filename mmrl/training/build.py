@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
+from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.seeds import derive_seed
-from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, Sifting, find_media_problems
-from mmrl.algo.staleness import Lagging
+from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
 from mmrl.config.check_term_names import check_reward_names
 from mmrl.config.schema import (
@@ -25,7 +26,6 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.data.curriculum import Attentive
 from mmrl.data.load import DatasetLoader, DataSplits, check_demonstrations, make_dataset_context
 from mmrl.data.source import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
@@ -232,19 +232,26 @@ class RunContext:
         """Return what decides which experiences a step of the stage trains on."""
         media = ChangedMediaDetector(self._build_media_check(placement), self.console.warn)
         weights = reward_weights(self.scorer, self.group_rewards)
-        weigh = partial(compute_advantages, options=stage.advantage, weights=weights)
-        chooser: ExperienceSelector = Everything(weigh)
-        if stage.async_rollouts or stage.has_partial_rollouts:
-            chooser = Lagging(chooser, corrected=stage.loss.rollout_correction.method != "none")
-        if stage.dynamic_sampling is not None:
-            chooser = Sifting(chooser, stage.dynamic_sampling, stage.prompts_per_step, media)
+        replay = None
         if stage.replay is not None:
-            size, seed = stage.prompts_per_step * stage.group_size, (self.config.run.seed, stage.name)
-            chooser = Replaying(chooser, stage.replay, size=size, seed=seed, media=media)
-        if stage.track_rewards:
-            phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
-            chooser = Attentive(chooser, stage.track_rewards, phases)
-        return chooser
+            replay = ReplaySettings(
+                options=stage.replay,
+                rollouts_per_step=stage.prompts_per_step * stage.group_size,
+                seed=(self.config.run.seed, stage.name),
+            )
+        phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
+        corrected = stage.loss.rollout_correction.method != "none"
+        return SelectionPipeline(
+            compute_advantages=partial(compute_advantages, options=stage.advantage, weights=weights),
+            prompts_per_step=stage.prompts_per_step,
+            dynamic_sampling=stage.dynamic_sampling,
+            replay=replay,
+            changed_media=media,
+            stale_old_logprobs=None if corrected else "recorded",
+            rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
+            tracked_terms=stage.track_rewards,
+            curriculum_phases=phases if stage.track_rewards else (),
+        )
 
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
         """Return a new optimizer for a stage."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mmrl.algo.reward_history import RANKINGS
 from mmrl.config.schema import SelectStage
-from mmrl.data.history import RANKINGS
 from mmrl.data.stage_tables import read_table, save_table
 from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.types import SampleStats, TrainingState, UserError

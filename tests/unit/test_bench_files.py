@@ -213,7 +213,7 @@ def test_samples_give_pass_and_majority(score):
 
 def test_the_page_tells_what_became_of_responses_and_which_rules_decided(score):
     cut = {"response": "Let me think", "finish": "length", "tokens": 5}
-    _, out, _ = score(responses=[RESPONSES[0] | {"max_new_tokens": 2}, RESPONSES[1] | cut, RESPONSES[2]])
+    _, out, _ = score(responses=[RESPONSES[0] | {"tokens": 2}, RESPONSES[1] | cut, RESPONSES[2]])
     page = (out / "report.md").read_text()
     assert "| truncated | 1 | 33.3 |" in page
     assert "33.3 % of responses reached the limit of tokens. They are 3.5 tokens long on average." in page

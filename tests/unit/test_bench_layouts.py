@@ -299,11 +299,11 @@ def answered(number: int) -> Prediction:
     """A response."""
     resize = ResizeMap(Size(40, 30), Size(56, 28))
     facts = {
-        "finish": FinishReason.EOS,
-        "tokens": 3,
-        "prompt": "ab",
-        "frame": CoordinateSystem.PX_RESIZED,
-        "resizes": (resize,),
+        "finish_reason": FinishReason.EOS,
+        "num_tokens": 3,
+        "prompt_digest": "ab",
+        "coordinate_system": CoordinateSystem.PX_RESIZED,
+        "resize_maps": (resize,),
     }
     return Prediction(
         id=str(number), response_index=0, text=f"<answer>{number}\u2028</answer>", first_response_chars=None, **facts

@@ -59,7 +59,7 @@ def test_allowed_to_be_missing_they_count_as_wrong(thousand):
 
 
 def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
-    two = replace(thousand, asked=thousand.asked[:2])
+    two = replace(thousand, entries=thousand.entries[:2])
     with pytest.raises(UserError, match="2 of 2"):
         check_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
 

@@ -297,10 +297,10 @@ def test_costly_formulas_are_not_expanded():
 
 
 def test_ocrbench_looks_for_the_answer_anywhere():
-    asked = item("text", ["CENTRE", "CENTER"], extra={"dataset": "IIIT5K"})
+    asked = item("text", ["CENTRE", "CENTER"], meta={"dataset": "IIIT5K"})
     assert both("ocrbench", asked, "The word is\ncentre.")[1]
     assert not both("ocrbench", asked, "The word is middle.")[1]
-    formula = item("text", "a + B", extra={"dataset": "HME100k"})
+    formula = item("text", "a + B", meta={"dataset": "HME100k"})
     assert both("ocrbench", formula, "it reads a+B")[1]
     assert not both("ocrbench", formula, "it reads a+b")[1]
 
@@ -342,7 +342,7 @@ def test_anls():
 
 # grounding
 
-BOX = item("box", [100, 100, 200, 200], size=Size(640, 480))
+BOX = item("box", [100, 100, 200, 200], image_size=Size(640, 480))
 
 
 @pytest.mark.parametrize(
@@ -378,8 +378,8 @@ def test_boxes_are_read_in_the_declared_frame_alone():
     """VLMEvalKit takes any box below 1000 for thousandths; lmms-eval tries both and keeps the better."""
     thousandths = "<answer>{'box': [156, 208, 312, 416]}</answer>"  # the right box, in thousandths of 640 x 480
     assert both("refcoco", BOX, thousandths) == (False, False)
-    assert both("refcoco", BOX, thousandths, frame=CoordinateSystem.NORM_1000) == (True, True)
-    assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", frame=CoordinateSystem.NORM_1000) == (
+    assert both("refcoco", BOX, thousandths, coordinate_system=CoordinateSystem.NORM_1000) == (True, True)
+    assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", coordinate_system=CoordinateSystem.NORM_1000) == (
         False,
         False,
     )
@@ -387,8 +387,8 @@ def test_boxes_are_read_in_the_declared_frame_alone():
 
 def test_boxes_of_a_resized_picture():
     text = "<answer>{'box': [50, 50, 100, 100]}</answer>"
-    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_RESIZED, resized=Size(320, 240)) == (True, True)
-    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_ORIGINAL, resized=Size(320, 240)) == (False, False)
+    assert both("refcoco", BOX, text, coordinate_system=CoordinateSystem.PX_RESIZED, resized_size=Size(320, 240)) == (True, True)
+    assert both("refcoco", BOX, text, coordinate_system=CoordinateSystem.PX_ORIGINAL, resized_size=Size(320, 240)) == (False, False)
 
 
 @pytest.mark.parametrize("box", ["[200, 200, 100, 100]", "[100, 100, 100, 200]"])
@@ -397,10 +397,10 @@ def test_inverted_boxes_are_wrong(box):
 
 
 def test_screenspot():
-    button = item("point", [0.1, 0.2, 0.3, 0.4], frame=CoordinateSystem.NORM_1, size=Size(1000, 500))
+    button = item("point", [0.1, 0.2, 0.3, 0.4], coordinate_system=CoordinateSystem.NORM_1, image_size=Size(1000, 500))
     assert both("screenspot", button, "pyautogui.click(x=200, y=150)") == (True, True)
-    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", frame=CoordinateSystem.NORM_1) == (True, True)
-    assert both("screenspot", button, "[200, 150]", frame=CoordinateSystem.NORM_1000) == (False, False)
+    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", coordinate_system=CoordinateSystem.NORM_1) == (True, True)
+    assert both("screenspot", button, "[200, 150]", coordinate_system=CoordinateSystem.NORM_1000) == (False, False)
     assert both("screenspot", button, "[100, 100, 300, 200]") == (True, True)
     assert both("screenspot", button, "(100, 100)") == (True, True)  # an edge
     assert both("screenspot", button, "(99, 100)") == (False, False)

@@ -294,30 +294,30 @@ def read(tmp_path: Path, film: bytes) -> Any:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
     bench, file, row, asked, due, answer = ROWS[name]
-    question = read(bench, {file: [row]}).asked[0]
+    question = read(bench, {file: [row]}).entries[0]
     assert shown(question) == asked
     assert question.item.answer == due
-    item = replace(question.item, size=Size(40, 30))  # as the picture tells
+    item = replace(question.item, image_size=Size(40, 30))  # as the picture tells
     verdict = grade_response(BENCHMARKS[bench], item, ItemResponse(id=item.id, text=answer))
     assert verdict.score == 1.0, verdict
 
 
 def test_parts_of_videos_and_groups_are_read(read: Any) -> None:
     bench, file, row, *_ = ROWS["MVBench of Hugging Face"]
-    (question,) = read(bench, {file: [row]}).asked
+    (question,) = read(bench, {file: [row]}).entries
     video = question.sample.parts[0]
     assert (video.start, video.end) == (0.0, 0.5)
-    mega = read("megabench", {"m.parquet": [MEGA]}).asked[0].item
-    assert mega.groups == {"task": ("sudoku",), "application": ("Planning",)}
-    assert mega.extra["aggregation"]["field_weights"] == {"rows": 1, "sum": 3}
+    mega = read("megabench", {"m.parquet": [MEGA]}).entries[0].item
+    assert mega.subsets == {"task": ("sudoku",), "application": ("Planning",)}
+    assert mega.meta["aggregation"]["field_weights"] == {"rows": 1, "sum": 3}
 
 
 def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
-    first, second = read("refcoco", {"r.jsonl": [REF]}).asked
+    first, second = read("refcoco", {"r.jsonl": [REF]}).entries
     assert [first.item.id, second.item.id] == ["9-1", "9-2"]
     assert [shown(first), shown(second)] == ["*Where is left cup?", "*Where is blue cup?"]
     assert first.item.cluster == second.item.cluster
-    assert first.item.frame is CoordinateSystem.PX_ORIGINAL
+    assert first.item.coordinate_system is CoordinateSystem.PX_ORIGINAL
     with pytest.raises(UserError, match="captions must be a list of texts that is not empty"):
         read("refcoco", {"r.jsonl": [REF | {"captions": []}]})
 
@@ -325,9 +325,9 @@ def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
 def test_several_files_are_groups_and_may_repeat_places(read: Any) -> None:
     bench, _, row, *_ = ROWS["MVBench of Hugging Face"]
     here = {"action_sequence.json": [row], "object_interaction.json": [row, row | {"answer": "sat"}]}
-    asked = read(bench, here).asked
+    asked = read(bench, here).entries
     assert len({question.item.id for question in asked}) == 3
-    assert [question.item.groups["file"] for question in asked] == [
+    assert [question.item.subsets["file"] for question in asked] == [
         *(("action_sequence",), ("object_interaction",), ("object_interaction",))
     ]
 
@@ -336,7 +336,7 @@ def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
     judged = MEGA | {"id": "8", "metric_info": "{'field_score_function': {'rows': 'gpt_4o_as_judge'}}"}
     whole = MEGA | {"id": "9", "metric_info": MEGA["metric_info"][:-1] + ", 'global_aux_metrics': {'all': 'x'}}"}
     questions = read("megabench", {"m.parquet": [MEGA, judged, whole]})
-    assert (len(questions.asked), questions.left_out) == (1, 2)
+    assert (len(questions.entries), questions.num_unscorable) == (1, 2)
     with pytest.raises(UserError, match="metric_info must be a list|metric_info must be a mapping"):
         read("megabench", {"m.parquet": [MEGA | {"metric_info": "rows"}]})
 
@@ -344,7 +344,7 @@ def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
 def test_a_plan_whose_problem_cannot_be_read_is_left_out(read: Any) -> None:
     metric = "{'field_score_function': {'rows': 'symbolic_planning_test'}}"
     plan = MEGA | {"metric_info": metric, "eval_context": "{'domain_pddl': '(define', 'task_pddl': ''}"}
-    assert read("megabench", {"m.parquet": [MEGA, plan | {"id": "8"}]}).left_out == 1
+    assert read("megabench", {"m.parquet": [MEGA, plan | {"id": "8"}]}).num_unscorable == 1
 
 
 @pytest.mark.parametrize("name", ["MVBench of Hugging Face", "VLMEvalKit's MVBench"])
@@ -352,25 +352,25 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
     bench, _, row, *_ = ROWS[name]
     row, home = {**row, "video": "castle", "prefix": "tvqa/frames_fps3_hq"}, tmp_path / "tvqa/frames_fps3_hq/castle"
     asked = {f"episodic_reasoning.{'tsv' if 'prefix' in ROWS[name][2] else 'json'}": [row]}
-    assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).asked[0].problem
+    assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).entries[0].problem
     home.mkdir(parents=True)
     for number in (1, 2, 10):
         (home / f"{number}.jpg").write_bytes(png(number))
-    (video,) = read(bench, asked).asked[0].sample.media
+    (video,) = read(bench, asked).entries[0].sample.media
     assert (video.path, video.fps, video.start, video.end) == (str(home), 3.0, 0.0, 0.5)
     (home / "2.jpg").write_bytes(png(3))
-    assert read(bench, asked).asked[0].sample.media[0].sha256 != video.sha256
+    assert read(bench, asked).entries[0].sample.media[0].sha256 != video.sha256
     (home / "notes.txt").touch()
-    assert "holds notes.txt, which is no picture" in read(bench, asked).asked[0].problem
+    assert "holds notes.txt, which is no picture" in read(bench, asked).entries[0].problem
 
 
 def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames" / "1.png").write_bytes(png())
     row = {"id": "1", "videos": "frames", "prompt": "What?", "answer": "it", "answer_type": "text"}
-    (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).asked
+    (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).entries
     assert question.sample.parts[0].fps == 2.0
-    (question,) = read("canonical", {"c.jsonl": [row]}).asked
+    (question,) = read("canonical", {"c.jsonl": [row]}).entries
     assert "is a folder; make its frames a video file, or name `fps`" in question.problem
     with pytest.raises(UserError, match="fps must be more than 0, is 0"):
         read("canonical", {"c.jsonl": [row | {"fps": 0}]})
@@ -389,9 +389,9 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
     frame: CoordinateSystem, written: str, pixels: list[int], read: Any
 ) -> None:
     table = {"refcoco.tsv": [REFCOCO | {"answer": written}]}
-    (question,) = read("refcoco", table, frame=frame).asked
-    assert (shown(question), question.item.frame) == ("*Where is <ref>it</ref>?", frame)
-    item = replace(question.item, size=Size(40, 30))
+    (question,) = read("refcoco", table, frame=frame).entries
+    assert (shown(question), question.item.coordinate_system) == ("*Where is <ref>it</ref>?", frame)
+    item = replace(question.item, image_size=Size(40, 30))
     text = f"<answer>{{'bbox': {pixels}}}</answer>"
     verdict = grade_response(BENCHMARKS["refcoco"], item, ItemResponse(id=item.id, text=text))
     assert (verdict.strict, verdict.official) == (True, True)
@@ -422,8 +422,8 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
 
 def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
     corners = {"bbox_x1": 4, "bbox_y1": 6.5, "bbox_x2": 8, "bbox_y2": 15, "width": 40, "height": 30}
-    (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).asked
-    assert (question.item.answer, question.item.frame) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
+    (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).entries
+    assert (question.item.answer, question.item.coordinate_system) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
 
 
 @pytest.mark.parametrize("bench", sorted({*BENCHMARKS} - {"coco"}))
@@ -437,5 +437,5 @@ def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
     for bench in LAYOUTS:
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
-        (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).asked
+        (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).entries
         assert question.item.answer == "y"

@@ -21,7 +21,9 @@ WRONG = {
 
 
 NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("stop_at_mean_reward", "stop_at_task_reward")}
-NULLABLE |= {f"stages.1.rollout_steps.1.{key}" for key in ("max_attempts_per_group", "temperature", "max_kept_per_group")}
+NULLABLE |= {
+    f"stages.1.rollout_steps.1.{key}" for key in ("max_attempts_per_group", "temperature", "max_kept_per_group")
+}
 NULLABLE |= {f"stages.1.rollout_steps.0.{key}" for key in ("partial_rollout_tokens", "max_tokens_per_step")}
 NULLABLE |= {"stages.1.rollout_steps.2.tools.0.name", "stages.1.rollout_steps.3.name"}
 NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_component.language"}
@@ -105,26 +107,47 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.algorithm=[gspo]", "stages.1.algorithm: must be 'grpo', "),
         ("stages.rl.loss.kl_coef=0.1", "stages.1.loss.kl_coef: unknown key"),
         ("stages.rl.loss.kl={coef: 0.1, estimator: k1}", "stages.1.loss.kl: the gradient of k1 in the loss is 0 on av"),
-        ("stages.rl.loss.rollout_correction.method=mask", "stages.1.loss: rollout_correction 'mask' needs `old_logprobs: recomputed`"),
-        ("stages.rl.loss.rollout_correction={low: 3}", "stages.1.loss.rollout_correction: low 3.0 must be below high 2.0"),
-        ("stages.rl.loss={policy_loss: cispo, dual_clip: 3}", "stages.1.loss: dual_clip bounds the clipped policy loss"),
+        (
+            "stages.rl.loss.rollout_correction.method=mask",
+            "stages.1.loss: rollout_correction 'mask' needs `old_logprobs: recomputed`",
+        ),
+        (
+            "stages.rl.loss.rollout_correction={low: 3}",
+            "stages.1.loss.rollout_correction: low 3.0 must be below high 2.0",
+        ),
+        (
+            "stages.rl.loss={policy_loss: cispo, dual_clip: 3}",
+            "stages.1.loss: dual_clip bounds the clipped policy loss",
+        ),
         ("stages.rl.loss.dual_clip=1", "stages.1.loss.dual_clip: must be greater than 1, got 1"),
         ("stages.rl.loss.fixed_length=9", "stages.1.loss: fixed_length is for `aggregation: fixed`, not for 'token'"),
         ("stages.rl.reference.update=ema", "stages.1: reference.update 'ema' has no effect without `loss.kl.coef`"),
         ("stages.rl.reference.update=reset", "stages.1.reference: a reference reset every step is the policy it"),
         ("stages.rl.reference.reset_optimizer=true", "stages.1.reference: reset_optimizer is for `update: reset`"),
-        ("stages.rl.advantage.difficulty_weight={}", "stages.1.advantage.difficulty_weight.term: missing; the reward term"),
+        (
+            "stages.rl.advantage.difficulty_weight={}",
+            "stages.1.advantage.difficulty_weight.term: missing; the reward term",
+        ),
         ("stages.rl.sampling.temperature=0", "stages.1: temperature 0 makes all rollouts of a group equal"),
         ("stages.rl.replay.capacity=0", "stages.1.replay.capacity: must be greater than or equal to 1, got 0"),
-        ("stages.rl.replay.priority_exponent=-1", "stages.1.replay.priority_exponent: must be greater than or equal to 0, got -1"),
+        (
+            "stages.rl.replay.priority_exponent=-1",
+            "stages.1.replay.priority_exponent: must be greater than or equal to 0, got -1",
+        ),
         ("stages.rl.replay.priority_exponent=.inf", "stages.1.replay.priority_exponent: .inf is not a finite number"),
-        ("stages.rl.replay.max_staleness=0", "stages.1.replay.max_staleness: must be greater than or equal to 1, got 0"),
+        (
+            "stages.rl.replay.max_staleness=0",
+            "stages.1.replay.max_staleness: must be greater than or equal to 1, got 0",
+        ),
         ("stages.rl.replay.target_fraction=0", "stages.1.replay.target_fraction: must be greater than 0, got 0"),
         (
             "stages.rl.replay.positive_advantage_weight=0",
             "stages.1.replay.positive_advantage_weight: must be greater than 0, got 0",
         ),
-        ("stages.rl.replay.fill=fraction", "stages.1.replay: `fill: fraction` with target_fraction 1 leaves nothing fresh"),
+        (
+            "stages.rl.replay.fill=fraction",
+            "stages.1.replay: `fill: fraction` with target_fraction 1 leaves nothing fresh",
+        ),
         (
             "stages.rl.replay.resample_fresh=true",
             "stages.1.replay: `resample_fresh` draws with replacement, which `without_replacement` forbids",
@@ -153,7 +176,10 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ),
         ("stages.rl.health.window=0", "stages.1.health.window: must be greater than or equal to 1, got 0"),
         ("data.train.0.row_filter={low: 0.1}", "data.train.0.row_filter.column: missing; column of the rows' `meta`"),
-        ("data.train.0.row_filter={column: p, low: 2, high: 1}", "data.train.0.row_filter: low 2.0 must not exceed high 1.0"),
+        (
+            "data.train.0.row_filter={column: p, low: 2, high: 1}",
+            "data.train.0.row_filter: low 2.0 must not exceed high 1.0",
+        ),
         ("stages.rl.shared_prefix=yes", "stages.1.shared_prefix: must be 'auto', 'on' or 'off', got the text 'yes'"),
         ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft', 'rl', 'sample' or 'select', got the text 'grpo'"),
         (
@@ -200,7 +226,10 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
             "model.from_scratch.language.num_heads=5",
             "model.from_scratch.language: hidden_size 96 must be a multiple of 2 x num_heads (5)",
         ),
-        ("model.from_scratch.vision.num_heads=5", "model.from_scratch.vision: hidden_size 64 must be a multiple of 4 x num_heads (5)"),
+        (
+            "model.from_scratch.vision.num_heads=5",
+            "model.from_scratch.vision: hidden_size 64 must be a multiple of 4 x num_heads (5)",
+        ),
         (
             "model.from_scratch.language.num_kv_heads=3",
             "model.from_scratch.language: num_heads 4 must be a multiple of num_kv_heads 3",
@@ -232,7 +261,10 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("rewards.terms=[]", "rewards.terms: needs at least one entry"),
         ("rewards.terms.0.fn=3", "rewards.terms.0.fn: must be text, got 3; put quotes around it"),
         ("data.train={fn: x}", "data.train: must be a list, got a mapping; begin each entry with `- `"),
-        ("response_format=", "response_format: must be a mapping, got nothing (null); leave the key out to keep the default"),
+        (
+            "response_format=",
+            "response_format: must be a mapping, got nothing (null); leave the key out to keep the default",
+        ),
         ("run.name=", "run.name: must be text, got nothing (null)"),
         ("run.name='a/../b'", "run.name: must serve as a file name"),
         ("run=", "run: must be a mapping"),

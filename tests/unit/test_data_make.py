@@ -112,7 +112,7 @@ def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
 
 
 SLOW = """\
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 def rows(place, *, split: str, fail: str):
     yield from scenes.counting(place, split=split, size=3)

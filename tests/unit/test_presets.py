@@ -69,7 +69,10 @@ FORMULAS = {
     ],
     "cispo": ["Σ_t clip(r_t, 0, 5) A_i log π(y_t)", "no gradient flows through the clipped ratio"],
     "rloo": ["L = -(1/S) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R but R_i)", "π_old computed by the learner"],
-    "reinforce_plus_plus_baseline": ["A_i = R_i - mean(R)", "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts"],
+    "reinforce_plus_plus_baseline": [
+        "A_i = R_i - mean(R)",
+        "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts",
+    ],
     "stable_reinforce": ["is kept within ±6.908 before that", "becomes 0 where it is more than 3 std(A) from mean(A)"],
     "gdpo": ["for each reward term by itself, its value as R; then A_i is their sum by weight"],
 }
@@ -87,7 +90,10 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
     ("override", "formulas"),
     [
         ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
-        ("loss={importance_ratio_level: sequence_token}", ["r_t = geometric mean over the response of π / π_old, with the gradient of"]),
+        (
+            "loss={importance_ratio_level: sequence_token}",
+            ["r_t = geometric mean over the response of π / π_old, with the gradient of"],
+        ),
         (
             "loss={old_logprobs: recomputed, rollout_correction: {method: tis}}",
             ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
@@ -186,8 +192,14 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
             "replay={preset: code}",
             ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
         ),
-        ("replay={priority_exponent: 0.5, positive_advantage_weight: 2}", ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"]),
-        ("replay={fill: fraction, target_fraction: 0.25}", ["25% of what is trained on, from", "but for replayed rollouts"]),
+        (
+            "replay={priority_exponent: 0.5, positive_advantage_weight: 2}",
+            ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"],
+        ),
+        (
+            "replay={fill: fraction, target_fraction: 0.25}",
+            ["25% of what is trained on, from", "but for replayed rollouts"],
+        ),
         ("replay={old_logprobs: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
         (
             "dynamic_sampling={ranges: [{term: x, low: 0.1, high: 0.9}]}",

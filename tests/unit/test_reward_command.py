@@ -39,13 +39,13 @@ def made(tmp_path):
     return make
 
 
-def report_on(name, answer_types=(AnswerType.NUMBER,), **args):
-    return lint_reward(load_bound_reward(name, Path(), args), make_samples(answer_types))
+def report_on(name, kinds=(AnswerType.NUMBER,), **args):
+    return lint_reward(load_bound_reward(name, Path(), args), make_samples(kinds))
 
 
 def wrong_with(report):
     return [finding.check for finding in report.findings if not finding.ok] + [
-        attack.attack for attack in report.attacks if not attack.ok
+        earned.attack for earned in report.attacks if not earned.ok
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
 
 def test_score_prints_value_and_reason(tmp_path, capsys):
     sample = tmp_path / "s.json"
-    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "frame": "px_original", "image": [100, 100]}')
+    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "coordinates": "px_original", "image": [100, 100]}')
     words = ["reward", "score", "--fn", "box:iou", "--sample", str(sample)]
     assert main([*words, "--response", "<answer>[0, 0, 5, 10]</answer>"]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -137,7 +137,7 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
     ]
     assert main([*words, *rest]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == 0.0
-    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "frame": "px_original", "image": [10, 10]}')
+    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "coordinates": "px_original", "image": [10, 10]}')
     assert main([*words, "--response", ""]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == "unscorable"
 
@@ -311,6 +311,6 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
     assert [resize.resized for resize in response.resize_maps] == [(5, 5), (8, 8)]
     assert (sample.media[1].end, sample.target.media_index, sample.label.value, sample.thinking) == (4.5, 1, 4, "hm")
     assert sample.meta == {"unit": "cm"}
-    path.write_text(json.dumps([row | {"grammar": {"stile": "boxed"}}]))
-    with pytest.raises(UserError, match="a grammar has no 'stile'"):
+    path.write_text(json.dumps([row | {"response_format": {"stile": "boxed"}}]))
+    with pytest.raises(UserError, match="a response format has no 'stile'"):
         load_case_table(path)

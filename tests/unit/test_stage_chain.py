@@ -41,7 +41,10 @@ def path(tmp_path):
             "stage 'cold' has `from_stage: hard`, which is no earlier stage; move that one before",
         ),
         ("stages.hard.from_stage=hard", "stage 'hard' has `from_stage: hard`, which is no earlier stage"),
-        ("stages.rl.from_stage=draw", "`from_stage: draw`, which is of kind sample; only a `select` stage has samples for"),
+        (
+            "stages.rl.from_stage=draw",
+            "`from_stage: draw`, which is of kind sample; only a `select` stage has samples for",
+        ),
         ("stages.rl.from_stage=right", "`from_stage: right`, which keeps responses; they are for an sft stage with"),
         ("stages.draw.from_stage=cold", "`from_stage: cold`, which is of kind sft; only a `select` stage"),
         (
@@ -69,14 +72,20 @@ def path(tmp_path):
             "a sample stage has no tools",
         ),
         (f"stages.draw.rollout_steps={rethink('mode: add')}", "a sample stage writes `group_size` rollouts"),
-        (f"stages.draw.rollout_steps={rethink('min_free_tokens: 512')}", "leave 512 of sampling.max_new_tokens=512 free, which none does"),
+        (
+            f"stages.draw.rollout_steps={rethink('min_free_tokens: 512')}",
+            "leave 512 of sampling.max_new_tokens=512 free, which none does",
+        ),
         ("stages.draw.sampling={temperature: 0}", "stages.1: temperature 0 makes all 4 rollouts of a prompt equal"),
         (
             "stages.again.from_stage=hard",
             "stage 'again' has `from_stage: hard` and `target_field: response`, but that stage keeps prompts",
         ),
         ("data.streaming={}", "stage 'draw' uses every sample once, but `data.streaming` has no end"),
-        ("response_format.thinking=required", "stage 'again': drop_thinking_prob makes responses without thinking, which"),
+        (
+            "response_format.thinking=required",
+            "stage 'again': drop_thinking_prob makes responses without thinking, which",
+        ),
         (
             "response_format={style: json, thinking: optional}",
             "stage 'again': drop_thinking_prob makes responses without thinking",
@@ -143,7 +152,9 @@ def test_streams_know_no_samples_to_order_or_repeat(tmp_path):
     assert "order 'sorted' has to know all samples" in refused(
         path, "data.streaming={}", "stages.rl.data_order={kind: sorted}"
     )
-    assert "repeat_samples_to has to know all samples" in refused(path, "data.streaming={}", "stages.rl.repeat_samples_to=9")
+    assert "repeat_samples_to has to know all samples" in refused(
+        path, "data.streaming={}", "stages.rl.repeat_samples_to=9"
+    )
 
 
 def test_a_base_reference_needs_a_penalty_and_never_moves(tmp_path):

@@ -25,12 +25,12 @@ import os
 import sys
 import time
 
-from mmrl.types import Term, Unscorable
+from mmrl.types import RewardValue, Unscorable
 from mmrl_rewards.contract import reward
 
 
 @reward(name="moody")
-def moody(response, sample) -> Term:
+def moody(response, sample) -> RewardValue:
     """Does what it is told to."""
     match response.text.removeprefix("<answer>").removesuffix("</answer>"):
         case "hang":
@@ -53,22 +53,22 @@ def moody(response, sample) -> Term:
             return None
         case "unscorable":
             raise Unscorable("as told")
-    return Term(len(response.text) % 7 / 7, f"length {len(response.text)}")
+    return RewardValue(len(response.text) % 7 / 7, f"length {len(response.text)}")
 
 
 @reward(name="pid")
-def pid(response, sample) -> Term:
+def pid(response, sample) -> RewardValue:
     """Says which process it runs in, and whether torch is in it."""
-    return Term(1.0, f"{os.getpid()} {'torch' in sys.modules} {os.environ.get('OMP_NUM_THREADS')}")
+    return RewardValue(1.0, f"{os.getpid()} {'torch' in sys.modules} {os.environ.get('OMP_NUM_THREADS')}")
 
 
-@reward(name="wary", deadline_s=2.0)
-def wary(response, sample) -> Term:
+@reward(name="wary", timeout_s=2.0)
+def wary(response, sample) -> RewardValue:
     """Declares that it may hang, and does."""
     return moody(response, sample)
 
 
-@reward(name="slow start", deadline_s=2.0)
+@reward(name="slow start", timeout_s=2.0)
 def slow_start(response, sample) -> float:
     """Its first call in a process takes longer than it may."""
     if "slow start" not in sys.modules:
@@ -92,7 +92,7 @@ def judge_of(tmp_path):
             for name, load in zip(names, loads, strict=True)
         ]
         judges.append(
-            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip_rollout", "timeout_s": 60.0} | judging))
+            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip", "timeout_s": 60.0} | judging))
         )
         return judges[-1]
 
@@ -117,17 +117,17 @@ def shown(groups):
 def test_workers_change_no_score_no_reason_no_order(judge_of, workers):
     texts = [f"{'x' * (index % 11)}{index}" for index in range(200)] + ["raise", "quit", "none", "unscorable"]
     texts += ["", " ", "\ud800", "\x00\x1b", "é" * 100_000]
-    here = judge_of("moody").judge(groups_of(texts), step=0)
-    there = judge_of("moody", workers=workers).judge(groups_of(texts), step=0)
+    here = judge_of("moody").score_groups(groups_of(texts), step=0)
+    there = judge_of("moody", workers=workers).score_groups(groups_of(texts), step=0)
     assert shown(there) == shown(here)
     assert sum(len(group.dropped) for group in here) == 4
-    assert [r.text for group in there for r in group.drawn if r.text not in OFTEN] == texts[:200] + texts[204:]
+    assert [r.text for group in there for r in group.all_rollouts if r.text not in OFTEN] == texts[:200] + texts[204:]
 
 
 def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
-    judge = judge_of("moody", workers=2, deadline_s=2.0)
+    judge = judge_of("moody", workers=2, timeout_s=2.0)
     texts = ["a", "hang", "b", "exit", "c", "spin", "d", "crash", *"efghijkl"]
-    (group,) = judge.judge(groups_of(texts, size=len(texts)), step=0)
+    (group,) = judge.score_groups(groups_of(texts, size=len(texts)), step=0)
     found = {skip.rollout.text: skip.failures["moody"] for skip in group.dropped}
     assert {text: failure.error_kind for text, failure in found.items()} == {
         "hang": RewardErrorKind.TIMEOUT,
@@ -137,14 +137,14 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
     }
     assert found["hang"].reason == "took more than 2 s"
     assert [r.text for r in group.rollouts] == [text for text in texts if len(text) == 1]
-    assert len(judge.judge(groups_of(["again"]), step=0)[0].scores) == 1
+    assert len(judge.score_groups(groups_of(["again"]), step=0)[0].scores) == 1
 
 
 def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
     texts = ["hang" if index % 25 == 7 else "fine" for index in range(200)]
-    judge = judge_of("moody", workers=4, deadline_s=2.0)
-    judge.judge(groups_of(["fine"]), step=0)
-    groups = judge.judge(groups_of(texts), step=0)
+    judge = judge_of("moody", workers=4, timeout_s=2.0)
+    judge.score_groups(groups_of(["fine"]), step=0)
+    groups = judge.score_groups(groups_of(texts), step=0)
     begun = [float(line) for line in (tmp_path / "moody.py.hung").read_text().split()]
     assert len(begun) == 8
     assert min(later - one for one, later in pairwise(sorted(begun))) < 2.0  # one is not waited for by the next
@@ -153,10 +153,10 @@ def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
 
 
 def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
-    (group,) = judge_of("wary").judge(groups_of(["hang", "fine"]), step=0)
+    (group,) = judge_of("wary").score_groups(groups_of(["hang", "fine"]), step=0)
     assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
     for options, elsewhere in (({"timeout_s": 5.0}, True), ({}, False)):
-        (group,) = judge_of("pid", options=options).judge(groups_of(["x"]), step=0)
+        (group,) = judge_of("pid", options=options).score_groups(groups_of(["x"]), step=0)
         assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere
 
 
@@ -187,14 +187,14 @@ def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, ha
 
 
 def test_a_terms_deadline_wins_over_the_rewards(judge_of):
-    (group,) = judge_of("wary", options={"timeout_s": 3.0}, deadline_s=100.0).judge(groups_of(["hang"]), step=0)
+    (group,) = judge_of("wary", options={"timeout_s": 3.0}, timeout_s=100.0).score_groups(groups_of(["hang"]), step=0)
     assert group.dropped[0].failures["wary"].reason == "took more than 3 s"
 
 
 def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judge_of):
     torch = pytest.importorskip("torch")
     assert torch.__name__ in sys.modules
-    groups = judge_of("pid", workers=2).judge(groups_of(["x"] * 64), step=0)
+    groups = judge_of("pid", workers=2).score_groups(groups_of(["x"] * 64), step=0)
     said = {score.terms["pid"].reason.split(" ", 1)[1] for group in groups for score in group.scores}
     pids = {score.terms["pid"].reason.split()[0] for group in groups for score in group.scores}
     assert said == {"False 1"}
@@ -205,30 +205,30 @@ def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judg
 def test_what_a_first_call_loads_is_no_reason_to_stop_it(judge_of):
     sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
     judge = judge_of("slow_start")
-    judge.check([sample], GRAMMAR)
-    assert judge.judge(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
+    judge.check_samples([sample], GRAMMAR)
+    assert judge.score_groups(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
 
 
 def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(judge_of):
     fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
     judge = judge_of("wary")
-    judge.check([fine], GRAMMAR)
+    judge.check_samples([fine], GRAMMAR)
     with pytest.raises(RewardError, match=r"reward 'wary' on sample 'h' \(task 't'\): took more than 2 s"):
-        judge.check([fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR)
+        judge.check_samples([fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR)
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.reward_workers._STARTUP_TIMEOUT_S", 10.0)
     sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
     with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
-        judge_of("wary").check([sample], GRAMMAR)
+        judge_of("wary").check_samples([sample], GRAMMAR)
 
 
 def test_a_reward_that_does_not_load_elsewhere_is_named(judge_of, tmp_path):
     judge = judge_of("moody", workers=1)
     (tmp_path / "moody.py").write_text("raise RuntimeError('no longer there')")
     with pytest.raises(RewardError, match="a process for rewards died while loading reward 'moody'"):
-        judge.judge(groups_of(["x"]), step=0)
+        judge.score_groups(groups_of(["x"]), step=0)
 
 
 def test_a_sample_that_cannot_be_sent_is_named(judge_of):
@@ -237,8 +237,8 @@ def test_a_sample_that_cannot_be_sent_is_named(judge_of):
     )
     judge = judge_of("moody", workers=1)
     with pytest.raises(UserError, match="cannot send samples odd to a worker process"):
-        judge.judge([[rollout("x", sample)]], step=0)
-    assert judge.judge(groups_of(["x"]), step=0)[0].totals == (1 / 7,)
+        judge.score_groups([[rollout("x", sample)]], step=0)
+    assert judge.score_groups(groups_of(["x"]), step=0)[0].totals == (1 / 7,)
 
 
 def children(pid):
@@ -248,7 +248,7 @@ def children(pid):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 def test_no_process_outlives_the_judge(judge_of):
     judge = judge_of("pid", workers=2)
-    groups = judge.judge(groups_of(["x"] * 64), step=0)
+    groups = judge.score_groups(groups_of(["x"] * 64), step=0)
     pids = {int(score.terms["pid"].reason.split()[0]) for group in groups for score in group.scores}
     assert all(alive(pid) for pid in pids)
     judge.close()
@@ -264,17 +264,17 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from functools import partial
 from pathlib import Path
 from scoring import as_read, rollout
-from mmrl import catalogue
-from mmrl.config.schema import Judging
-from mmrl.scoring import BoundTerm, Judge
+from mmrl.scoring import registry
+from mmrl.config.schema import ScoringConfig
+from mmrl.scoring import BoundTerm, RewardFunctionScorer
 
 if __name__ == "__main__":
-    load = partial(registry.find, "./moody.py:moody", Path({str(tmp_path)!r}), {{}})
-    term = BoundTerm(name="moody", reward=load(), load=load, options=as_read({{}}))
-    judge = Judge([term], Judging(workers=1, deadline_s=100.0))
-    judge.judge([[rollout("fine")]], step=0)
+    load = partial(registry.load_bound_reward, "./moody.py:moody", Path({str(tmp_path)!r}), {{}})
+    term = BoundTerm(name="moody", reward=load(), load_reward=load, options=as_read({{}}))
+    judge = RewardFunctionScorer([term], ScoringConfig(workers=1, timeout_s=100.0))
+    judge.score_groups([[rollout("fine")]], step=0)
     print("ready", flush=True)
-    judge.judge([[rollout("hang")]], step=0)
+    judge.score_groups([[rollout("hang")]], step=0)
 """)
     (tmp_path / "moody.py").write_text(REWARDS)
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as run:
@@ -293,18 +293,18 @@ def alive(pid):
 
 def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monkeypatch):
     judge = judge_of("moody", workers=1)
-    judge.judge(groups_of(["fine"]), step=0)
+    judge.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("mmrl.scoring.reward_workers.RewardWorkers._collect_outcomes", interrupted)
-        judge.judge(groups_of(["x"]), step=0)
-    assert judge.judge(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
+        judge.score_groups(groups_of(["x"]), step=0)
+    assert judge.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
 
 
 def interrupted(self, waiting, outcomes):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_deadline_is_a_number_of_seconds(deadline_s):
-    with pytest.raises(UserError, match=f"reward 'x': deadline_s {deadline_s} is no number of seconds above 0"):
-        reward(name="x", timeout_s=deadline_s)
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_deadline_is_a_number_of_seconds(timeout_s):
+    with pytest.raises(UserError, match=f"reward 'x': timeout_s {timeout_s} is no number of seconds above 0"):
+        reward(name="x", timeout_s=timeout_s)

@@ -52,7 +52,7 @@ def test_values_below_zero_are_for_sums(combine):
     penalty = constant(-0.5, low=-1.0, high=0.0)
     with pytest.raises(UserError, match=rf"combine {combine}: values of term 'odd' start at -1; give it"):
         judge_of(term(penalty), combine=combine)
-    assert scored(judge_of(term(penalty, transform={"scale": [0.0, 1.0]}), combine=combine), ANY).total == 0.5
+    assert scored(judge_of(term(penalty, transform={"rescale_to": [0.0, 1.0]}), combine=combine), ANY).total == 0.5
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_values_below_zero_are_for_sums(combine):
         ({"threshold": 0.5}, 0.5, 1.0),
         ({"threshold": 0.5}, 0.49, 0.0),
         ({"power": 2.0}, 0.5, 0.25),
-        ({"scale": [-1.0, 1.0]}, 0.25, -0.5),
-        ({"scale": [1.0, 0.0]}, 0.25, 0.75),
+        ({"rescale_to": [-1.0, 1.0]}, 0.25, -0.5),
+        ({"rescale_to": [1.0, 0.0]}, 0.25, 0.75),
         ({"threshold": 0.5, "rescale_to": [-1.0, 0.0]}, 0.1, -1.0),
         ({"clip": [0.2, 0.8], "power": 2.0, "rescale_to": [0.0, 1.0]}, 0.4, (0.16 - 0.04) / (0.64 - 0.04)),
     ],
@@ -80,7 +80,7 @@ def test_a_transform_that_does_not_suit_the_range_is_refused():
     with pytest.raises(UserError, match="term 'odd': its transform makes all values from 0 to 1 equal"):
         term(constant(0.0), transform={"threshold": 2.0})
     with pytest.raises(UserError, match="all values from 0 to 1 equal"):
-        term(constant(0.0), transform={"scale": [1.0, 1.0]})
+        term(constant(0.0), transform={"rescale_to": [1.0, 1.0]})
     with pytest.raises(UserError, match="a power of values from -1 is not defined; set transform.clip"):
         term(constant(0.0, low=-1.0), transform={"power": 0.5})
     term(constant(0.0, low=-1.0), transform={"power": 0.5, "clip": [0.0, 1.0]})
@@ -89,29 +89,29 @@ def test_a_transform_that_does_not_suit_the_range_is_refused():
 @pytest.mark.parametrize(("value", "above", "expected"), [(0.5, 0.0, 1.5), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)])
 def test_a_term_counts_only_if_its_gate_is_open(value, above, expected):
     gate = term(constant(value, name="gate"))
-    judge = judge_of(term(constant(1.0), gate="gate", requires_above=above), gate)
+    judge = judge_of(term(constant(1.0), requires="gate", requires_above=above), gate)
     assert scored(judge, ANY).total == expected
 
 
 def test_a_closed_gate_shuts_penalties_out_too():
-    penalty = term(constant(-1.0, low=-1.0, high=0.0), gate="gate")
+    penalty = term(constant(-1.0, low=-1.0, high=0.0), requires="gate")
     assert scored(judge_of(penalty, term(constant(0.0, name="gate"))), ANY).total == 0.0
 
 
 def test_gates_look_at_values_before_transforms():
     gate = term(constant(0.4, name="gate"), transform={"threshold": 0.5})
-    assert scored(judge_of(term(constant(1.0), gate="gate"), gate), ANY).total == 1.0
+    assert scored(judge_of(term(constant(1.0), requires="gate"), gate), ANY).total == 1.0
 
 
 def test_gates_that_cannot_work_are_refused():
     with pytest.raises(UserError, match="term 'odd': its gate 'fromat' is no other term; there are odd, format"):
-        judge_of(term(constant(1.0), gate="fromat"), term(constant(1.0, name="format")))
+        judge_of(term(constant(1.0), requires="fromat"), term(constant(1.0, name="format")))
     with pytest.raises(UserError, match="its gate 'odd' is no other term"):
-        judge_of(term(constant(1.0), gate="odd"))
-    with pytest.raises(UserError, match="counts in evaluation, but its gate 'format' is train_only"):
-        judge_of(term(constant(1.0), gate="format"), term(constant(1.0, name="format"), training_only=True))
+        judge_of(term(constant(1.0), requires="odd"))
+    with pytest.raises(UserError, match="counts in evaluation, but its gate 'format' is training_only"):
+        judge_of(term(constant(1.0), requires="format"), term(constant(1.0, name="format"), training_only=True))
     judge = judge_of(
-        term(number.exact, when={"task": ["count"]}), term(box.iou, gate="number", when={"task": ["find"]})
+        term(number.exact, when={"task": ["count"]}), term(box.iou, requires="number", when={"task": ["find"]})
     )
     with pytest.raises(UserError, match=r"sample 'f1' .*its gate 'number' does not apply to the same samples"):
         judge.check_samples([COUNT, FIND], GRAMMAR)

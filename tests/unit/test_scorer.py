@@ -137,7 +137,7 @@ def test_the_policy_to_stop_stops():
 
 def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     silent = rollout("", index=2)
-    (group,) = judge_of(term(number.exact), term(picky), on_error="skip_rollout").score_groups(
+    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups(
         [[WRONG, RIGHT, silent]], step=0
     )
     assert group.rollouts == (RIGHT,)
@@ -146,7 +146,7 @@ def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     assert group.dropped[0].rollout is WRONG
     failure = group.dropped[0].failures["picky"]
     assert failure.error_kind is RewardErrorKind.ERROR
-    assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_score.py:")
+    assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_scorer.py:")
     assert group.all_rollouts == (RIGHT, WRONG, silent)
     assert [name for name, _ in group.failures] == ["picky", "picky"]
 
@@ -171,13 +171,13 @@ def test_the_policy_to_fall_back_takes_the_terms_fallback_and_says_so(options, v
 
 
 def test_each_fault_has_its_own_policy():
-    judge = judge_of(term(picky), on_error="fallback", on_unscorable="skip_rollout")
+    judge = judge_of(term(picky), on_error="fallback", on_unscorable="skip")
     (group,) = judge.score_groups([[RIGHT, WRONG, rollout("", index=2)]], step=0)
     assert group.totals == (1.0, 0.0)
     assert len(group.dropped) == 1
 
 
-@pytest.mark.parametrize("policy", ["skip_rollout", "skip_group", "fallback"])
+@pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
 def test_evaluation_skips_nothing_so_that_two_looks_compare(policy):
     scores = judge_of(term(picky), on_unscorable=policy).score_eval([RIGHT, rollout("")])
     assert [score.total for score in scores] == [1.0, 0.0]

@@ -25,7 +25,7 @@ from mmrl.algo.group_rewards import (
 from mmrl.config.explain import explain
 from mmrl.config.load import load_config
 from mmrl.config.schema import GroupRewardConfig
-from mmrl.scoring import check_group_terms, group_terms_of, judge_of, weights_of
+from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -98,7 +98,7 @@ def calling(right, calls, views=None):
     rollouts = []
     for rollout, n, shown in zip(plain.rollouts, calls, views or [0] * len(calls), strict=True):
         (own,) = rollout.segments
-        reply = (said, *(replace(said, view=view) for _ in range(shown)), said)
+        reply = (said, *(replace(said, observation=view) for _ in range(shown)), said)
         rollouts.append(replace(rollout, segments=(own, *(part for _ in range(n) for part in (*reply, own)))))
     return replace(plain, rollouts=tuple(rollouts))
 
@@ -316,11 +316,11 @@ def configured(terms):
 
 def test_a_config_names_them_and_explains_them():
     loaded = configured(KIMI)
-    (term,) = group_terms_of(loaded.config, QUICKSTART.parent)
+    (term,) = build_group_rewards(loaded.config, QUICKSTART.parent)
     assert (term.name, term.options.weight, term.options.when) == ("kimi_length", 0.2, {"task": ("count",)})
     right = group([100, 300], [1, 1])
     named = replace(right, scores=tuple(Score(terms={"count": RewardValue(1.0, "")}, total=1.0) for _ in right.scores))
-    assert values(term.values(named)) == [0.5, -0.5]
+    assert values(term.compute(named)) == [0.5, -0.5]
     said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
     assert (
         "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, beside its siblings" in said
@@ -330,19 +330,19 @@ def test_a_config_names_them_and_explains_them():
 
 def test_the_rewards_that_a_term_reads_must_be_there_before_the_first_step():
     loaded = configured(KIMI.replace(", when: {task: [count]}", ""))
-    terms, judge = (make(loaded.config, QUICKSTART.parent) for make in (group_terms_of, judge_of))
+    terms, scorer = (make(loaded.config, QUICKSTART.parent) for make in (build_group_rewards, build_scorer))
     counting = group([1], [1]).prompt.sample
-    check_group_terms(terms, judge, [counting])
+    check_group_rewards(terms, scorer, [counting])
     with pytest.raises(
         UserError, match="'kimi_length' reads the term 'count', which does not apply to sample 's' of task 'read'"
     ):
-        check_group_terms(terms, judge, [counting, replace(counting, task="read")])
+        check_group_rewards(terms, scorer, [counting, replace(counting, task="read")])
 
 
 def test_advantages_per_term_weigh_group_terms_too():
     loaded = configured(KIMI)
-    judge, terms = (make(loaded.config, QUICKSTART.parent) for make in (judge_of, group_terms_of))
-    assert weights_of(judge, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
+    scorer, terms = (make(loaded.config, QUICKSTART.parent) for make in (build_scorer, build_group_rewards))
+    assert reward_weights(scorer, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
     scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
     with pytest.raises(UserError, match="kimi_length has a gate, a transform or a schedule"):
         load_config(QUICKSTART, [f"rewards.group_rewards=[{scheduled}]", "stages.1.advantage.combine=per_term"])
@@ -350,10 +350,10 @@ def test_advantages_per_term_weigh_group_terms_too():
 
 def test_a_term_may_be_in_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from mmrl.types import Term\ndef flat(group, *, of: float = 0.5):\n"
-        "    return tuple(Term(of, 'flat') for _ in group.rollouts)\n"
+        "from mmrl.types import RewardValue\ndef flat(group, *, of: float = 0.5):\n"
+        "    return tuple(RewardValue(of, 'flat') for _ in group.rollouts)\n"
     )
-    (term,) = group_terms_of(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
+    (term,) = build_group_rewards(configured("{fn: './mine.py:flat', args: {of: 0.25}}").config, tmp_path)
     assert add_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[term]).totals == (1.25, 0.25)
 
 
@@ -374,4 +374,4 @@ def test_a_term_may_be_in_a_file(tmp_path):
 )
 def test_a_term_that_makes_no_sense_is_refused(terms, complaint):
     with pytest.raises(UserError, match=complaint):
-        group_terms_of(configured(terms).config, QUICKSTART.parent)
+        build_group_rewards(configured(terms).config, QUICKSTART.parent)

@@ -3,11 +3,11 @@
 from functools import partial
 
 import pytest
-from selection import LAWLESS, Bank, asked, group
+from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, select_all
 from test_loop import World, train
 
-from mmrl.algo.group_filter import rejection_reason
-from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Sifting, find_media_problems
+from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
+from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import Group, TrainingState, UserError
 
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_named():
         rejection_reason(group("s", 0.0, 1.0, 1.0, 0.0, cut=2), DynamicSamplingConfig(max_truncated_frac=0.25))
         == "truncated"
     )
-    assert rejection_reason(Group(prompt=asked("s"), rollouts=(), scores=()), mixed()) == "unjudged"
+    assert rejection_reason(Group(prompt=make_prompt("s"), rollouts=(), scores=()), mixed()) == "unscored"
     level = DynamicSamplingConfig(
         ranges=(GroupRewardRangeConfig(term="right", low=0.4, high=0.6, require_mixed=False),)
     )
@@ -58,31 +58,31 @@ def test_what_is_wrong_is_named():
     assert rejection_reason(group("s", 0.5, 0.9), level) == "right"
 
 
-def sifting(options, prompts, media=LAWLESS):
-    bank = Bank(groups=prompts, rewards_differ=0)
-    return Sifting(Everything(bank.advantages), options, prompts, media)
+def dynamic_sampling(options, prompts, media=NO_CHANGED_MEDIA):
+    bank = Bank(groups=prompts, informative=0)
+    return select_all(bank.advantages, dynamic_sampling=options, prompts_per_step=prompts, changed_media=media)
 
 
 def test_rounds_go_on_until_enough_pass_or_are_over():
-    chooser, state = sifting(mixed(rounds=3), 2), TrainingState()
+    selector, state = dynamic_sampling(mixed(max_rounds=3), 2), TrainingState()
     good, bad = group("good", 0.0, 1.0), group("bad", 1.0, 1.0)
-    assert chooser.needs_another_round([], state, rounds=0)
-    assert chooser.needs_another_round([good, bad], state, rounds=1)
-    assert not chooser.needs_another_round([good, bad, good, bad], state, rounds=2)
-    assert not chooser.needs_another_round([bad] * 6, state, rounds=3)
+    assert selector.needs_another_round([], state, rounds=0)
+    assert selector.needs_another_round([good, bad], state, rounds=1)
+    assert not selector.needs_another_round([good, bad, good, bad], state, rounds=2)
+    assert not selector.needs_another_round([bad] * 6, state, rounds=3)
 
 
 def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     groups = [group(name, 0.0, 1.0, 1.0, 0.0) for name in "abc"] + [group("dull", 1.0, 1.0)]
     state = TrainingState()
-    choice = sifting(mixed(rounds=2), 2).select(groups, state)
+    choice = dynamic_sampling(mixed(max_rounds=2), 2).select(groups, state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["a"] * 4 + ["b"] * 4
     assert choice.groups == tuple(groups)
     assert choice.advantages == ((-0.5, 0.5, 0.5, -0.5), (-0.5, 0.5, 0.5, -0.5), (0.0,) * 4, (0.0,) * 2)
     assert state.carried_over == ()
 
-    chooser = sifting(ACCURACY, 2)
-    choice = chooser.select(groups, state)
+    selector = dynamic_sampling(ACCURACY, 2)
+    choice = selector.select(groups, state)
     assert [g.prompt.sample.id for g in state.carried_over] == ["c"]
     assert choice.metrics == {
         "dynamic_sampling/passed_frac": 0.75,
@@ -91,10 +91,10 @@ def test_a_surplus_is_dropped_or_learned_first_in_the_next_step():
     }
     state.step, state.version = 1, 1
     fresh = [group("d", 0.0, 0.0, 1.0, version=1), group("e", 0.0, 1.0, version=1)]
-    assert not chooser.needs_another_round(fresh, state, rounds=1)
-    choice = chooser.select(fresh, state)
+    assert not selector.needs_another_round(fresh, state, rounds=1)
+    choice = selector.select(fresh, state)
     learned = [(e.rollout.prompt.sample.id, e.staleness, e.old_logprobs_source) for e in choice.experiences]
-    assert learned == [("c", 1, "sampler")] * 4 + [("d", 0, None)] * 3
+    assert learned == [("c", 1, "recorded")] * 4 + [("d", 0, None)] * 3
     assert choice.advantages[1] == (0.0, 0.0)
     assert [g.prompt.sample.id for g in state.carried_over] == ["e"]
 
@@ -105,18 +105,18 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
     def ask(sample):
         raise UserError("c.png: no such file")
 
-    chooser = sifting(ACCURACY, 2, ChangedMediaDetector(partial(find_media_problems, ask), said.append))
+    selector = dynamic_sampling(ACCURACY, 2, ChangedMediaDetector(partial(find_media_problems, ask), said.append))
     state = TrainingState(carried_over=(group("c", 0.0, 1.0),))
-    choice = chooser.select([group("d", 0.0, 1.0)], state)
+    choice = selector.select([group("d", 0.0, 1.0)], state)
     assert [e.rollout.prompt.sample.id for e in choice.experiences] == ["d"] * 2
-    assert said == ["sample c: c.png: no such file; its rollouts of earlier steps are forgotten"]
+    assert said == ["sample c: c.png: no such file; its rollouts of earlier steps are dropped"]
 
 
 def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():
     world, state = World(rewards=(1.0, 1.0)), TrainingState()
-    chooser = sifting(DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=3), 2)
+    selector = dynamic_sampling(DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=3), 2)
     with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all .*`filter` left it"):
-        train(world, state, steps=10, chooser=chooser)
+        train(world, state, steps=10, selector=selector)
     assert [call for call in world.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
     assert state.data_position == 12
     assert world.learned == [(), ()]
