@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse, read_items
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import read_rows
 
 MEGABYTE = 1_000_000
