@@ -220,10 +220,10 @@ def parse_size(value: object) -> Size | None:
     """
     if value is None:
         return None
-    is_pair = isinstance(value, list | tuple) and len(value) == 2
-    if not is_pair or not all(isinstance(side, int) and side > 0 for side in value):
+    sides = value if isinstance(value, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(f"the size is {value!r:.40}, not [width, height]")
-    return Size(*value)
+    return Size(*sides)
 
 
 def subset_values(value: object) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 The judge sees no other response, never overrules a rule, and has a column of its own in verdicts and reports.
 
 Source: judges complete the rules in the official pipelines of MathVista (arXiv:2310.02255) and EMMA (arXiv:2501.05444).
-Departures: rules come first and are final, no judge is asked by default, and reports give the accuracy with and without.
+Departures: rules come first and are final, no judge is asked by default, and reports give the accuracy with and
+without it.
 """
 
 from __future__ import annotations

@@ -142,9 +142,8 @@ def hide_media(question_set: QuestionSet, method: str) -> QuestionSet:
     """
     entries = []
     for question in question_set.questions.entries:
-        if question.sample is not None:
-            question = replace(question, sample=_hide_sample_media(question.sample, method))
-        entries.append(question)
+        sample = None if question.sample is None else _hide_sample_media(question.sample, method)
+        entries.append(replace(question, sample=sample))
     return replace(question_set, questions=replace(question_set.questions, entries=tuple(entries)))
 
 

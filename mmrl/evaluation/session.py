@@ -32,6 +32,7 @@ from mmrl.ports import RolloutPipeline
 from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
 from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 
@@ -303,8 +304,9 @@ def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> 
 def _answer_share(share: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
     if not share:
         return []
+    samples = [sample for _, sample in share]
     # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-    batch = session.pipeline.run([session.processor.build(sample) for _, sample in share], step=0)
+    batch = answer_samples(samples, session.processor, session.pipeline, step=0)
     predictions = []
     for (item_id, _), group in zip(share, batch.groups, strict=True):
         for rollout in group:

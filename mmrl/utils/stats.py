@@ -177,7 +177,9 @@ def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
 
 
 def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
-    """Return the chance that at least one of k responses, drawn without replacement, is correct: 1 - C(n-c, k) / C(n, k).
+    """Return the chance that one of k responses or more, drawn without replacement, is correct.
+
+    The chance is 1 - C(n - c, k) / C(n, k).
 
     Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1).
 

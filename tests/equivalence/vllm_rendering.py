@@ -68,10 +68,10 @@ def _metadata(plan: Any) -> dict[str, Any]:
     return {
         "fps": plan.fps,
         "frames_indices": list(plan.indices),
-        "total_num_frames": plan.total,
-        "duration": plan.total / plan.fps,
-        "width": plan.resized.width,
-        "height": plan.resized.height,
+        "total_num_frames": plan.total_frames,
+        "duration": plan.total_frames / plan.fps,
+        "width": plan.resized_size.width,
+        "height": plan.resized_size.height,
         "video_backend": "decord",
         "do_sample_frames": False,
     }
@@ -103,7 +103,7 @@ class Upstream:
         self.placeholders = scene.processor.placeholders
         self._processor, self._model = scene.processor, scene.policy.model
 
-    def tensors(self, prompt: Prompt) -> PromptTensors:
+    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
         ours = self._processor.prompt_tensors(prompt)
         ids = torch.tensor([prompt.token_ids])
         positions, _ = self._model.model.get_rope_index(
@@ -115,5 +115,5 @@ class Upstream:
         )
         return replace(ours, position_ids_3P=positions[:, 0])
 
-    def seen(self, view: MediaObservation) -> PromptTensors:
+    def tool_media_tensors(self, view: MediaObservation) -> PromptTensors:
         return self._processor.tool_media_tensors(view)

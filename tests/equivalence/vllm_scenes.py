@@ -230,7 +230,7 @@ class Scene:
 
 
 def ids(groups: Any) -> list[list[list[int]]]:
-    return [[[token for segment in r.segments for token in segment.ids] for r in group] for group in groups]
+    return [[[token for segment in r.segments for token in segment.token_ids] for r in group] for group in groups]
 
 
 def refusal(act: Callable[[], Any]) -> str:

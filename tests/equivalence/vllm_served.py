@@ -94,13 +94,13 @@ class Fragile(Replica):
     def start(self) -> None:
         self._num_starts += 1
 
-    def wait(self) -> None:
+    def wait_until_ready(self) -> None:
         pass
 
-    def load(self, weights: WeightStream, spread: int) -> None:
+    def load_weights(self, weights: WeightStream, num_workers: int) -> None:
         raise ReplicaError(f"it broke {'again' if self._num_starts > 1 else 'once'}")
 
-    def _words(self) -> str:
+    def _log_tail(self) -> str:
         return "none"
 
 

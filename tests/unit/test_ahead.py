@@ -45,7 +45,7 @@ class Rows:
 
 @contextmanager
 def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
-    options = {"skip": False, "warn": warn, **left_out}
+    options = {"skip_unusable": False, "warn": warn, **left_out}
     if not count:
         yield Prefetcher(order, processor, None, **options)
         return
@@ -61,24 +61,24 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
     plain, processor = world.fresh(), world.fresh()
     with (
         ahead(order, plain) as here,
-        ahead(order, processor, work=world.fresh().process, count=count) as there,
+        ahead(order, processor, work=world.fresh().encode, count=count) as there,
     ):
         for cursor in (0, 5, 10, 3):  # the last one a return, which nobody could foresee
             samples = there.take(cursor, 5)
             assert samples == here.take(cursor, 5) == order.take(cursor, 5)
             for one in samples:
-                prompt = processor.ask(one)
-                assert prompt == plain.ask(one)
+                prompt = processor.build(one)
+                assert prompt == plain.build(one)
                 assert prompt.sample is one
-                assert torch.equal(processor.tensors(prompt).image_patches_MD, plain.tensors(prompt).image_patches_MD)
-                assert torch.equal(processor.tensors(prompt).position_ids_3P, plain.tensors(prompt).position_ids_3P)
+                assert torch.equal(processor.get_tensors(prompt).image_patches_MD, plain.get_tensors(prompt).image_patches_MD)
+                assert torch.equal(processor.get_tensors(prompt).position_ids_3P, plain.get_tensors(prompt).position_ids_3P)
 
 
 def test_processes_are_one_step_ahead_and_no_more(tiny):
     world = tiny()
     order = Rows([replace(one, id=f"{one.id}-{i}") for i in range(3) for one in world.samples])
     processor = world.fresh()
-    with ahead(order, processor, work=world.fresh().process, count=1) as source:
+    with ahead(order, processor, work=world.fresh().encode, count=1) as source:
         for cursor in (0, 4, 8):
             assert len(source.take(cursor, 4)) == 4
             assert order.taken == cursor + 8
@@ -94,7 +94,7 @@ def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkey
     submit = Workers.submit
     monkeypatch.setattr(Workers, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
     order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
-    with ahead(order, world.fresh(), work=world.fresh().process, count=1) as source:
+    with ahead(order, world.fresh(), work=world.fresh().encode, count=1) as source:
         cursor, taken = 0, []
         for count in (6, 2, 5, 6, 1, 4):
             taken += source.take(cursor, count)
@@ -199,7 +199,7 @@ def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
     rows = [*world.samples[:2], *unusable(tmp_path), *world.samples[2:4]]
     processor = world.fresh()
     made = ahead(
-        Rows(rows), processor, work=world.fresh().process, count=count, skip=True, drop_long=True, warn=told.append
+        Rows(rows), processor, work=world.fresh().encode, count=count, skip_unusable=True, drop_too_long=True, warn=told.append
     )
     with made as source:
         samples = source.take(0, len(rows))
@@ -220,11 +220,11 @@ def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_pa
             pytest.raises(UserError, match=message),
         ):
             source.take(0, 2)
-    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip=True) as source, pytest.raises(PromptTooLongError):
+    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip_unusable=True) as source, pytest.raises(PromptTooLongError):
         source.take(0, 2)
     nothing = "not one of the 2 samples from position 0 on can be used"
     with (
-        ahead(Rows([damaged, broken]), tiny().fresh(), skip=True) as source,
+        ahead(Rows([damaged, broken]), tiny().fresh(), skip_unusable=True) as source,
         pytest.raises(UserError, match=nothing),
     ):
         source.take(0, 2)
@@ -233,7 +233,7 @@ def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_pa
 def test_many_bad_rows_do_not_flood_the_console(tiny):
     told = []
     rows = [tiny().samples[0], *(RejectedRow(str(i), "no") for i in range(50))]
-    with ahead(Rows(rows), tiny().fresh(), skip=True, warn=told.append) as source:
+    with ahead(Rows(rows), tiny().fresh(), skip_unusable=True, warn=told.append) as source:
         assert len(source.take(0, 51)) == 1
     assert len(told) == 5
     assert told[-1].endswith("from here on they are only counted, in data/dropped")
@@ -243,18 +243,18 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     world = tiny()
     processor, processed = world.fresh(), []
-    process = processor.process
-    processor.process = lambda one: processed.append(one.id) or process(one)
+    process = processor.encode
+    processor.encode = lambda one: processed.append(one.id) or process(one)
     with ahead(Rows(world.samples), processor) as source:
         step = source.take(0, 6)
-        held_out = processor.ask(world.samples[8])  # an evaluation in between
-        prompts = [processor.ask(one) for one in step]
+        held_out = processor.build(world.samples[8])  # an evaluation in between
+        prompts = [processor.build(one) for one in step]
         for prompt in [*prompts, *prompts]:
-            processor.tensors(prompt)
+            processor.get_tensors(prompt)
         assert processed == [one.id for one in (*step, world.samples[8])]
         source.take(6, 2)
-        processor.tensors(prompts[0])  # the step before is gone
-        processor.tensors(held_out)
+        processor.get_tensors(prompts[0])  # the step before is gone
+        processor.get_tensors(held_out)
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 

@@ -199,7 +199,7 @@ def test_what_one_grammar_took_another_refuses_each_time():
     assert NONE.parse(NONE.render(long), AnswerType.TEXT).value == long.value.strip()
 
 
-@pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.think)
+@pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.thinking)
 @pytest.mark.parametrize("kind", AnswerType)
 def test_the_instruction_states_what_the_parser_reads(grammar, kind):
     sentence = grammar.instruction(kind, CoordinateSystem.NORM_1000)

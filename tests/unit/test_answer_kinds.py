@@ -307,7 +307,7 @@ def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
 @pytest.mark.parametrize(
     "grammar", [TAGS, BOXED, JSON, OBSERVE, ResponseFormat(style="json", sections=(ResponseSection("plan"),))]
 )
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
 def test_a_specimen_has_no_problems(grammar, target):
     assert grammar.parse(grammar.build_example(target), target.kind).problems == ()
 
@@ -365,7 +365,7 @@ def test_impossible_names_are_refused(names):
         ResponseFormat(**names)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
 def test_reframing_there_and_back(target):
     resize = ResizeMap(Size(640, 480), Size(320, 160))
     value = validate_value(target.kind, target.value)

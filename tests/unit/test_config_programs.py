@@ -7,7 +7,7 @@ from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
 from mmrl.config import load_config
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.schema import RethinkConfig
 from mmrl.config.schema.presets import RETHINK_PRESETS

@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 def facts(sample):
     """Everything of a sample but where its files lie."""
     parts = [part if isinstance(part, str) else (type(part), part.sha256) for part in sample.parts]
-    return sample.id, sample.task, parts, sample.target, sample.label, sample.thought, sample.meta
+    return sample.id, sample.task, parts, sample.target, sample.label, sample.thinking, sample.meta
 
 
 def read(snippet, base):
@@ -112,7 +112,7 @@ def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
 
 
 SLOW = """\
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 def rows(place, *, split: str, fail: str):
     yield from scenes.counting(place, split=split, size=3)
@@ -212,7 +212,7 @@ def test_labels_thoughts_and_boxes_go_along(tmp_path):
     ref = picture(tmp_path / "camera")
     box = Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4.5], coordinate_system=CoordinateSystem.PX_ORIGINAL)
     given = [
-        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thought="Left.", meta={"by": "Ann"}),
+        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thinking="Left.", meta={"by": "Ann"}),
         sample(id="meter/train/2", parts=(ref, "Where?"), target=box),
     ]
     options = write(given, tmp_path / "out")

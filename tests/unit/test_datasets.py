@@ -130,7 +130,7 @@ def test_pictures_are_files_with_the_stated_digest_and_survive_damage(generate, 
     (sample,) = generate(place, split="validation", size=1)
     file = Path(sample.images[0].path)
     assert hashlib.sha256(file.read_bytes()).hexdigest() == sample.images[0].sha256
-    assert file.parent == place.work / f"{sample.task}-validation"
+    assert file.parent == place.work_dir / f"{sample.task}-validation"
     assert pixels(sample).shape == (48, 48, 3)
     before = file.stat().st_mtime_ns
     assert list(generate(place, split="validation", size=1)) == [sample]
@@ -301,7 +301,7 @@ def test_the_worked_example_of_the_readme_runs(place):
     text = (ROOT / "datasets" / "README.md").read_text(encoding="utf-8")
     module = types.ModuleType("my_data")
     exec(text.split("```python\n")[1].split("```")[0], module.__dict__)
-    folder = place.base / "meters"
+    folder = place.base_dir / "meters"
     folder.mkdir()
     (folder / "1.jpg").write_bytes(b"a picture")
     (folder / "train.csv").write_text("file,reading\n1.jpg,41.5\n2.jpg,7\n1.jpg,seven\n", encoding="utf-8")

@@ -156,7 +156,7 @@ def test_bins_cover_all_values_once():
     ):
         found = make_bins(values)
         assert len(found) <= 12
-        assert sum(each.count for each in found) == len(values)
+        assert sum(each.num_values for each in found) == len(values)
         for low, high, count in found:
             assert count == sum(low <= value <= high for value in values)
         assert len(text_histogram(values)) == len(found)

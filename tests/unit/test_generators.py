@@ -76,7 +76,7 @@ def test_media_are_files_with_the_stated_digest(generate, place):
     for sample in generate(place, split="validation", size=2):
         for ref in sample.media:
             assert hashlib.sha256(Path(ref.path).read_bytes()).hexdigest() == ref.sha256
-            assert Path(ref.path).parent == place.work / f"{sample.task}-validation"
+            assert Path(ref.path).parent == place.work_dir / f"{sample.task}-validation"
         assert sample.id.startswith(f"{sample.task}/validation/")
 
 
@@ -84,7 +84,7 @@ def test_media_are_files_with_the_stated_digest(generate, place):
 def test_another_process_makes_the_same_bytes(generate, place):
     code = (
         f"import pathlib; from mmrl.types import Place; from {generate.__module__} import {generate.__name__} as g\n"
-        f"p = pathlib.Path({str(place.work)!r}) / 'again'\n"
+        f"p = pathlib.Path({str(place.work_dir)!r}) / 'again'\n"
         "print(*[s.media[0].sha256 for s in g(Place(work=p, base=p, seed=0), split='test', size=2)])"
     )
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -127,7 +127,7 @@ def test_no_composition_is_in_two_splits(generate, options, composition, place):
         (jigsaw.order, {"rows": 1, "columns": 1}, "nothing to shuffle"),
         (jigsaw.order, {"rows": 1}, "identity: true"),
         (jigsaw.order, {"mask": 0.5}, "mask=0.5"),
-        (jigsaw.order, {"answer": "letters"}, "response_format='letters' is unknown"),
+        (jigsaw.order, {"answer": "letters"}, "answer='letters' is unknown"),
         (jigsaw.relation, {"tile_px": 4}, "tile_px=4 must be at least 8"),
         (charts.charts, {"chart": "radar"}, "chart='radar' is unknown"),
         (charts.charts, {"ask": "mean"}, "ask='mean' is unknown"),

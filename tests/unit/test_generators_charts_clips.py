@@ -242,7 +242,7 @@ def test_no_composition_is_in_two_splits(generate, place):
 @pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
 def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
     (sample,) = shape_videos.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
-    store = MediaCache(MediaPolicy(roots=(place.work,)), MediaLimitsConfig(), max_bytes=0)
+    store = MediaCache(MediaPolicy(roots=(place.work_dir,)), MediaLimitsConfig(), max_bytes=0)
     small = VideoConfig(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
     clip = store.read_video(sample.media[0], FrameSampling(video=small, patch_size=14))
     assert clip.plan.indices == tuple(range(frames))
@@ -254,7 +254,7 @@ def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
 
 def test_by_default_a_clip_is_seen_whole(place):
     (sample,) = shape_videos.direction(place, split="test", size=1)
-    store = MediaCache(MediaPolicy(roots=(place.work,)), MediaLimitsConfig(), max_bytes=0)
+    store = MediaCache(MediaPolicy(roots=(place.work_dir,)), MediaLimitsConfig(), max_bytes=0)
     assert store.get_frame_plan(sample.media[0], FrameSampling(video=VideoConfig(), patch_size=14)).indices == tuple(
         range(8)
     )

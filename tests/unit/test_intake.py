@@ -24,16 +24,16 @@ from mmrl.types import ImageRef, MediaPolicy, PromptTooLongError, Size, UserErro
 ROWS = """
 import hashlib
 from pathlib import Path
-from mmrl.types import ImageRef, Kind, Sample, Target
+from mmrl.types import AnswerType, ImageRef, Sample, Target
 
 def rows(place, *, split: str, size: int):
-    files = sorted((place.base / "pictures").iterdir())
+    files = sorted((place.base_dir / "pictures").iterdir())
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     for number in range(size):
         file, digest = files[number % len(files)], digests[number % len(files)]
         path = f"{file.parent}/{'./' * (number // len(files))}{file.name}"  # another reference to the same file
         parts = (ImageRef(path=path, sha256=digest), "How many?")
-        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=Target(kind=Kind.NUMBER, value=1))
+        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=Target(answer_type=AnswerType.NUMBER, value=1))
 """
 
 
@@ -93,11 +93,11 @@ def test_other_processes_see_what_this_one_sees(folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_picture_is_found_whoever_opens_it(folder, workers):
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
-    loader, store = intake(folder, workers=workers, bad_sample="skip")
+    loader, store = intake(folder, media_workers=workers, on_bad_sample="skip")
     assert [sample.id for sample in loader.load().train][3:6] == ["train-3", "train-5", "train-6"]
     assert store.image_size(refs(folder / "pictures")[7]) == Size(27, 30)
     with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
-        intake(folder, workers=workers)[0].load()
+        intake(folder, media_workers=workers)[0].load()
 
 
 def die(ref: ImageRef) -> Size:
@@ -129,7 +129,7 @@ def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsy
         loader, _ = intake(folder, **data)
         with pytest.raises(UserError, match=f"(?s){refused}"):
             loader.filter_by_prompt(loader.load(), refuse_even)
-    loader, _ = intake(folder, bad_sample="skip", over_long="drop")
+    loader, _ = intake(folder, on_bad_sample="skip", on_too_long="skip")
     assert len(loader.filter_by_prompt(loader.load(), refuse_even).train) == 50 - 13 - 1
     said = capsys.readouterr().out
     assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in said
@@ -149,26 +149,25 @@ def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
         with pytest.raises(UserError, match=f"keep: sample train-0 has no number in column 'pass_rate' .*{shown}"):
             intake(folder, train=[{**source, "fn": f"./{name}.py:rows"}])[0].load()
     with pytest.raises(UserError, match=r"no number in column 'rate' of its meta \(None\); there is pass_rate"):
-        intake(folder, train=[{**source, "keep": {"column": "rate", "low": 0}}])[0].load()
+        intake(folder, train=[{**source, "row_filter": {"column": "rate", "low": 0}}])[0].load()
 
 
 MEASURE = """
 import resource, sys
 from pathlib import Path
 from PIL import Image
-from mmrl.data.load import Intake, place_of
+from mmrl.data.load import DatasetLoader, make_dataset_context
 from mmrl.log.console import Console
-from mmrl.media.opened_index import Ledger
-from mmrl.media.cache import MediaStore
+from mmrl.media.cache import MediaCache
 sys.path.insert(0, {tests!r})
 from test_intake import config
 
 folder = Path({folder!r})
 for size in (1000, 10_000):
     settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
-    place = place_of(settings, folder, folder / "work")
-    store = MediaStore(place.access, settings.data.limits, max_bytes=10_000_000)
-    samples = Intake(settings, place, store, Console()).load()
+    place = make_dataset_context(settings, folder, folder / "work")
+    store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10_000_000)
+    samples = DatasetLoader(settings, place, store, Console()).load()
     assert len(samples.train) == size
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

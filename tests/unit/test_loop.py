@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from selection import select_all
 
-from mmrl.algo.select_experiences import Everything
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.training import rl, sft
 from mmrl.types import (
@@ -135,7 +135,7 @@ def train(world, state, *, steps=3, max_barren_steps=2, shape=lambda group, step
     )
     ports = ("source", "asker", "program", "sampler", "judge", "learner", "teller", "gate", "keeper")
     rl.run_rl_stage(
-        plan, rl.RlComponents(**dict.fromkeys(ports, world), selector=chooser or Everything(centred)), state
+        plan, rl.RlComponents(**dict.fromkeys(ports, world), selector=chooser or select_all(centred)), state
     )
 
 

@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 import torch
+from selection import NO_CHANGED_MEDIA
 from test_dealing import Rank
 from test_loop import World, answer, ask, sample, train
 
-from mmrl.algo.select_experiences import Everything
-from mmrl.algo.staleness import Lagging
+from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
 from mmrl.distributed.ranks import SharedRolloutPipeline, SingleProcess
@@ -191,12 +191,17 @@ def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
     assert len(mine.probes) == 1
 
 
-@pytest.mark.parametrize(("corrected", "old"), [(False, "sampler"), (True, None)])
+@pytest.mark.parametrize(("corrected", "old"), [(False, "recorded"), (True, None)])
 def test_what_is_old_is_known_to_be(corrected, old):
     """Below its ratio stands what it was drawn with, unless importance weights correct for the step between."""
     rollouts = [versioned(answer(ask(sample(0)), i), version) for i, version in enumerate((5, 4))]
     group = Group(prompt=ask(sample(0)), rollouts=tuple(rollouts), scores=World().scores())
-    chooser = Lagging(Everything(lambda groups: [(0.5, -0.5)] * len(groups)), corrected=corrected)
+    chooser = SelectionPipeline(
+        compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
+        changed_media=NO_CHANGED_MEDIA,
+        stale_old_logprobs=None if corrected else "recorded",
+        rollouts_may_be_stale=True,
+    )
     choice = chooser.select([group], TrainingState(version=5))
     assert [(e.staleness, e.old_logprobs_source) for e in choice.experiences] == [(0, None), (1, old)]
     assert choice.metrics == {"rollout/staleness_mean": 0.5, "rollout/staleness_max": 1.0}

@@ -47,14 +47,14 @@ def place(tmp_path):
 def stored(place, content, ending=".png"):
     """How a picture that was unpacked is referred to, once it is seen to be there."""
     digest = hashlib.sha256(content).hexdigest()
-    path = place.work / "media" / digest[:2] / f"{digest}{ending}"
+    path = place.work_dir / "media" / digest[:2] / f"{digest}{ending}"
     assert path.read_bytes() == content
     return ImageRef(path=str(path), sha256=digest)
 
 
 def picture(place, name, content=b"a picture"):
     """A picture as a file, and how it is referred to."""
-    path = place.base / name
+    path = place.base_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return ImageRef(path=str(path), sha256=hashlib.sha256(content).hexdigest())
@@ -72,16 +72,16 @@ GOOD = {"key": "k1", "pics": "a.png", "q": "How many?", "a": 3}
 
 @pytest.fixture
 def read(place):
-    (place.base / "pics").mkdir()
+    (place.base_dir / "pics").mkdir()
     for name in ("a", "b"):
-        (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
-    (place.base.parent / "secret.png").write_bytes(b"outside")
-    (place.base / "pics" / "link.png").symlink_to(place.base.parent / "secret.png")
-    (place.base / "pics" / "loop.png").symlink_to("loop.png")
+        (place.base_dir / "pics" / f"{name}.png").write_bytes(name.encode())
+    (place.base_dir.parent / "secret.png").write_bytes(b"outside")
+    (place.base_dir / "pics" / "link.png").symlink_to(place.base_dir.parent / "secret.png")
+    (place.base_dir / "pics" / "loop.png").symlink_to("loop.png")
 
     def read(*lines, **options):
         text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
+        (place.base_dir / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
         settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "media_root": "pics"}
         return list(table.rows(place, **(settings | options)))
 
@@ -89,7 +89,7 @@ def read(place):
 
 
 def ref(place, name):
-    return ImageRef(path=str(place.base / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
+    return ImageRef(path=str(place.base_dir / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
 
 
 def test_a_row_becomes_a_sample(read, place):
@@ -113,9 +113,9 @@ def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
     one, other = read(
         {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
     )
-    assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
+    assert (one.id, one.parts, one.thinking) == ("rows/train/line-1", ("1+1?",), "Hm.")
     assert one.label == Target(answer_type=AnswerType.NUMBER, value=3)
-    assert (other.label, other.thought) == (None, None)
+    assert (other.label, other.thinking) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reaso
     good, bad = read(GOOD | {"key": "fine"}, line)
     assert isinstance(good, Sample)
     assert isinstance(bad, RejectedRow)
-    assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
+    assert bad.reason.startswith(f"{place.base_dir / 'rows.jsonl'}:2: ")
     assert reason in bad.reason
 
 
@@ -305,7 +305,7 @@ def test_each_row_may_have_a_kind_of_its_own(read):
         frame="px_original",
     )
     assert number.target == Target(answer_type=AnswerType.NUMBER, value=3)
-    assert (box.target.kind, box.target.frame) == (AnswerType.BOX, CoordinateSystem.PX_ORIGINAL)
+    assert (box.target.answer_type, box.target.coordinate_system) == (AnswerType.BOX, CoordinateSystem.PX_ORIGINAL)
     assert letter.target == Target(answer_type=AnswerType.CHOICE, value="C")
     assert "kind='chioce' is unknown (did you mean 'choice'?)" in bad.reason
 
@@ -315,7 +315,7 @@ def test_the_cards_example_of_coordinates_in_json_is_what_the_reward_reads(place
     (example,) = (yaml for yaml in re.findall(r"```yaml\n(.*?)```", card, re.DOTALL) if "kind: json" in yaml)
     media = [picture(place, name, name.encode()) for name in ("l.png", "r.png")]
     row = {"left": "l.png", "right": "r.png", "thing": "the cup", "which": 2, "x": 100, "y": 20, "w": 40, "h": 30}
-    (place.base / "pairs.jsonl").write_text(json.dumps(row))
+    (place.base_dir / "pairs.jsonl").write_text(json.dumps(row))
     (sample,) = table.rows(place, **YAML(typ="safe").load(example)["args"])
     assert sample.parts[:2] == tuple(media)
     assert sample.target == Target(
@@ -386,7 +386,7 @@ def test_a_column_that_some_rows_lack_spoils_only_those(read):
 
 def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
     monkeypatch.setattr(row_to_sample._MissingColumnCheck, "MAX_ROWS", 3)
-    (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
+    (place.base_dir / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
     results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
     assert isinstance(next(results), RejectedRow)
     with pytest.raises(UserError, match=r"a\.jsonl:1: there is no column 'qq' \(did you mean 'q'\?\)"):
@@ -395,17 +395,17 @@ def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatc
 
 def test_a_bom_is_no_content_and_utf16_is_refused(place):
     options = {"columns": {"question": "q", "answer": "a"}, "kind": "number"}
-    (place.base / "a.jsonl").write_bytes('{"q": "Où?", "a": 1}\n'.encode("utf-8-sig"))
+    (place.base_dir / "a.jsonl").write_bytes('{"q": "Où?", "a": 1}\n'.encode("utf-8-sig"))
     (sample,) = table.rows(place, path="a.jsonl", **options)
     assert sample.parts == ("Où?",)
-    (place.base / "b.jsonl").write_text('{"q": "?", "a": 1}\n', encoding="utf-16")
+    (place.base_dir / "b.jsonl").write_text('{"q": "?", "a": 1}\n', encoding="utf-16")
     with pytest.raises(UserError, match="is UTF-16; save it as UTF-8"):
         list(table.rows(place, path="b.jsonl", **options))
 
 
 def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
-    (place.base / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
+    (place.base_dir / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
     tracemalloc.start()
     bad, good = table.rows(place, path="a.jsonl", columns={"question": "q", "answer": "a"}, kind="number")
     peak = tracemalloc.get_traced_memory()[1]
@@ -420,7 +420,7 @@ def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
 
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"version": 1, "data": rows}])
 def test_a_list_or_what_is_under_data(place, wrap):
-    (place.base / "a.json").write_text(json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])), encoding="utf-8-sig")
+    (place.base_dir / "a.json").write_text(json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])), encoding="utf-8-sig")
     good, bad = table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number")
     assert (good.id, good.parts) == ("a/train/row-1", ("1+1?",))
     assert "a.json: row 2: must be an object of columns, is [3]" in bad.reason
@@ -428,14 +428,14 @@ def test_a_list_or_what_is_under_data(place, wrap):
 
 @pytest.mark.parametrize("content", [b"[1,", b"\xff", b'{"rows": []}', b"3", b"[" * 99_999])
 def test_what_is_no_list_is_refused(place, content):
-    (place.base / "a.json").write_bytes(content)
+    (place.base_dir / "a.json").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.json: (is not JSON|must be a list of rows)"):
         list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
 
 
 def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.formats.json_file.MAX_BYTES", 5)
-    (place.base / "a.json").write_text("[{}, {}]")
+    (place.base_dir / "a.json").write_text("[{}, {}]")
     with pytest.raises(UserError, match="write it as JSON Lines"):
         list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
 
@@ -445,7 +445,7 @@ def test_rec_rows_of_vlm_r1(place):
     row = {"image": "train2014/1.jpg", "problem": "the left cup", "solution": [10, 20, 30, 40],
            "normalized_solution": [0.1, 0.2, 0.3, 0.4], "height": 100, "width": 100}  # fmt: skip
     nan = row | {"solution": [10, float("nan"), 30, 40]}
-    (place.base / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
+    (place.base_dir / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
     settings = {"path": "rec.json", "media_root": "coco", "kind": "box", "prompt": "Where is {{ problem }}?"}
     good, *bad = table.rows(place, **settings, columns={"images": "image", "answer": "solution"}, frame="px_original")
     assert good.parts == (ref, "Where is the left cup?")
@@ -483,20 +483,20 @@ def check_easy(place, results):
     assert "answer must be a finite number" in word.reason
     assert "embedded picture has 0 bytes, must have 1 to 50,000,000; see data.limits.max_bytes" in empty.reason
     assert plain.parts == ("1+1?",)
-    assert len([file for file in (place.work / "media").rglob("*") if file.is_file()]) == 1, "stored once"
+    assert len([file for file in (place.work_dir / "media").rglob("*") if file.is_file()]) == 1, "stored once"
 
 
 def test_parquet_with_embedded_pictures(place):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "geo.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base_dir / "geo.parquet")
     results = list(table.rows(place, path="geo.parquet", columns=EASY, kind="number"))
     check_easy(place, results)
     assert results[0].id == "geo/train/row-1"
-    assert f"{place.base / 'geo.parquet'}: row 2: " in results[1].reason
+    assert f"{place.base_dir / 'geo.parquet'}: row 2: " in results[1].reason
 
 
 def test_pictures_as_bytes_and_columns_that_json_cannot_say(place):
     rows = [{"q": "?", "a": "A", "picture": b"\xff\xd8\xffjpeg", "thumb": b"123", "n": float("nan")}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "a.parquet")
     columns = {"question": "q", "answer": "a", "images": "picture"}
     (sample,) = table.rows(place, path="a.parquet", columns=columns, kind="choice")
     assert sample.images == (stored(place, b"\xff\xd8\xffjpeg", ".jpg"),)
@@ -504,9 +504,9 @@ def test_pictures_as_bytes_and_columns_that_json_cannot_say(place):
 
 
 def test_a_damaged_stored_picture_is_written_again(place):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()[:1]), place.base / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()[:1]), place.base_dir / "a.parquet")
     (sample,) = table.rows(place, path="a.parquet", columns=EASY, kind="number")
-    (place.work / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
+    (place.work_dir / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
     assert list(table.rows(place, path="a.parquet", columns=EASY, kind="number")) == [sample]
     stored(place, PNG)
 
@@ -515,7 +515,7 @@ def test_parquet_is_read_in_bounded_memory(place):
     rows = [{"question": "?", "answer": number, "pad": bytes([number % 256]) * 50_000} for number in range(500)]
     content = pyarrow.Table.from_pylist(rows)
     pages = {"write_batch_size": 16, "use_dictionary": False, "compression": "none"}
-    parquet.write_table(content, place.base / "a.parquet", **pages)
+    parquet.write_table(content, place.base_dir / "a.parquet", **pages)
     del content
     idle = pyarrow.total_allocated_bytes()
     columns = {"question": "question", "answer": "answer"}
@@ -528,38 +528,38 @@ def test_parquet_is_read_in_bounded_memory(place):
 
 @pytest.mark.parametrize("spoil", [lambda content: b"no parquet", lambda content: content[:-20], lambda content: b""])
 def test_damaged_parquet_is_refused(place, spoil):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "a.parquet")
-    (place.base / "a.parquet").write_bytes(spoil((place.base / "a.parquet").read_bytes()))
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base_dir / "a.parquet")
+    (place.base_dir / "a.parquet").write_bytes(spoil((place.base_dir / "a.parquet").read_bytes()))
     with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet beyond row 0"):
         list(table.rows(place, path="a.parquet", columns=EASY, kind="number"))
 
 
 def test_a_folder_of_parquet_gives_one_split(place):
     for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]):
-        (place.base / "set/data").mkdir(parents=True, exist_ok=True)
+        (place.base_dir / "set/data").mkdir(parents=True, exist_ok=True)
         rows = [{"problem": name, "answer": str(number), "images": None}]
-        parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "set/data" / f"{name}.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "set/data" / f"{name}.parquet")
     train = list(table.rows(place, path="set", columns=EASY, kind="number"))
     assert [(sample.id, sample.target.value) for sample in train] == [("set/train/row-1", 0), ("set/train/row-2", 1)]
     (test,) = table.rows(place, path="set", split="test", columns=EASY, kind="number")
     assert test.parts == ("test-00000-of-00001",)
     with pytest.raises(UserError, match=r"has no split 'tran' \(did you mean 'train'\?\); there are test, train"):
         table.rows(place, path="set", split="tran", columns=EASY, kind="number")
-    (place.base / "empty").mkdir()
+    (place.base_dir / "empty").mkdir()
     with pytest.raises(UserError, match="holds neither Parquet files nor a dataset saved to disk"):
         table.rows(place, path="empty", columns=EASY, kind="number")
 
 
 def test_datasets_saved_to_disk(place):
     features = Features({"images": [Image()], "problem": Value("string"), "answer": Value("string")})
-    saved = Dataset.from_list(easy_rows(), quadratic_features=features)
-    saved.save_to_disk(place.base / "one")
-    DatasetDict({"validation": saved}).save_to_disk(place.base / "several")
+    saved = Dataset.from_list(easy_rows(), features=features)
+    saved.save_to_disk(place.base_dir / "one")
+    DatasetDict({"validation": saved}).save_to_disk(place.base_dir / "several")
     check_easy(place, list(table.rows(place, path="one", columns=EASY, kind="number")))
     check_easy(place, list(table.rows(place, path="several", split="validation", columns=EASY, kind="number")))
     with pytest.raises(UserError, match="has no split 'train'; there are validation"):
         table.rows(place, path="several", columns=EASY, kind="number")
-    (place.base / "one" / "state.json").write_text("{")
+    (place.base_dir / "one" / "state.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded as a saved dataset"):
         table.rows(place, path="one", columns=EASY, kind="number")
 
@@ -578,7 +578,7 @@ def test_the_hub_is_asked_only_by_name_and_its_absence_is_told(place, monkeypatc
 
 def write_tsv(place, rows, name="bench.tsv"):
     """As pandas writes it: cells with tabs, quotes or line ends are quoted."""
-    with (place.base / name).open("w", newline="", encoding="utf-8") as file:
+    with (place.base_dir / name).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -611,7 +611,7 @@ def test_a_benchmark_of_vlmevalkit(place):
     wanted = ["no earlier row", "is not base64", "from A to B", "option B is empty", "both image and image_path are"]
     assert len(bad) == len(wanted)
     assert all(part in result.reason for part, result in zip(wanted, bad, strict=True))
-    assert f"{place.base / 'bench.tsv'}:8: " in bad[0].reason, "the line it ends on"
+    assert f"{place.base_dir / 'bench.tsv'}:8: " in bad[0].reason, "the line it ends on"
 
 
 def test_a_benchmark_with_paths_and_open_answers(place):
@@ -631,7 +631,7 @@ def test_a_benchmark_with_paths_and_open_answers(place):
 
 def test_bad_records_of_a_text_table(place):
     lines = [b"q\ta", b"1+1?\t2", b"only one", b"", b"O\xf9?\t2", b'"x"y\t2', b"2+2?\t4", b'"never closed\t2', b"3\t3"]
-    (place.base / "a.tsv").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    (place.base_dir / "a.tsv").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
     results = list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
     assert [result.target.value for result in results if isinstance(result, Sample)] == [2, 4]
     wanted = ["a.tsv:3: has 1 cells", "a.tsv:5: is not UTF-8", "a.tsv:6: not a record", "a.tsv:9: not a record"]
@@ -640,14 +640,14 @@ def test_bad_records_of_a_text_table(place):
 
 def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.formats.csv_tsv.MAX_CELL_CHARS", 200_000)
-    (place.base / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
+    (place.base_dir / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
     results = list(table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, kind="number", limit=2))
     assert "larger than field limit" in reasons(results)[0]
 
 
 @pytest.mark.parametrize("header", ["", "\n", "q\tq\n"])
 def test_a_text_table_needs_a_header(place, header):
-    (place.base / "a.tsv").write_text(header)
+    (place.base_dir / "a.tsv").write_text(header)
     with pytest.raises(UserError, match="the first line must name the columns"):
         list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
 
@@ -661,7 +661,7 @@ def talk(place):
     picture(place, "b.png", b"b")
 
     def talk(*rows, columns, **options):
-        (place.base / "talk.json").write_text(json.dumps(rows))
+        (place.base_dir / "talk.json").write_text(json.dumps(rows))
         return list(chat.rows(place, **({"path": "talk.json", "columns": columns, "kind": "text"} | options)))
 
     return talk

@@ -40,7 +40,7 @@ def place(tmp_path):
 
 
 def allowing(place, *schemes, **limits):
-    return place._replace(access=replace(place.access, schemes=schemes, **limits))
+    return place._replace(access=replace(place.media_policy, schemes=schemes, **limits))
 
 
 def sha(content):
@@ -48,22 +48,22 @@ def sha(content):
 
 
 def image(place, name, content=PNG):
-    return ImageRef(path=str(place.base / "media" / name), sha256=sha(content))
+    return ImageRef(path=str(place.base_dir / "media" / name), sha256=sha(content))
 
 
 def video(place, name, content=MP4, **clip):
-    return VideoRef(path=str(place.base / "media" / name), sha256=sha(content), **clip)
+    return VideoRef(path=str(place.base_dir / "media" / name), sha256=sha(content), **clip)
 
 
 def kept(place, content, ending):
     """Where a medium without a file of its own is put, once it is seen to be there."""
-    path = place.work / "media" / sha(content)[:2] / f"{sha(content)}{ending}"
+    path = place.work_dir / "media" / sha(content)[:2] / f"{sha(content)}{ending}"
     assert path.read_bytes() == content
     return str(path)
 
 
 def read(place, *rows, **options):
-    (place.base / "rows.jsonl").write_text("".join(json.dumps({"q": "?", "a": "yes"} | row) + "\n" for row in rows))
+    (place.base_dir / "rows.jsonl").write_text("".join(json.dumps({"q": "?", "a": "yes"} | row) + "\n" for row in rows))
     columns = {"question": "q", "answer": "a"} | {role: role for role in rows[0] if role != "q"}
     settings = {"path": "rows.jsonl", "columns": columns, "kind": "text", "media_root": "media"}
     return list(table.rows(place, **(settings | options)))
@@ -87,11 +87,11 @@ def test_media_may_lie_in_any_of_the_declared_folders(place, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "c.png").write_bytes(PNG)
-    (place.base / "media" / "link.png").symlink_to(other / "c.png")
+    (place.base_dir / "media" / "link.png").symlink_to(other / "c.png")
     rows = [{"images": "../../other/c.png"}, {"images": str(other / "c.png")}, {"images": "link.png"}]
     outside = read(place, *rows)
-    check(outside, [f"lies outside data.roots ({place.base}); add its folder there"] * 3)
-    inside = read(place._replace(access=MediaPolicy(roots=(place.base, other))), *rows)
+    check(outside, [f"lies outside data.roots ({place.base_dir}); add its folder there"] * 3)
+    inside = read(place._replace(access=MediaPolicy(roots=(place.base_dir, other))), *rows)
     assert [sample.images for sample in inside] == [(ImageRef(path=str(other / "c.png"), sha256=sha(PNG)),)] * 3
 
 
@@ -101,7 +101,7 @@ def test_without_a_declared_folder_no_file_is_read(place):
 
 
 def test_a_file_beyond_the_limit_is_not_even_hashed(place):
-    big = place.base / "media" / "big.mp4"
+    big = place.base_dir / "media" / "big.mp4"
     with big.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte of nothing
     with bounded():
@@ -109,8 +109,8 @@ def test_a_file_beyond_the_limit_is_not_even_hashed(place):
 
 
 def test_what_is_no_file_is_named(place):
-    (place.base / "media" / "empty.png").touch()
-    (place.base / "media" / "frames").mkdir()
+    (place.base_dir / "media" / "empty.png").touch()
+    (place.base_dir / "media" / "frames").mkdir()
     pictures = [{"images": "none.png"}, {"images": "frames"}, {"images": "empty.png"}, {"images": " "}, {"images": 3}]
     wanted = ["it is not there; relative paths start from", "it is no file", "has 0 bytes", "text that is not empty"]
     check(read(place, *pictures), [*wanted, "picture must be text that is not empty, or bytes; is 3"])
@@ -129,7 +129,7 @@ def test_embedded_media_are_known_by_how_they_begin(place):
         {"q": "?", "a": "A", "images": b"\0\0\1\0ico", "videos": None},
         {"q": "?", "a": "A", "images": None, "videos": PNG},
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "a.parquet")
     columns = {"question": "q", "answer": "a", "images": "images", "videos": "videos"}
     good, *bad = table.rows(place, path="a.parquet", columns=columns, kind="choice")
     assert good.parts == (
@@ -169,12 +169,12 @@ def test_data_urls_are_read_when_allowed_up_to_a_size(place):
 
 
 def test_file_urls_obey_the_declared_folders(place):
-    (place.base / "media" / "an image.png").write_bytes(PNG)
+    (place.base_dir / "media" / "an image.png").write_bytes(PNG)
     good, *bad = read(
         allowing(place, "file"),
-        {"images": f"file://{place.base}/media/an%20image.png"},
+        {"images": f"file://{place.base_dir}/media/an%20image.png"},
         {"images": "file:///etc/hostname"},
-        {"images": f"file://elsewhere{place.base}/media/a.png"},
+        {"images": f"file://elsewhere{place.base_dir}/media/a.png"},
     )
     assert good.images == (image(place, "an image.png"),)
     check(bad, ["lies outside data.roots", "is on another machine, elsewhere"])
@@ -258,7 +258,7 @@ def kept_after(place, rows):
 
 def test_a_fetched_file_that_was_damaged_is_fetched_again(place, server):
     (sample,) = read(allowing(place, "http"), {"images": at(server, "/a.png")})
-    (place.base / sample.images[0].path).write_bytes(b"damaged")
+    (place.base_dir / sample.images[0].path).write_bytes(b"damaged")
     assert read(allowing(place, "http"), {"images": at(server, "/a.png")}) == [sample]
     kept(place, PNG, ".png")
 
@@ -274,7 +274,7 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
     check(results, [*wanted, "cannot be fetched", "refused", "cannot be fetched"])
     monkeypatch.setattr("mmrl_datasets.readers.download.READ_TIMEOUT_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
-    assert [file for file in (place.work / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
+    assert [file for file in (place.work_dir / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
 
 
 def test_a_server_that_drips_is_given_up(place, server, monkeypatch):
@@ -324,7 +324,7 @@ def test_a_part_of_a_video(place):
 def test_the_mappings_of_verl(place):
     good, *bad = read(
         allowing(place, "file"),
-        {"videos": [{"type": "video", "video": f"file://{place.base}/media/v.mp4", "video_start": 1, "video_end": 2}]},
+        {"videos": [{"type": "video", "video": f"file://{place.base_dir}/media/v.mp4", "video_start": 1, "video_end": 2}]},
         {"videos": [{"video": "v.mp4", "fps": 2.0}]},
         {"videos": [{"video": ["1.jpg", "2.jpg"]}]},
     )
@@ -337,13 +337,13 @@ def test_the_mappings_of_verl(place):
 def talk(place, *contents, **options):
     reply = {"role": "assistant", "content": "Yes."}
     rows = [{"messages": [{"role": "user", "content": content}, reply], "film": ["v.mp4"]} for content in contents]
-    (place.base / "talk.json").write_text(json.dumps(rows))
+    (place.base_dir / "talk.json").write_text(json.dumps(rows))
     settings = {"path": "talk.json", "columns": {"max_turns": "messages"}, "kind": "text", "media_root": "media"}
     return list(chat.rows(place, **(settings | options)))
 
 
 def test_pictures_and_videos_in_messages(place):
-    url = f"file://{place.base}/media/v.mp4"
+    url = f"file://{place.base_dir}/media/v.mp4"
     (sample,) = talk(
         allowing(place, "file"),
         [
@@ -376,8 +376,8 @@ def test_videos_of_a_column_in_messages(place):
 
 
 def test_a_disk_that_is_full_is_told(place, server):
-    (place.work / "media").mkdir(parents=True)
-    (place.work / "media" / "urls").write_text("in the way")
+    (place.work_dir / "media").mkdir(parents=True)
+    (place.work_dir / "media" / "urls").write_text("in the way")
     with pytest.raises(UserError, match="cannot keep 'http://"):
         read(allowing(place, "http"), {"images": at(server, "/a.png")})
 

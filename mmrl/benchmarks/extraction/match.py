@@ -33,19 +33,20 @@ def is_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bo
         return False
     match item.answer_type:
         case "choice":
-            return item.options[ord(extraction.value) - ord("A")] == str(item.answer)
+            correct = item.options[ord(extraction.value) - ord("A")] == str(item.answer)
         case "integer" | "float" | "count":
-            return _is_number_correct(item, response, extraction)
+            correct = _is_number_correct(item, response, extraction)
         case "list":
-            return _is_list_correct(item, extraction)
+            correct = _is_list_correct(item, extraction)
         case "text":
-            return _is_text_correct(item, response, extraction)
+            correct = _is_text_correct(item, response, extraction)
         case "box":
-            return box_iou(item, response, extraction) >= _IOU_THRESHOLD
+            correct = box_iou(item, response, extraction) >= _IOU_THRESHOLD
         case "boxes":
-            return detection_f1(item, response, extraction) == 1.0
+            correct = detection_f1(item, response, extraction) == 1.0
         case "point":
-            return is_point_in_box(item, response, extraction)
+            correct = is_point_in_box(item, response, extraction)
+    return correct
 
 
 def image_resize_map(item: Item, response: ItemResponse) -> ResizeMap:

@@ -38,7 +38,8 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
     for name in metrics.values():
         if name not in FIELD_METRICS:
             raise UserError(
-                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: {', '.join(FIELD_METRICS)}"
+                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: "
+                f"{', '.join(FIELD_METRICS)}"
             )
     predicted = _predicted_fields(item, response, extraction)
     scores = {

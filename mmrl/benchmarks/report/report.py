@@ -1,4 +1,4 @@
-"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k. The same verdicts give the same bytes."""
+"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k. Equal verdicts give equal bytes."""
 
 from __future__ import annotations
 

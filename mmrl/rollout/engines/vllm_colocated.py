@@ -208,7 +208,7 @@ class VllmEngine:
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
-        (plain,) = self._llm.collective_rpc("prints")
+        (plain,) = self._llm.collective_rpc("fingerprints")
         return parse_fingerprints(plain)
 
 

@@ -224,7 +224,7 @@ class Replica:
             self.request_json(f"reset_{cache}_cache", {})
 
     def _read_fingerprints(self) -> dict[str, Any]:
-        (plain, *_) = self.request_json("collective_rpc", {"method": "prints"})["results"]
+        (plain, *_) = self.request_json("collective_rpc", {"method": "fingerprints"})["results"]
         return parse_fingerprints(plain)
 
     def _log_tail(self) -> str:
