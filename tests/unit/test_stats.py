@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from mmrl.benchmarks.report import stats
+from mmrl.utils import stats
 
 
 @pytest.mark.parametrize(("right", "of"), [(0, 1), (1, 1), (3, 7), (348, 1000), (999, 1000), (0, 50)])
