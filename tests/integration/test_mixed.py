@@ -55,7 +55,7 @@ def mixed(folder, scratch, **sections):
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "letters.py").write_text(REWARD)
-    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "kind": "number"}
+    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "answer_type": "number"}
     pixels = {"min_pixels": 1024, "max_pixels": 2048}
     return experiment(
         folder / "run",
