@@ -128,7 +128,7 @@ def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 def _read_number(call: Mapping[str, Any], name: str) -> float:
     value = call.get(name)
-    if not _is_number(value):
+    if value is None or not _is_number(value):
         raise ValueError(f'"{name}" must be given, in numbers')
     return float(value)
 
