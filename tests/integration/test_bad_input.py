@@ -38,7 +38,7 @@ def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
     roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
     return {
         "fn": "mmrl_datasets.readers.table:rows",
-        "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
+        "args": {"path": "rows.jsonl", "columns": roles, "answer_type": "number", "task": "count"},
     }
 
 
@@ -116,7 +116,7 @@ def raising_reward(folder: Path) -> Config:
 
 
 def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
+    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
     (folder / "mine.json").write_text(json.dumps([{**row, "from_stage": "as wished"}]))
     return raising_reward(folder)
 

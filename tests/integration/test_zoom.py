@@ -18,8 +18,8 @@ PROGRAM = [{"kind": "generate"}, GLASS]
 
 
 def corners(split, size, **options):
-    args = {"split": split, "size": size, "image_px": 128, "digit_px": 12, "seen_px": 32, **options}
-    return {"fn": "mmrl_datasets.generators.tiny_digits:corners", "args": args}
+    args = {"split": split, "size": size, "image_px": 128, "digit_px": 12, "resized_px": 32, **options}
+    return {"fn": "mmrl_datasets.generators.tiny_digits:corner_digits", "args": args}
 
 
 def zooming(run_dir):

@@ -10,7 +10,8 @@ from scoring import constant, judge_of, term
 from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
-from mmrl.rollout.pipeline import CompleteRollouts, StepPipeline
+from mmrl.rollout.pipeline import StepPipeline
+from mmrl.rollout.steps.generate import CompleteRollouts
 from mmrl.training.callbacks import PeriodicCheckpointer, Validation
 from mmrl.training.validation import Evaluator
 from mmrl.types import (
