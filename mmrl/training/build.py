@@ -91,6 +91,7 @@ class RunContext:
 
     def __init__(self, config: Config, base_dir: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
         self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
+        self.base_dir = base_dir
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
@@ -143,6 +144,7 @@ class RunContext:
             run_dir=run_dir,
             ranks=ranks,
             warn=console.warn,
+            base_dir=base_dir,
         )
 
     def _check_rewards(self) -> None:
@@ -160,7 +162,14 @@ class RunContext:
             if not term.training_only
         ]
         for owner in _configs_with_rollout_steps(config):
-            check_steps(owner.rollout_steps, self.processor, self.banned_token_ids, terms, self.tool_runner.load_tool)
+            check_steps(
+                owner.rollout_steps,
+                self.processor,
+                self.banned_token_ids,
+                terms,
+                self.tool_runner.load_tool,
+                base_dir=self.base_dir,
+            )
 
     def _print_overview(self) -> None:
         """Say what there is to learn from, and what of the model learns."""
@@ -197,6 +206,7 @@ class RunContext:
             groups_per_step=options.batch_size,
             seed=derive_seed(self.config.run.seed, "evaluation"),
             tool_runner=self.tool_runner,
+            base_dir=self.base_dir,
         )
         return Evaluator(
             prompt_builder=self.processor,
@@ -219,6 +229,7 @@ class RunContext:
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,
             ranks=self.ranks,
+            base_dir=self.base_dir,
         )
         places = stage.max_prompts_in_flight if isinstance(stage, RlStage) else stage.prompts_per_step
         program = build_pipeline(stage.rollout_steps, kit)

@@ -86,7 +86,10 @@ def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tin
     begun = [rollout for group in world.sampler().generate(prompts, 2, world.law, step=0) for rollout in group]
     cooler = replace(world.law, temperature=0.6)
     rollouts = world.sampler().extend(begun, cooler, step=0)
-    assert all((r.sampling_params, r.segments[0].sampling_params, r.segments[1].sampling_params) == (world.law, None, cooler) for r in rollouts)
+    assert all(
+        (r.sampling_params, r.segments[0].sampling_params, r.segments[1].sampling_params) == (world.law, None, cooler)
+        for r in rollouts
+    )
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():

@@ -21,7 +21,7 @@ from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.engines.policy_copy import PolicyCopySampler
-from mmrl.rollout.steps.generate import CompleteRollouts
+from mmrl.rollout.pipeline import CompleteRollouts
 from mmrl.training import rl
 from mmrl.training.async_rollouts import ThreadedAsyncRollouts
 from mmrl.types import Group, RolloutBatch, TrainingState, UserError

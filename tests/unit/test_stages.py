@@ -10,8 +10,7 @@ from scoring import constant, judge_of, term
 from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
-from mmrl.rollout.pipeline import StepPipeline
-from mmrl.rollout.steps.generate import CompleteRollouts
+from mmrl.rollout.pipeline import CompleteRollouts, StepPipeline
 from mmrl.training.callbacks import OpenGate, PeriodicCheckpointer, ValidationGoal
 from mmrl.training.validation import Evaluator
 from mmrl.types import (
