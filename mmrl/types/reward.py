@@ -106,8 +106,10 @@ class Group:
     def failures(self) -> tuple[tuple[str, RewardFailure], ...]:
         """Every failure of a reward in this group, as pairs of term name and failure."""
         found: list[tuple[str, RewardFailure]] = []
-        for scored_or_dropped in (*self.scores, *self.dropped):
-            found += scored_or_dropped.failures.items()
+        for score in self.scores:
+            found += score.failures.items()
+        for dropped in self.dropped:
+            found += dropped.failures.items()
         return tuple(found)
 
     @property

@@ -15,8 +15,8 @@ from mmrl_datasets.readers import table
 COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response")
 READ = {
     "columns": {name: name for name in (*COLUMNS, "medium")},
-    "kind": "{{ kind }}",
-    "frame": "{{ frame or '' }}",
+    "kind": "{{ answer_type }}",
+    "frame": "{{ coordinates or '' }}",
 }
 
 
