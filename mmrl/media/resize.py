@@ -1,4 +1,4 @@
-"""The resize rule of the Qwen-VL families, qwen-vl-utils' own, and pictures resized by it."""
+"""Resize images as `qwen_vl_utils` does for the Qwen-VL families."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from mmrl.types import Size
 
 
 def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float) -> Size:
-    """The size a picture is resized to: sides multiples of `factor`, area within limits, shape nearly kept."""
+    """Return the size that an image is resized to.
+
+    Its sides are multiples of `factor`, its area lies within the limits, and its aspect ratio is nearly kept.
+    """
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)
 
 
-def resize_image(picture: Image.Image, *, factor: int, min_pixels: int, max_pixels: int) -> Image.Image:
-    """The picture at its fitted size, as qwen-vl-utils' `fetch_image` resizes it."""
-    size = Size(*picture.size)
-    fitted = resized_size(size, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
-    return picture if fitted == size else picture.resize(fitted)
+def resize_image(image: Image.Image, *, factor: int, min_pixels: int, max_pixels: int) -> Image.Image:
+    """Return an image at its `resized_size`, resized as by `qwen_vl_utils.fetch_image`."""
+    size = Size(*image.size)
+    target_size = resized_size(size, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    return image if target_size == size else image.resize(target_size)
