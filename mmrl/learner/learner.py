@@ -27,7 +27,8 @@ from mmrl.learner.micro_batches import (
 )
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective
 from mmrl.learner.shared_prefix_check import check_shared_prefix
-from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.batch import Batch, collate, group_by_prompt
+from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.qwen_vl import Policy, TokenLogprobs
 from mmrl.types import Experience
 
