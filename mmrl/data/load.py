@@ -21,7 +21,7 @@ from mmrl.data.demonstrations import demonstration_text
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
-from mmrl.media.media_workers import Workers
+from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FramePlan, FrameSampling
 from mmrl.types import (
@@ -317,7 +317,7 @@ def open_all_media(
         return {}
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
+    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
         coming = [pool.submit(ref) for ref in refs]
         return dict(zip(refs, console.track("opening media", map(_wait_for_media, coming), len(refs)), strict=True))
 

@@ -21,7 +21,7 @@ from mmrl.data.stage_tables import read_selected_samples
 from mmrl.data.streaming import StreamingOrder
 from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
-from mmrl.media.media_workers import Workers
+from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import SampleSource
@@ -56,7 +56,7 @@ class StageData:
             workers = None
             if data.media_workers:
                 workers = stack.enter_context(
-                    closing(Workers(worker_encoder.encode, data.media_workers, name=_describe_sample))
+                    closing(start_media_workers(worker_encoder.encode, data.media_workers, name=_describe_sample))
                 )
             yield Prefetcher(
                 RankShard(CachedOrder(self.build_order(stage, state)), ranks, stage.max_prompts_in_flight),

@@ -20,7 +20,7 @@ from mmrl.config.schema import ToolsConfig
 from mmrl.media.checks import MediaRangeError
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.tools.media_results import MediaResult, find_media
-from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, Workers
+from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, Rollout, Segment
 
 ToolLoader = Callable[[ToolOptions], ToolFunction]
@@ -36,12 +36,12 @@ class ToolRunner:
 
     def __init__(self, load_tool: ToolLoader) -> None:
         self.load_tool = load_tool
-        self._workers: list[Workers] = []
+        self._workers: list[ToolWorkers] = []
 
     def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
         """What the tools of a step say, with processes of its own."""
         loads = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = Workers([*loads.values()], options.workers, options.timeout_s)
+        workers = ToolWorkers([*loads.values()], options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loads, workers=workers, processor=processor)
 
@@ -57,7 +57,7 @@ class ToolExecutor:
 
     options: ToolsConfig
     tool_loaders: Mapping[str, Callable[[], ToolFunction]]
-    workers: Workers
+    workers: ToolWorkers
     processor: QwenProcessor
 
     def execute_calls(self, rollouts: Sequence[Rollout]) -> list[ToolMessage]:
