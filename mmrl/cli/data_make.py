@@ -37,13 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from mmrl.utils.plugin_args import read_plugin_options, validate_args
-    from mmrl.utils.plugins import load_object
+    from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
+    from mmrl.utils.plugins import load_function
     from mmrl_datasets.export import MEDIA_DIR, atomic_output_dir, write_table
 
-    fn = load_object(arguments.fn, Path.cwd())
-    if not callable(fn):
-        raise UserError(f"{arguments.fn!r} is not a function")
+    fn = load_function(arguments.fn, Path.cwd(), role="data source")
+    check_positional_parameters(fn, ("context",), role="data source")
     options = read_plugin_options(fn, skip=1)
     args = validate_args(repr(arguments.fn), options, _parse_args(arguments.overrides))
     size = args.get("size", options["size"].default if "size" in options else 0)

@@ -36,8 +36,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
-from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_plugin
 
 _MAX_LISTED = 5
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.bad_sample=skip"
@@ -253,10 +252,8 @@ def read_source(origin: DataSourceConfig, context: DatasetContext) -> Iterator[S
     Raises:
         UserError: it is not a function, not with these options, or cannot be read.
     """
-    fn = load_object(origin.fn, context.base_dir)
-    if not callable(fn):
-        raise UserError(f"data: {origin.fn!r} is not a function")
-    rows = fn(context, **validate_args(f"data source {origin.fn!r}", read_plugin_options(fn, skip=1), origin.args))
+    read_rows = load_plugin(origin.fn, context.base_dir, origin.args, role="data source", parameters=("context",))
+    rows = read_rows(context)
     if origin.name:
         rows = (_with_id(f"{origin.name}/{row.id}", row) for row in rows)
     yield from rows

@@ -11,8 +11,7 @@ from mmrl.config import Config
 from mmrl.config.schema import GroupRewardConfig, RewardTermConfig
 from mmrl.scoring import BoundTerm, RewardFunctionScorer, registry
 from mmrl.types import Sample, UserError
-from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_plugin
 
 
 def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
@@ -67,9 +66,6 @@ def _bind_term(term: RewardTermConfig, base: Path) -> BoundTerm:
 
 
 def _bind_group_reward(term: GroupRewardConfig, base: Path) -> BoundGroupReward:
-    fn = load_object(term.fn, base)
-    if not callable(fn):
-        raise UserError(f"{term.fn!r} is no function of a group")
-    args = validate_args(f"group term {term.fn}", read_plugin_options(fn, skip=1), term.args)
+    compute = load_plugin(term.fn, base, term.args, role="group reward", parameters=("group",))
     name = term.name or term.fn.rpartition(":")[2]
-    return BoundGroupReward(name=name, compute=partial(fn, **args), options=term)
+    return BoundGroupReward(name=name, compute=compute, options=term)

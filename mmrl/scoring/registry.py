@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import mmrl_rewards
 from mmrl.config.schema import ToolConfig as ToolOptions
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
-from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_object, load_plugin
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, Reward, bind
 
@@ -71,10 +70,7 @@ def load_tool(base: Path, options: ToolOptions) -> ToolFunction:
     Raises:
         UserError: there is none of this name, or an option is unknown, missing or of the wrong type.
     """
-    fn = load_object(options.fn, base)
-    if not callable(fn):
-        raise UserError(f"{options.fn!r} is no function of a call and a sample")
-    return partial(fn, **validate_args(f"tool {options.call_name}", read_plugin_options(fn, skip=2), options.args))
+    return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
 
 
 def builtin_case_tables() -> tuple[Path, ...]:

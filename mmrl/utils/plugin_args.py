@@ -1,10 +1,10 @@
-"""Options of plug-in functions: the keyword-only parameters of a signature, checked against what YAML says."""
+"""Options of plug-in functions: the keyword-only parameters of a signature, checked against YAML."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,42 +16,83 @@ _JSON: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="c
 
 
 class PluginOption(NamedTuple):
-    """One option: its type, and its default unless it must be given."""
+    """A keyword-only parameter of a plug-in function."""
 
     type_hint: Any
+    """Type that a value from YAML is converted to."""
     default: Any
+    """Value when YAML sets none; None for a required option."""
     required: bool
+    """True if YAML must set it."""
 
 
-def read_plugin_options(fn: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:
-    """What may be set of `fn`: every parameter but the first `after`.
+def check_positional_parameters(function: Callable[..., Any], parameters: Sequence[str], *, role: str) -> None:
+    """Check that a function can be called with these positional arguments, by their number.
 
     Raises:
-        UserError: one of them is not keyword-only or has no type.
+        UserError: it takes fewer of them, or needs more.
     """
-    hints = get_type_hints(fn, include_extras=True)
+    own = list(_read_signature(function).parameters.values())
+    positional = [entry for entry in own if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
+    required = [entry for entry in positional if entry.default is entry.empty]
+    takes_any_number = any(entry.kind is entry.VAR_POSITIONAL for entry in own)
+    enough = takes_any_number or len(positional) >= len(parameters)
+    if not enough or len(required) > len(parameters):
+        found = ", ".join(entry.name for entry in positional) or "none"
+        raise UserError(
+            f"{locate_function(function)}: a {role} is called with ({', '.join(parameters)}), but its positional "
+            f"parameters are ({found}); put options after `*`"
+        )
+
+
+def read_plugin_options(function: Callable[..., Any], *, skip: int) -> dict[str, PluginOption]:
+    """Return the options of a function: every parameter but the first `skip`.
+
+    Raises:
+        UserError: one of them is not keyword-only, or has no type.
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UserError(f"{locate_function(function)}: its type hints cannot be read: {error}") from error
     options = {}
-    for name, parameter in list(inspect.signature(fn).parameters.items())[skip:]:
+    for name, parameter in list(_read_signature(function).parameters.items())[skip:]:
         if parameter.kind is not parameter.KEYWORD_ONLY or name not in hints:
-            raise UserError(f"{fn.__qualname__}: option {name!r} must come after `*` and have a type")
+            raise UserError(f"{locate_function(function)}: option {name!r} must come after `*` and have a type")
         required = parameter.default is parameter.empty
         options[name] = PluginOption(hints[name], None if required else parameter.default, required)
     return options
 
 
 def validate_args(owner: str, options: Mapping[str, PluginOption], args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the types the signature asks for, checked as JSON is: a list for a tuple, a string for an enum.
+    """Return `args` converted to the types of the signature.
+
+    They are checked as JSON is: a list becomes a tuple and a string an enum member, but "3" is no number.
 
     Raises:
-        UserError: an option of `who` is unknown, missing or of the wrong type.
+        UserError: an option of `owner` is unknown, missing or of the wrong type.
     """
     for name in args:
         if name not in options:
             raise UserError(f"{owner} has no option {name!r}; {_suggest_options(name, options)}")
-    missing = [name for name, option in options.items() if option.required and name not in args]
-    if missing:
-        raise UserError(f"{owner} needs the option {missing[0]!r}")
+    for name, option in options.items():
+        if option.required and name not in args:
+            raise UserError(f"{owner} needs the option {name!r}")
     return {name: _validate_value(owner, name, options[name], value) for name, value in args.items()}
+
+
+def locate_function(function: Callable[..., Any]) -> str:
+    """Return `file:line: name` of a function, or its name alone where it has no Python source."""
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return name if code is None else f"{code.co_filename}:{code.co_firstlineno}: {name}"
+
+
+def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # some functions written in C have none
+        raise UserError(f"{locate_function(function)}: its parameters cannot be read: {error}") from error
 
 
 def _validate_value(owner: str, name: str, option: PluginOption, value: object) -> object:
@@ -63,6 +104,7 @@ def _validate_value(owner: str, name: str, option: PluginOption, value: object) 
 
 
 def _suggest_options(name: str, options: Mapping[str, PluginOption]) -> str:
-    if close := difflib.get_close_matches(name, options, n=1):
+    close = difflib.get_close_matches(name, options, n=1)
+    if close:
         return f"did you mean {close[0]!r}?"
     return f"it has {', '.join(map(repr, options))}" if options else "it has none"

@@ -1,4 +1,8 @@
-"""Functions named in YAML: `package.module:function` or `./file.py:function`."""
+"""Load functions that YAML names: `package.module:function`, or `./file.py:function` beside the config.
+
+Whatever a user's file does wrong while it is imported becomes one `UserError` with file, line and cause. The original
+exception stays its `__cause__`.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +10,97 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import signal
 import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import Any, Final, NoReturn
 
 from mmrl.types import UserError
+from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
+
+IMPORT_TIMEOUT_S: Final = 120.0
+"""Longest import of a plug-in, in seconds. Importing torch and vLLM with cold caches takes less than half of it."""
+
+
+def load_plugin(
+    name: str, base_dir: Path, args: Mapping[str, Any], *, role: str, parameters: Sequence[str]
+) -> Callable[..., Any]:
+    """Load the function that YAML names and settle its options.
+
+    Args:
+        name: `package.module:function` or `./file.py:function`.
+        base_dir: folder that relative files start from; the config's.
+        args: options from YAML, the keyword-only parameters of the function.
+        role: the function's job, for messages: "policy loss", "tool".
+        parameters: names of the positional arguments that it will be called with; its own may differ.
+
+    Returns:
+        The function with its options bound, to be called with `parameters`.
+
+    Raises:
+        UserError: the file cannot be imported, has no such function, or has one of another signature; an option is
+            unknown, missing or of the wrong type.
+    """
+    function = load_function(name, base_dir, role=role)
+    check_positional_parameters(function, parameters, role=role)
+    options = read_plugin_options(function, skip=len(parameters))
+    return partial(function, **validate_args(f"{role} {name!r}", options, args))
+
+
+def load_function(name: str, base_dir: Path, *, role: str) -> Callable[..., Any]:
+    """Load the function that YAML names; file paths start from `base_dir`.
+
+    Raises:
+        UserError: there is no such module, file or function, it cannot be imported, or is not a function.
+    """
+    found = load_object(name, base_dir)
+    if not callable(found):
+        raise UserError(f"{role} {name!r} is not a function, but {type(found).__name__} {found!r:.60}")
+    return found
 
 
 def load_object(name: str, base_dir: Path) -> object:
-    """The object that `name` stands for; file paths start from `base`.
+    """Load the object that YAML names; file paths start from `base_dir`.
 
     Raises:
-        UserError: there is no such module, file or attribute.
+        UserError: there is no such module, file or attribute, or it cannot be imported.
     """
-    where, _, attribute = name.rpartition(":")
-    if not attribute or not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
+    place, _, attribute = name.rpartition(":")
+    is_file = place.endswith(".py")
+    if not attribute or not (is_file or all(part.isidentifier() for part in place.split("."))):
         raise UserError(f"{name!r} names no function: write `package.module:function` or `./file.py:function`")
-    module = _import_file(base_dir / where, name) if where.endswith(".py") else _import_package_module(where, name)
+    module = _import_file(base_dir / place, name) if is_file else _import_package_module(place, name)
     members = vars(module)
     if attribute not in members:
         close = difflib.get_close_matches(attribute, members, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"{name!r}: {where} has no {attribute!r}{hint}")
+        raise UserError(f"{name!r}: {place} has no {attribute!r}{hint}")
     return members[attribute]
 
 
-def _import_package_module(module: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, and something it imports does not: the user's traceback says where
-        raise UserError(f"{name!r}: there is no module {error.name!r}") from error
+class _ImportTimeoutError(BaseException):
+    """The deadline of an import has passed. Not an `Exception`, so that a plug-in's own `except` cannot swallow it."""
+
+
+def _import_package_module(module_name: str, name: str) -> ModuleType:
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    with _import_errors_explained(name, module_name):
+        return importlib.import_module(module_name)
 
 
 def _import_file(path: Path, name: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(f"{name!r}: there is no file {path}")
-    # Named after its place, so that two files of one name do not collide, and known to `sys.modules`, so that what it
-    # defines can be pickled.
+    # Two files of one name must not collide, so the name holds a digest of the path. It has to be in `sys.modules`,
+    # or nothing that the file defines could be pickled for a worker process.
     module_name = f"mmrl_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -55,8 +110,71 @@ def _import_file(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        with _import_errors_explained(name, str(path)):
+            spec.loader.exec_module(module)
     except BaseException:
+        # A half-imported module would make the next load find it and go on without its functions.
         del sys.modules[module_name]
         raise
     return module
+
+
+@contextmanager
+def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
+    """Turn an error of the import inside this block into a `UserError` with file, line and cause.
+
+    `imported` is a module's name or a file's path.
+    """
+    try:
+        with _import_deadline(IMPORT_TIMEOUT_S):
+            yield
+    except ModuleNotFoundError as error:
+        # `a.b:fn` with no package `a` is a wrong name; with `import c` inside `a.b`, it is an error of that file.
+        if error.name is not None and f"{imported}.".startswith(f"{error.name}."):
+            raise UserError(f"{name!r}: there is no module {error.name!r}") from error
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {type(error).__name__}: {error}") from error
+    except SyntaxError as error:
+        raise UserError(f"{name!r}: {error.filename}:{error.lineno}: syntax error: {error.msg}") from error
+    except UserError as error:
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {error}") from error
+    except _ImportTimeoutError as error:
+        place = _locate(error, imported)
+        raise UserError(f"{name!r}: {place}: still not imported after {IMPORT_TIMEOUT_S:g} s, here") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _import_deadline(seconds: float) -> Iterator[None]:
+    """Raise `_ImportTimeoutError` at the line that this block has reached after so many seconds.
+
+    A signal interrupts sleeps, locks and endless loops, and its traceback shows the line. Python delivers signals to
+    the main thread alone; in another thread the block has no deadline. The first load of a run is in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        raise _ImportTimeoutError
+
+    previous_handler = signal.signal(signal.SIGALRM, stop)
+    previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *previous_timer)
+        signal.signal(signal.SIGALRM, previous_handler)
+
+
+def _locate(error: BaseException, imported: str) -> str:
+    """Return `file:line` of the plug-in's own last line before an error, else that of the error itself.
+
+    The last line of the plug-in is what its author can change; an error deep in a library is named in full by the
+    message that follows.
+    """
+    entries = traceback.extract_tb(error.__traceback__)
+    module_path = imported.replace(".", "/") + ".py"
+    own = [entry for entry in entries if entry.filename == imported or entry.filename.endswith(f"/{module_path}")]
+    entry = (own or entries)[-1]
+    return f"{entry.filename}:{entry.lineno}"

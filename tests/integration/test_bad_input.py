@@ -207,7 +207,7 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, here: Command
 FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so many bytes
     "the second checkpoint's weights": ("mmrl.checkpoint.manager:write_part", 2, 60_000, "checkpoints/00-000006"),
     "the second checkpoint's optimizer": ("mmrl.checkpoint.manager:write_part", 2, 160_000, "checkpoints/00-000006"),
-    "the export": ("mmrl.checkpoint:export_hf", 2, 60_000, "model"),
+    "the export": ("mmrl.checkpoint:export_hf_folder", 2, 60_000, "model"),
 }
 
 

@@ -76,7 +76,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
             reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
-    config["run"]["keep_rollouts_every"] = 1
+    config["logging"]["save_rollouts_every"] = 1
     done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
     assert done.code == 0, done.errors
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]

@@ -64,7 +64,7 @@ def test_workers_change_nothing_of_what_is_drawn(whole_one: Path, tmp_path: Path
 
 def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) -> None:
     """Eight samples are two steps; then no rise is enough, which two steps show."""
-    phases = [{"samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
+    phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
     config = experiment(tmp_path / "run", stages=[reinforcement(data_order=order, track_rewards=["count"], steps=5)])
     done = here("train", write(config, tmp_path / "phases.yaml"))
@@ -114,4 +114,4 @@ def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command)
     stages = [reinforcement(track_rewards=["cuont"])]
     done = here("train", write(experiment(tmp_path / "run", stages=stages), tmp_path / "c.yaml"))
     assert done.code == 2
-    assert "stage 'rl': history: there is no reward term 'cuont', but count, format" in done.errors
+    assert "stage 'rl': track_rewards: there is no reward term 'cuont', but count, format" in done.errors

@@ -1,5 +1,6 @@
 """Names in YAML to functions, and their options."""
 
+import signal
 import sys
 from enum import StrEnum
 from typing import Literal
@@ -7,8 +8,9 @@ from typing import Literal
 import pytest
 
 from mmrl.types import UserError
+from mmrl.utils import plugins
 from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_object, load_plugin
 
 
 @pytest.fixture
@@ -64,23 +66,79 @@ def test_a_wrong_name_is_refused(tmp_path, name, message):
         load_object(name, tmp_path)
 
 
-def test_an_import_error_inside_a_users_file_keeps_its_traceback(tmp_path, file):
-    file("mine.py", "import no_such_library\n")
+def test_an_import_error_inside_a_users_file_names_its_line(tmp_path, file):
+    path = file("mine.py", "\nimport no_such_library\n")
     for _ in range(2):  # a failed import leaves nothing behind
-        with pytest.raises(ModuleNotFoundError, match="no_such_library") as caught:
+        with pytest.raises(UserError, match=f"{path}:2: ModuleNotFoundError: No module named 'no_such_library'") as caught:
             load_object("mine.py:fn", tmp_path)
-        assert any(str(entry.path).endswith("mine.py") for entry in caught.traceback)
+        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
 @pytest.mark.parametrize("inner", ["unheard_of", "helper"])
-def test_an_import_error_inside_a_users_module_keeps_its_traceback(tmp_path, file, monkeypatch, inner):
+def test_an_import_error_inside_a_users_module_names_its_line(tmp_path, file, monkeypatch, inner):
     """`helpers.rewards` imports a missing `helper`: a beginning of its own name, but not its package."""
     file("helpers/__init__.py", "")
     file("helpers/rewards.py", f"import {inner}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "helpers", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=inner):
+    with pytest.raises(UserError, match=rf"helpers/rewards.py:1: ModuleNotFoundError: .*{inner}"):
         load_object("helpers.rewards:fn", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\ndef fn(:\n    pass\n", r"mine.py:2: syntax error: "),
+        ("x = 1\n\nraise ValueError('no such thing')\n", "mine.py:3: ValueError: no such thing"),
+        ("import sys\nsys.exit(3)\n", "mine.py:2: SystemExit: 3"),
+        ("import json\njson.loads('{')\n", "mine.py:2: JSONDecodeError: "),  # the file's line, not that in json
+        ("import broken\n", "broken.py:1: syntax error: "),
+        (
+            "from mmrl_rewards.contract import reward\n@reward(name='bad', low=1.0, high=0.0)\ndef fn(a, b): ...\n",
+            "mine.py:2: reward 'bad': the range",
+        ),
+    ],
+)
+def test_an_error_while_importing_names_file_line_and_cause(tmp_path, file, monkeypatch, code, message):
+    file("mine.py", code)
+    file("broken.py", "def (\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_object("mine.py:fn", tmp_path)
+
+
+@pytest.mark.parametrize("code", ["import time\ntime.sleep(60)\n", "x = 1\nwhile True:\n    pass\n"])
+def test_an_import_that_hangs_is_ended_at_its_deadline(tmp_path, file, monkeypatch, code):
+    file("mine.py", code)
+    monkeypatch.setattr(plugins, "IMPORT_TIMEOUT_S", 0.2)
+    with pytest.raises(UserError, match=r"mine.py:[23]: still not imported after 0.2 s"):
+        load_object("mine.py:fn", tmp_path)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_plugin_is_called_with_its_options(tmp_path, file):
+    file("mine.py", "def fn(a, b, *, times: int = 1):\n    return (a + b) * times\n")
+    fn = load_plugin("mine.py:fn", tmp_path, {"times": 3}, role="sum", parameters=("left", "right"))
+    assert fn(1, 2) == 9
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("fn = 3\n", "sum 'mine.py:fn' is not a function, but int 3"),
+        ("\ndef fn(a): ...\n", r"mine.py:2: fn: a sum is called with \(left, right\), but .* are \(a\)"),
+        ("def fn(a, b, c): ...\n", r"mine.py:1: fn: a sum is called with \(left, right\), but .* are \(a, b, c\)"),
+        ("def fn(*, a: int): ...\n", r"mine.py:1: fn: a sum is called with .* are \(none\)"),
+        ("def fn(a, b, *, c): ...\n", r"mine.py:1: fn: option 'c' must come after `\*` and have a type"),
+        ("def fn(a, b, *, c: 'Absent'): ...\n", "mine.py:1: fn: its type hints cannot be read: name 'Absent'"),
+        ("def fn(a, b, *, d: int): ...\n", "sum 'mine.py:fn' has no option 'c'; it has 'd'"),
+        ("fn = dict\n", "dict: its parameters cannot be read"),
+    ],
+)
+def test_a_plugin_with_a_wrong_signature_is_refused(tmp_path, file, code, message):
+    file("mine.py", code)
+    with pytest.raises(UserError, match=message):
+        load_plugin("mine.py:fn", tmp_path, {"c": 1}, role="sum", parameters=("left", "right"))
 
 
 class Color(StrEnum):
