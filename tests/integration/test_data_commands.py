@@ -102,7 +102,10 @@ def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, s
     painting(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
     held.append(counted(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
     parts = {
-        "train": [table(folder, "count", count), table(folder, "box", boxes, answer_type="box", coordinates="px_original")],
+        "train": [
+            table(folder, "count", count),
+            table(folder, "box", boxes, answer_type="box", coordinates="px_original"),
+        ],
         "test": [table(folder, "held", held, split="test")],
     }
     expected = {
@@ -277,8 +280,7 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
     assert f"<|vision_start|><image 160x120 -> {size[0]}x{size[1]}, 2 tokens><|vision_end|>Where is it?" in done.output
     assert (
-        "answer   box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
-        in done.output
+        "answer   box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]" in done.output
     )
     seen = np.asarray(Image.open(tmp_path / "seen.png"))
     green = np.argwhere((seen == (18, 183, 106)).all(axis=2))
@@ -316,10 +318,10 @@ from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Sample, Target, V
 
 def rows(place):
     def digest(name):
-        return hashlib.sha256((place.base / name).read_bytes()).hexdigest()
+        return hashlib.sha256((place.base_dir / name).read_bytes()).hexdigest()
 
-    picture = ImageRef(path=str(place.base / "0.png"), sha256=digest("0.png"))
-    clip = VideoRef(path=str(place.base / "clip.mp4"), sha256=digest("clip.mp4"))
+    picture = ImageRef(path=str(place.base_dir / "0.png"), sha256=digest("0.png"))
+    clip = VideoRef(path=str(place.base_dir / "clip.mp4"), sha256=digest("clip.mp4"))
     parts = ("Compare", picture, "with", clip, "and say where it is.")
     target = Target(answer_type=AnswerType.BOX, value=[0.25, 0.25, 0.75, 0.75], coordinate_system=CoordinateSystem.NORM_1, media_index=1)
     yield Sample(id="mixed", task="box", parts=parts, target=target)
