@@ -60,7 +60,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("vllm")
     run, lora, merged, bare = (folder / name for name in ("run", "lora", "merged", "adapter"))
     data, picture = canonical(folder / "questions")
-    asked = ["--bench", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
+    asked = ["--benchmark", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
     question = {"image": str(picture), "text": TEXT, "adapter": None}
     several = folder / "mixed"
     several.mkdir()
@@ -69,8 +69,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ["train", write(by_vllm(run, data), folder / "run.yaml")],
         *(["eval", run / "model", *asked, "--engine", name, "--out", folder / name] for name in ("vllm", "hf")),
         ["train", write(adapting(lora, run / "model"), folder / "lora.yaml")],
-        ["export", lora, "--merge-lora", "--to", merged],
-        ["export", lora, "--to", bare],
+        ["export", lora, "--merge-lora", "--out", merged],
+        ["export", lora, "--out", bare],
         {str(run / "model"): [question, {**question, "adapter": str(bare)}], str(merged): [question]},
         ["train", write(looking_closer(folder / "zoom"), folder / "zoom.yaml")],
         ["train", write(of_every_kind(several), several / "mixed.yaml")],
