@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.seeds import derive_seed
@@ -56,10 +56,11 @@ from mmrl.policy.lora import create_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler, SampleSource
-from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
@@ -242,7 +243,12 @@ class RunContext:
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
         corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
-            compute_advantages=partial(compute_advantages, options=stage.advantage, weights=weights),
+            compute_advantages=partial(
+                compute_advantages,
+                options=stage.advantage,
+                weights=weights,
+                custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
+            ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
@@ -309,6 +315,9 @@ class RunContext:
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training needs it."""
+        for stage in self.config.stages:
+            if isinstance(stage, RlStage):
+                load_custom_advantage(stage.advantage, self.base_dir)
         check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)

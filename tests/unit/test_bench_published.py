@@ -12,10 +12,11 @@ import pytest
 from benchmarks import PICTURE, place, png, shown, write
 from PIL import Image
 
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse
 from mmrl.benchmarks.readers.published import LAYOUTS, get_layouts
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
 
@@ -286,7 +287,9 @@ def read(tmp_path: Path, film: bytes) -> Any:
     ) -> BenchmarkQuestions:
         for name, rows in files.items():
             write(tmp_path / name, rows)
-        return read_questions(bench, [*files], place(tmp_path), split="test", media_root=None, coordinate_system=frame)
+        return read_questions(
+            get_benchmark(bench), [*files], place(tmp_path), split="test", media_root=None, coordinate_system=frame
+        )
 
     return run
 
@@ -298,7 +301,7 @@ def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
     assert shown(question) == asked
     assert question.item.answer == due
     item = replace(question.item, image_size=Size(40, 30))  # as the picture tells
-    verdict = grade_response(BENCHMARKS[bench], item, ItemResponse(id=item.id, text=answer))
+    verdict = grade_response(get_benchmark(bench), item, ItemResponse(id=item.id, text=answer))
     assert verdict.score == 1.0, verdict
 
 
@@ -361,7 +364,7 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
     (home / "2.jpg").write_bytes(png(3))
     assert read(bench, asked).entries[0].sample.media[0].sha256 != video.sha256
     (home / "notes.txt").touch()
-    assert "holds notes.txt, which is no picture" in read(bench, asked).entries[0].problem
+    assert "holds notes.txt, which is no image" in read(bench, asked).entries[0].problem
 
 
 def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:
@@ -396,7 +399,7 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
     verdict = grade_response(BENCHMARKS["refcoco"], item, ItemResponse(id=item.id, text=text))
     assert (verdict.strict, verdict.official) == (True, True)
     with pytest.raises(
-        UserError, match=r"does not say what boxes such as .+ name it with --frame.+: px_original, norm"
+        UserError, match=r"does not say what boxes such as .+ name it with --coordinates.+: px_original, norm"
     ):
         read("refcoco", table)
 
@@ -416,7 +419,9 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     pixels = {"image": PICTURE, "instruction": "close", "bbox": [4.0, 6.0, 8.0, 16.0]}
     with pytest.raises(UserError, match="lies outside of norm_1, which ends at 1"):
         read("screenspot", {"s.parquet": [pixels | {"data_type": "icon", "data_source": "ios"}]})
-    with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --frame norm_1"):
+    with pytest.raises(
+        UserError, match="jxu124's says itself what boxes are measured in; leave out --coordinates norm_1"
+    ):
         read("refcoco", {"r.jsonl": [REF]}, frame=CoordinateSystem.NORM_1)
 
 
@@ -426,14 +431,14 @@ def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
     assert (question.item.answer, question.item.coordinate_system) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
 
 
-@pytest.mark.parametrize("bench", sorted({*BENCHMARKS} - {"coco"}))
+@pytest.mark.parametrize("bench", sorted({*BENCHMARK_NAMES} - {"coco"}))
 def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, read: Any) -> None:
     with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
         read(bench, {"odd.jsonl": [{"picture": "p.png", "what": "?", "right": 1}]})
 
 
 def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
-    assert {*LAYOUTS} | {"canonical", "coco"} == {*BENCHMARKS}
+    assert {*LAYOUTS} | {"coco"} == {*BENCHMARKS}
     for bench in LAYOUTS:
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}

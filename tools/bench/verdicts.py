@@ -13,8 +13,9 @@ from statistics import median
 
 from results import add_json_option, write_results
 
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse, read_items
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import read_rows
 
 MEGABYTE = 1_000_000

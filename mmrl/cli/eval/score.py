@@ -18,7 +18,7 @@ Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista
 is "length" for one that was cut, `tokens` is its length; other columns are ignored. Either file may end in .gz.
 
 --judge-url asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are
-the column `judged`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
+the column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as incorrect.
 """
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Score the responses, write the report and print it."""
     from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report.markdown import report_markdown
-    from mmrl.benchmarks.score_files import changed_verdicts, score_files, write_report
+    from mmrl.benchmarks.score_responses import changed_verdicts, score_files, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
     benchmark = get_benchmark(arguments.benchmark)

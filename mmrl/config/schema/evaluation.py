@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -50,6 +50,10 @@ class BenchmarkConfig(StrictModel):
     """Name in metrics, `benchmark/<name>/accuracy` (strict) and others, and in RUN/benchmarks."""
     benchmark: str | None = None
     """The benchmark, as `mmrl eval --benchmark` takes it, such as `mathvista` or `canonical`; `name` when left out."""
+    fn: str | None = None
+    """Function that returns your own benchmark, `./mine.py:make_benchmark`, in place of a shipped one."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `fn`."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files or folders of its questions, relative to the config's folder."""
     responses_per_question: PositiveInt = 1
@@ -73,8 +77,16 @@ class BenchmarkConfig(StrictModel):
 
     @property
     def benchmark_name(self) -> str:
-        """The benchmark whose rules score it."""
-        return self.benchmark or self.name
+        """Name or function of the benchmark whose rules score the responses."""
+        return self.fn or self.benchmark or self.name
+
+    @model_validator(mode="after")
+    def _check_fn_or_name(self) -> BenchmarkConfig:
+        if self.fn is not None and self.benchmark is not None:
+            raise ValueError(f"both `benchmark` ({self.benchmark}) and `fn` ({self.fn}) are given; leave out one")
+        if self.args and self.fn is None:
+            raise ValueError("`args` are arguments of `fn`; give that, too")
+        return self
 
     def describe(self, *, temperature: float, before_training: bool) -> str:
         """Return when the benchmark is taken, and its metrics, as a line."""
