@@ -46,7 +46,7 @@ def config_json_schema() -> dict[str, Any]:
     schema["properties"] = {
         "extends": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            "description": "Files that this one builds on, relative to it; later ones win over earlier ones, and this one over all.",
+            "description": "Files that this one builds on, relative to it. Later ones win, and this one over all.",
         },
         **schema["properties"],
     }
