@@ -32,7 +32,9 @@ def add_parser(commands: Subparsers) -> None:
     parser = add_command(commands, "run", "run a benchmark; `run` may be left out", DETAILS)
     parser.add_argument("model", metavar="MODEL", help="a folder of transformers, a run, or a checkpoint of one")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="set one value by dotted path")
-    parser.add_argument("--benchmark", required=True, metavar="NAME", help="such as mathvista, canonical, run:test")
+    parser.add_argument(
+        "--benchmark", required=True, metavar="NAME", help="such as mathvista, run:test, ./mine.py:make_benchmark"
+    )
     parser.add_argument(
         "--data",
         action="append",
@@ -63,14 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.types import CoordinateSystem
 
     # A wrong name should be refused before torch is imported, which takes seconds.
+    label = arguments.benchmark.replace(":", "-")
     if not arguments.benchmark.startswith("run:"):
-        get_benchmark(arguments.benchmark)
+        label = get_benchmark(arguments.benchmark).name
     with pause_gc_for_imports():
         from mmrl.distributed.torch_ranks import require_single_process
         from mmrl.evaluation.evaluate import EvalRequest, evaluate
 
     require_single_process("mmrl eval")
-    name = f"{Path(arguments.model).resolve().name}-{arguments.benchmark.replace(':', '-')}"
+    name = f"{Path(arguments.model).resolve().name}-{label}"
     request = EvalRequest(
         model=arguments.model,
         benchmark=arguments.benchmark,

@@ -30,7 +30,10 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "score", "score responses, by rule and by the benchmark's own metric", DETAILS)
     parser.add_argument(
-        "--benchmark", required=True, metavar="NAME", help="such as mathvista; `canonical` has no metric of its own"
+        "--benchmark",
+        required=True,
+        metavar="NAME",
+        help="such as mathvista, or ./mine.py:make_benchmark; `canonical` has no metric of its own",
     )
     parser.add_argument("--items", required=True, type=Path, metavar="FILE", help="questions with their answers")
     parser.add_argument("--responses", required=True, type=Path, metavar="FILE", help="responses of a model")
