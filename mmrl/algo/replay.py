@@ -1,35 +1,107 @@
-"""Selective sample replay: what is remembered, and what of it is drawn.
+"""Selective sample replay: rollouts of earlier steps that had an advantage fill up a step that has too few.
 
-Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage stay, and are drawn with p ∝ |A|^alpha.
-Departures: rollouts have an age in policy versions and may be forgotten by it; nothing is learned twice in a step
-unless asked; what is drawn depends on a seed for each step, never on a generator that runs on.
+Source: VL-Rethinker (arXiv:2504.08837 v1, 3.2): rollouts with an advantage are kept and sampled with p ∝ |A|^alpha.
+Departures: a rollout can be dropped for its staleness; none is trained on twice in a step unless the options say so;
+each step derives its own seed, so a resumed run samples what the undisturbed one would.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import isfinite
+from statistics import fmean
 
 import numpy as np
 
+from mmrl.algo.changed_media import ChangedMediaDetector
+from mmrl.algo.seeds import derive_seed
+from mmrl.algo.staleness import compute_staleness, with_staleness
 from mmrl.config.schema import ReplayConfig
-from mmrl.types import Author, Experience, Rollout
+from mmrl.types import Experience, TrainingState
 
 ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage, oldest first."""
 
 
-def compute_staleness(rollout: Rollout, version: int) -> int:
-    """How many policy versions before `version` the oldest of a rollout's tokens were sampled."""
-    return version - min(segment.version for segment in rollout.segments if segment.author is Author.POLICY)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """The replay options of one stage, with the numbers that they are relative to."""
+
+    options: ReplayConfig
+    """The stage's `replay` section."""
+    rollouts_per_step: int
+    """Rollouts of a full step: prompts_per_step x group_size."""
+    seed: tuple[str | int, ...]
+    """Parts that the seed of every draw derives from: the run's seed and the stage's name."""
+
+    @property
+    def target_size(self) -> int:
+        """Rollouts that a step is filled up to: `target_fraction` of a full step, at least 1."""
+        return max(1, round(self.options.target_fraction * self.rollouts_per_step))
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts that the buffer holds."""
+        return self.options.capacity or self.target_size
+
+    def draw_seed(self, purpose: str, step: int) -> int:
+        """Return the seed of one draw of one step."""
+        return derive_seed(*self.seed, "replay", purpose, step)
+
+
+def replay_experiences(
+    fresh: Sequence[Experience],
+    state: TrainingState,
+    settings: ReplaySettings,
+    changed_media: ChangedMediaDetector,
+) -> tuple[tuple[Experience, ...], dict[str, float]]:
+    """Return what the step trains on, fresh experiences before replayed ones, and metrics of the replay.
+
+    Fresh experiences with an advantage enter `state.replay_buffer`. Those whose media changed since leave it.
+
+    Raises:
+        ValueError: an advantage is not finite.
+    """
+    options = settings.options
+    # Checked before the buffer changes: neither a sampling weight nor a gradient can be made of such an advantage.
+    check_finite_advantages(fresh)
+    informative = [experience for experience in fresh if experience.advantage]
+    buffer = update_buffer(
+        state.replay_buffer,
+        informative,
+        capacity=settings.capacity,
+        version=state.version,
+        max_staleness=options.max_staleness,
+    )
+    own: Sequence[Experience] = informative if options.drop_zero_advantage else fresh
+    if options.resample_fresh:
+        own = _resample(informative, state, settings)
+
+    # Without replacement the step's own rollouts, at the end of the buffer, are trained on already.
+    num_excluded = min(len(informative), settings.capacity) if options.without_replacement else 0
+    usable, sampled = _sample_buffer(
+        buffer,
+        changed_media,
+        count=_replay_count(len(own), settings),
+        num_excluded=num_excluded,
+        seed=settings.draw_seed("memory", state.step),
+        options=options,
+    )
+    replayed = [with_staleness(experience, state.version, options.old_logprobs) for experience in sampled]
+    state.replay_buffer = usable
+    trained = (*own, *replayed)
+    metrics = _replay_metrics(trained, replayed, usable, options)
+    metrics["replay/dropped_changed_media"] = float(len(buffer) - len(usable))
+    return trained, metrics
 
 
 def check_finite_advantages(experiences: Iterable[Experience]) -> None:
-    """Neither a weight nor a gradient can be made of an advantage that is not finite.
+    """Check that every advantage is finite.
 
     Raises:
-        ValueError: there is one; it names the sample.
+        ValueError: one is not; the message names sample and rollout.
     """
     for experience in experiences:
         if not isfinite(experience.advantage):
@@ -43,31 +115,49 @@ def check_finite_advantages(experiences: Iterable[Experience]) -> None:
 def update_buffer(
     buffer: ReplayBuffer, fresh: Sequence[Experience], *, capacity: int, version: int, max_staleness: int | None
 ) -> ReplayBuffer:
-    """The memory with fresh rollouts behind it, at most `capacity`, none older than `max_age` at policy `version`."""
-    start = (
-        0
-        if max_staleness is None
-        else bisect_left(buffer, -max_staleness, key=lambda e: -compute_staleness(e.rollout, version))
-    )
+    """Return the buffer with fresh rollouts appended: the newest `capacity` of those that are not too stale.
+
+    Args:
+        buffer: rollouts of earlier steps, oldest first.
+        fresh: rollouts of this step.
+        capacity: rollouts that fit.
+        version: the current policy version.
+        max_staleness: policy versions after which a rollout is dropped; None for never.
+    """
+    start = 0
+    if max_staleness is not None:
+        # Staleness falls from the oldest to the newest, so its negative is sorted as bisect needs it.
+        start = bisect_left(buffer, -max_staleness, key=lambda e: -compute_staleness(e.rollout, version))
     return (*buffer[start:], *fresh)[-capacity:]
 
 
 def log_weights(experiences: Sequence[Experience], options: ReplayConfig) -> np.ndarray:
-    """log(|A|^alpha), plus log(positives_boost) where A > 0; float64 [E], one for each experience; A is never 0."""
+    """Return alpha log|A|, plus log(positive_advantage_weight) where A > 0: float64 [experiences].
+
+    No A may be 0. Logarithms, because |A|^alpha can over- or underflow.
+    """
     advantages = np.array([experience.advantage for experience in experiences], dtype=np.float64)
     boost = np.where(advantages > 0.0, np.log(options.positive_advantage_weight), 0.0)
     return np.asarray(options.priority_exponent * np.log(np.abs(advantages)) + boost)
 
 
 def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_replacement: bool) -> list[int]:
-    """Indices of `count` of E experiences by weight: one after the other, each at most once and fewer where there are
-    fewer; or with replacement, where not `unique`.
+    """Sample `count` of E experiences in proportion to their weights, and return their indices in the order drawn.
 
-    Without replacement by the Gumbel-max trick: the largest of log weight + Gumbel noise (Kool et al.,
+    Without replacement, each comes at most once, so there are fewer where E is smaller.
+
+    Source: Gumbel-max trick for draws without replacement, the largest of log weight + Gumbel noise (Kool et al.,
     arXiv:1903.06059).
+
+    Args:
+        log_weights_E: log of the unnormalised weights, float64 [E].
+        count: how many to sample; none if it is 0 or less.
+        seed: of a generator for this draw alone.
+        without_replacement: leave out what was drawn before.
     """
     size = len(log_weights_E)
-    count = min(count, size) if without_replacement else count
+    if without_replacement:
+        count = min(count, size)
     if count <= 0 or not size:
         return []
     generator = np.random.Generator(np.random.Philox(seed))
@@ -80,8 +170,73 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
 
 
 def effective_sample_size(log_weights_E: np.ndarray) -> float:
-    """(Σ w)² / Σ w²: of how many equally likely ones the draw is worth; 0 where there are none."""
+    """Return (sum w)^2 / sum w^2 of weights given as logs, float64 [E]; 0 where E is 0.
+
+    It is how many equally likely rollouts a draw from the buffer is worth (Kish's effective sample size).
+    """
     if not len(log_weights_E):
         return 0.0
     weights = np.exp(log_weights_E - log_weights_E.max())
     return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _resample(informative: Sequence[Experience], state: TrainingState, settings: ReplaySettings) -> list[Experience]:
+    """Sample the step's own rollouts by their weights, with replacement, instead of training on each once."""
+    count = min(settings.target_size, len(informative))
+    weights = log_weights(informative, settings.options)
+    indices = sample_indices(weights, count, settings.draw_seed("own", state.step), without_replacement=False)
+    return [informative[index] for index in indices]
+
+
+def _sample_buffer(
+    buffer: ReplayBuffer,
+    changed_media: ChangedMediaDetector,
+    *,
+    count: int,
+    num_excluded: int,
+    seed: int,
+    options: ReplayConfig,
+) -> tuple[ReplayBuffer, list[Experience]]:
+    """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
+
+    Args:
+        buffer: rollouts that may be replayed, oldest first.
+        changed_media: builds prompts again to see whether their media are unchanged.
+        count: how many to sample; none if it is 0 or less.
+        num_excluded: rollouts at the end of the buffer that are not to be sampled.
+        seed: of this draw.
+        options: the stage's `replay` section.
+    """
+    # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
+    while True:
+        candidates = buffer[: max(0, len(buffer) - num_excluded)]
+        weights = log_weights(candidates, options)
+        indices = sample_indices(weights, count, seed, without_replacement=options.without_replacement)
+        sampled = [candidates[index] for index in indices]
+        changed = changed_media.find_changed_digests(experience.rollout.prompt for experience in sampled)
+        if not changed:
+            return buffer, sampled
+        buffer = tuple(e for e in buffer if e.rollout.prompt.digest not in changed)
+
+
+def _replay_count(num_own: int, settings: ReplaySettings) -> int:
+    """Return how many rollouts to replay beside the step's own; 0 or less for none."""
+    if settings.options.fill == "size":
+        return settings.target_size - num_own
+    fraction = settings.options.target_fraction
+    return round(num_own * fraction / (1.0 - fraction))
+
+
+def _replay_metrics(
+    trained: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
+) -> dict[str, float]:
+    staleness = [experience.staleness for experience in replayed]
+    distinct = {id(experience.rollout) for experience in trained}
+    return {
+        "replay/buffer_size": float(len(buffer)),
+        "replay/effective_size": effective_sample_size(log_weights(buffer, options)),
+        "replay/frac": len(replayed) / len(trained) if trained else 0.0,
+        "replay/staleness_mean": fmean(staleness) if staleness else 0.0,
+        "replay/staleness_max": float(max(staleness, default=0)),
+        "replay/unique_frac": len(distinct) / len(trained) if trained else 1.0,
+    }

@@ -1,234 +1,187 @@
-"""The choosers: from the groups of a step to what is learned. They are put one around another."""
+"""Selection: from the scored groups of a step to the experiences that the learner trains on.
+
+`SelectionPipeline.select` is the whole of it, from top to bottom: record rewards, filter groups, compute advantages,
+mark staleness, replay, advance the curriculum.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import NamedTuple
 
-from mmrl.algo.group_filter import rejection_reason
-from mmrl.algo.replay import (
-    ReplayBuffer,
-    check_finite_advantages,
-    compute_staleness,
-    effective_sample_size,
-    log_weights,
-    sample_indices,
-    update_buffer,
-)
-from mmrl.algo.seeds import derive_seed
-from mmrl.config.schema import DynamicSamplingConfig, ReplayConfig
-from mmrl.ports import ExperienceSelector
-from mmrl.types import Experience, Group, Prompt, Sample, SelectedExperiences, TrainingState, UserError
+from mmrl.algo.advantages import EQUALITY_TOLERANCE
+from mmrl.algo.changed_media import ChangedMediaDetector
+from mmrl.algo.curriculum_phase import advance_phase
+from mmrl.algo.replay import ReplaySettings, replay_experiences
+from mmrl.algo.reward_history import record_rewards
+from mmrl.algo.staleness import OldLogprobs, staleness_metrics, with_staleness
+from mmrl.config.schema import CurriculumPhaseConfig, DynamicSamplingConfig, GroupRewardRangeConfig
+from mmrl.types import Experience, FinishReason, Group, SelectedExperiences, TrainingState
 
 AdvantageFunction = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
-"""One advantage for each rollout of each group."""
+"""Returns one advantage for each rollout of each group."""
+
+TRUNCATED, UNSCORED = "truncated", "unscored"
 
 
-class Everything:
-    """One round of prompts, and all of it is learned."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionPipeline:
+    """Decides what each step of an RL stage trains on; implements `ports.ExperienceSelector`."""
 
-    def __init__(self, advantages: AdvantageFunction) -> None:
-        self._advantages = advantages
-
-    def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """One round is enough."""
-        return rounds == 0
-
-    def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """Every rollout with its advantage."""
-        advantages = tuple(tuple(row) for row in self._advantages(groups))
-        experiences = tuple(
-            Experience(rollout=rollout, advantage=advantage)
-            for group, row in zip(groups, advantages, strict=True)
-            for rollout, advantage in zip(group.rollouts, row, strict=True)
-        )
-        return SelectedExperiences(groups=tuple(groups), advantages=advantages, experiences=experiences)
-
-
-MediaProblemFinder = Callable[[Sequence[Prompt]], Mapping[str, str]]
-"""What is wrong with the media of prompts, by the digest of those where something is."""
-
-
-def find_media_problems(build_prompt: Callable[[Sample], Prompt], prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Asks samples again: whose prompt cannot be made any more, or comes out otherwise."""
-    problems = {}
-    for prompt in prompts:
-        try:
-            if build_prompt(prompt.sample).digest != prompt.digest:
-                problems[prompt.digest] = "its media changed while the run was using them"
-        except UserError as error:
-            problems[prompt.digest] = str(error)
-    return problems
-
-
-class ChangedMediaDetector:
-    """Finds out, before the learner does, what became of the media of prompts that were asked in earlier steps."""
-
-    def __init__(self, find_problems: MediaProblemFinder, warn: Callable[[str], None]) -> None:
-        self._find_problems, self._warn = find_problems, warn
-
-    def find_changed_digests(self, prompts: Iterable[Prompt]) -> set[str]:
-        """Digests of those whose media are no longer what they were; each is named in a warning."""
-        asked = {prompt.digest: prompt for prompt in prompts}
-        problems = self._find_problems(list(asked.values()))
-        for digest, problem in problems.items():
-            self._warn(f"sample {asked[digest].sample.id}: {problem}; its rollouts of earlier steps are forgotten")
-        return set(problems)
-
-
-class Sifting:
-    """Groups that pass a filter go on to another chooser, at most `prompts` of them; the others show no advantage.
-
-    Carried groups come first. Theirs are the advantages among the groups that they are learned with, and the recorded
-    probabilities of when they were sampled.
-    """
-
-    def __init__(
-        self, inner: ExperienceSelector, options: DynamicSamplingConfig, prompts: int, media: ChangedMediaDetector
-    ) -> None:
-        self._inner, self._options, self._prompts, self._media = inner, options, prompts, media
+    compute_advantages: AdvantageFunction
+    """Computes the advantages of all groups that passed the filter at once: some formulas compare the whole step."""
+    prompts_per_step: int = 0
+    """Groups that a step trains on at most; read only with `dynamic_sampling`."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Which groups pass. None trains on all groups of a single round."""
+    replay: ReplaySettings | None = None
+    """How rollouts of earlier steps are trained on again; None for never."""
+    changed_media: ChangedMediaDetector
+    """Finds rollouts of earlier steps that cannot be used because their media changed."""
+    stale_old_logprobs: OldLogprobs | None = "recorded"
+    """Whose log-probs the ratio of a fresh but stale rollout uses; None for what `loss.old_logprobs` says."""
+    rollouts_may_be_stale: bool = False
+    """True with async or partial rollouts, whose staleness is logged."""
+    tracked_terms: tuple[str, ...] = ()
+    """Reward terms whose mean is recorded for each sample; none records nothing."""
+    curriculum_phases: tuple[CurriculumPhaseConfig, ...] = ()
+    """Phases of the stage's curriculum; empty without one, or without `tracked_terms`."""
 
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """Until enough groups have passed, carried ones included, or the rounds are over."""
-        passed = len(state.carried_over) + sum(rejection_reason(group, self._options) is None for group in groups)
-        return rounds == 0 or (rounds < self._options.max_rounds and passed < self._prompts)
+        """Return True while another sampling round is needed.
+
+        The first round always is. With dynamic sampling, so is any other while fewer than `prompts_per_step` groups
+        have passed, those carried over included, and rounds are left.
+        """
+        if self.dynamic_sampling is None or rounds == 0:
+            return rounds == 0
+        num_passed = len(state.carried_over)
+        for group in groups:
+            if rejection_reason(group, self.dynamic_sampling) is None:
+                num_passed += 1
+        return rounds < self.dynamic_sampling.max_rounds and num_passed < self.prompts_per_step
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """What the inner chooser makes of the groups that pass."""
-        changed = self._media.find_changed_digests(group.prompt for group in state.carried_over)
-        carried = [group for group in state.carried_over if group.prompt.digest not in changed]
-        reasons = [rejection_reason(group, self._options) for group in groups]
-        passed = [i for i, reason in enumerate(reasons) if reason is None]
-        room = self._prompts - len(carried)
-        taken, surplus = passed[:room], passed[room:]
-        choice = self._inner.select([*carried, *(groups[i] for i in taken)], state)
-        state.carried_over = tuple(groups[i] for i in surplus) if self._options.extra == "carry" else ()
-
-        advantages = [(0.0,) * len(group.rollouts) for group in groups]
-        for i, row in zip(taken, choice.advantages[len(carried) :], strict=True):
-            advantages[i] = row
-        late = sum(len(group.rollouts) for group in carried)
-        aged = (
-            replace(e, staleness=compute_staleness(e.rollout, state.version), old_logprobs_source="recorded")
-            for e in choice.experiences[:late]
-        )
-        metrics = {
-            **choice.metrics,
-            "dynamic_sampling/passed_frac": len(passed) / len(groups) if groups else 0.0,
-            "dynamic_sampling/carried_over": float(len(carried)),
-            **{
-                f"dynamic_sampling/rejected/{name}": float(count)
-                for name, count in Counter(filter(None, reasons)).items()
-            },
-        }
-        return SelectedExperiences(
-            groups=tuple(groups),
-            advantages=tuple(advantages),
-            experiences=(*aged, *choice.experiences[late:]),
-            metrics=metrics,
-        )
-
-
-class Replaying:
-    """Selective sample replay around another chooser. `size` is the rollouts of a full step."""
-
-    def __init__(
-        self,
-        inner: ExperienceSelector,
-        options: ReplayConfig,
-        *,
-        size: int,
-        seed: Sequence[str | int],
-        media: ChangedMediaDetector,
-    ) -> None:
-        self._inner, self._options, self._media = inner, options, media
-        self._target = max(1, round(options.target_fraction * size))
-        self._capacity = options.capacity or self._target
-        self._seed = tuple(seed)
-
-    def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """As the inner chooser."""
-        return self._inner.needs_another_round(groups, state, rounds=rounds)
-
-    def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """What the inner chooser chose, without what has no advantage, and with what is replayed.
+        """Return what the step trains on, and update what the state keeps of the groups.
 
         Raises:
-            ValueError: an advantage is not finite.
+            ValueError: an advantage is not finite, and `replay` would keep it.
         """
-        options, choice = self._options, self._inner.select(groups, state)
-        check_finite_advantages(choice.experiences)
-        taught = [experience for experience in choice.experiences if experience.advantage]
-        memory = update_buffer(
-            state.replay_buffer,
-            taught,
-            capacity=self._capacity,
-            version=state.version,
-            max_staleness=options.max_staleness,
-        )
-        own: Sequence[Experience] = taught if options.drop_zero_advantage else choice.experiences
-        if options.resample_fresh:
-            count = min(self._target, len(taught))
-            picked = sample_indices(
-                log_weights(taught, options), count, self._derive_seed(state, "own"), without_replacement=False
-            )
-            own = [taught[i] for i in picked]
-        known = min(len(taught), self._capacity) if options.without_replacement else 0
-        state.replay_buffer, replayed = self._sample_buffer(memory, known, self._replay_count(len(own)), state)
-        learned = (*own, *replayed)
-        said = {**choice.metrics, **self._replay_metrics(learned, replayed, state.replay_buffer)}
-        said["replay/dropped_changed_media"] = float(len(memory) - len(state.replay_buffer))
-        return replace(choice, experiences=learned, metrics=said)
+        sample_means: Sequence[float] = ()
+        if self.tracked_terms:
+            sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
+            # An order by priority draws the whole next step with the weights known now, from this position on.
+            state.step_data_start = state.data_position
 
-    def _replay_count(self, num_fresh: int) -> int:
-        share = self._options.target_fraction
-        return self._target - num_fresh if self._options.fill == "size" else round(num_fresh * share / (1.0 - share))
+        filtered = self._filter_groups(groups, state)
+        passed = [groups[index] for index in filtered.passed]
+        advantages = [tuple(row) for row in self.compute_advantages([*filtered.carried, *passed])]
+        num_carried = len(filtered.carried)
+        # Groups carried over were sampled by an older policy in any case, so their ratio uses what was recorded then.
+        experiences = [
+            *_make_experiences(filtered.carried, advantages[:num_carried], state.version, "recorded"),
+            *_make_experiences(passed, advantages[num_carried:], state.version, self.stale_old_logprobs),
+        ]
+        metrics = staleness_metrics(experiences) if self.rollouts_may_be_stale else {}
+        metrics |= filtered.metrics
 
-    def _sample_buffer(
-        self, buffer: ReplayBuffer, num_excluded: int, count: int, state: TrainingState
-    ) -> tuple[ReplayBuffer, list[Experience]]:
-        """What is drawn of the memory but its last `known`, and the memory without what cannot be used any more.
+        if self.replay is not None:
+            trained, replay_metrics = replay_experiences(experiences, state, self.replay, self.changed_media)
+            metrics |= replay_metrics
+        else:
+            trained = tuple(experiences)
+        if self.curriculum_phases:
+            metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
-        Each pass that finds changed media shortens the memory, so there is a last one.
+        shown = [(0.0,) * len(group.rollouts) for group in groups]
+        for index, row in zip(filtered.passed, advantages[num_carried:], strict=True):
+            shown[index] = row
+        return SelectedExperiences(groups=tuple(groups), advantages=tuple(shown), experiences=trained, metrics=metrics)
+
+    def _filter_groups(self, groups: Sequence[Group], state: TrainingState) -> FilteredGroups:
+        """Choose the groups to train on: those carried over first, then as many that pass as there is room for.
+
+        What passes beyond that is carried over to the next step, or dropped, as `dynamic_sampling.extra` says.
         """
-        while True:
-            weights = log_weights(buffer[: max(0, len(buffer) - num_excluded)], self._options)
-            indices = sample_indices(
-                weights,
-                count,
-                self._derive_seed(state, "memory"),
-                without_replacement=self._options.without_replacement,
-            )
-            picked = [buffer[i] for i in indices]
-            changed = self._media.find_changed_digests(experience.rollout.prompt for experience in picked)
-            if not changed:
-                return buffer, [self._with_staleness(experience, state) for experience in picked]
-            buffer = tuple(e for e in buffer if e.rollout.prompt.digest not in changed)
+        options = self.dynamic_sampling
+        if options is None:
+            return FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
+        changed = self.changed_media.find_changed_digests(group.prompt for group in state.carried_over)
+        carried = [group for group in state.carried_over if group.prompt.digest not in changed]
 
-    def _with_staleness(self, experience: Experience, state: TrainingState) -> Experience:
-        passed = compute_staleness(experience.rollout, state.version)
-        if not passed:
-            return experience
-        return replace(
-            experience,
-            staleness=passed,
-            old_logprobs_source=self._options.old_logprobs,
-        )
+        passed: list[int] = []
+        rejected: Counter[str] = Counter()
+        for index, group in enumerate(groups):
+            reason = rejection_reason(group, options)
+            if reason is None:
+                passed.append(index)
+            else:
+                rejected[reason] += 1
+        room = self.prompts_per_step - len(carried)
+        extra = [groups[index] for index in passed[room:]]
+        state.carried_over = tuple(extra) if options.extra == "carry" else ()
 
-    def _derive_seed(self, state: TrainingState, purpose: str) -> int:
-        return derive_seed(*self._seed, "replay", purpose, state.step)
-
-    def _replay_metrics(
-        self, learned: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer
-    ) -> dict[str, float]:
-        ages = [experience.staleness for experience in replayed]
-        return {
-            "replay/buffer_size": float(len(buffer)),
-            "replay/effective_size": effective_sample_size(log_weights(buffer, self._options)),
-            "replay/frac": len(replayed) / len(learned) if learned else 0.0,
-            "replay/staleness_mean": fmean(ages) if ages else 0.0,
-            "replay/staleness_max": float(max(ages, default=0)),
-            "replay/unique_frac": len({id(e.rollout) for e in learned}) / len(learned) if learned else 1.0,
+        metrics = {
+            "dynamic_sampling/passed_frac": len(passed) / len(groups) if groups else 0.0,
+            "dynamic_sampling/carried_over": float(len(carried)),
         }
+        for reason, count in rejected.items():
+            metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
+        return FilteredGroups(carried=carried, passed=passed[:room], metrics=metrics)
+
+
+class FilteredGroups(NamedTuple):
+    """The groups that a step trains on."""
+
+    carried: list[Group]
+    """Groups that passed in an earlier step, which had no room for them."""
+    passed: list[int]
+    """Indices of this step's groups that are trained on now."""
+    metrics: dict[str, float]
+    """`dynamic_sampling/*`; empty without a filter."""
+
+
+def rejection_reason(group: Group, options: DynamicSamplingConfig) -> str | None:
+    """Return why a group is not trained on: `unscored`, `truncated` or the name of a term; None if it passes.
+
+    Sources: DAPO (arXiv:2503.14476, eq. 11) leaves out groups that are all correct or all incorrect; MM-EUREKA
+    (arXiv:2503.07365) those whose mean accuracy is outside [0.1, 0.9].
+    """
+    if not group.rollouts:
+        return UNSCORED
+    num_truncated = sum(rollout.finish_reason is FinishReason.LENGTH for rollout in group.rollouts)
+    if num_truncated / len(group.rollouts) > options.max_truncated_frac:
+        return TRUNCATED
+    for reward_range in options.ranges:
+        if not _in_range(group, reward_range):
+            return reward_range.term
+    return None
+
+
+def _in_range(group: Group, reward_range: GroupRewardRangeConfig) -> bool:
+    """Return True if the term's mean over the group is in range, or the term does not apply to the group."""
+    values = []
+    for score in group.scores:
+        if reward_range.term in score.terms:
+            values.append(score.terms[reward_range.term].value)
+    if not values:
+        return True
+    if reward_range.require_mixed and max(values) - min(values) <= EQUALITY_TOLERANCE:
+        return False
+    mean = fsum(values) / len(values)
+    return reward_range.low - EQUALITY_TOLERANCE <= mean <= reward_range.high + EQUALITY_TOLERANCE
+
+
+def _make_experiences(
+    groups: Sequence[Group], advantages: Sequence[Sequence[float]], version: int, old_logprobs: OldLogprobs | None
+) -> list[Experience]:
+    """Pair every rollout with its advantage, and mark those that policy `version` did not sample itself."""
+    experiences = []
+    for group, row in zip(groups, advantages, strict=True):
+        for rollout, advantage in zip(group.rollouts, row, strict=True):
+            fresh = Experience(rollout=rollout, advantage=advantage)
+            experiences.append(with_staleness(fresh, version, old_logprobs))
+    return experiences

@@ -1,43 +1,43 @@
-"""What the policy of one version drew and that of a later one learns."""
+"""The age of a rollout, in policy versions, and whose log-probs its importance ratio is computed from.
+
+A rollout that an older policy sampled is learned from off-policy. With old log-probs `recorded`, its ratio is
+pi / pi_sampling, clipped. With `loss.rollout_correction`, the ratio is taken from the learner's own log-probs at the
+start of the step, and the correction weight also covers the versions in between: the decoupled objective of Hilton et
+al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Literal
 
-from mmrl.algo.replay import compute_staleness
-from mmrl.ports import ExperienceSelector
-from mmrl.types import Experience, Group, SelectedExperiences, TrainingState
+from mmrl.types import Author, Experience, Rollout
+
+OldLogprobs = Literal["recorded", "recomputed"]
 
 
-class Lagging:
-    """A chooser whose experiences know how old they are, so that nobody takes them for the policy's own.
+def compute_staleness(rollout: Rollout, version: int) -> int:
+    """Return how many policy versions lie between the rollout's oldest sampled token and policy `version`."""
+    return version - min(segment.version for segment in rollout.segments if segment.author is Author.POLICY)
 
-    Below their ratio stand the probabilities of when they were drawn: pi / pi_drawn, clipped. With `corrected` the
-    learner's stand there, and what importance weights correct for is the step between as well: the decoupled objective
-    of Hilton et al., arXiv:2110.00641, which AReaL uses (arXiv:2505.24298).
+
+def with_staleness(experience: Experience, version: int, old_logprobs: OldLogprobs | None) -> Experience:
+    """Return the experience with its staleness at policy `version`.
+
+    A stale one also records whose log-probs its ratio uses, None for what `loss.old_logprobs` says. A fresh one comes
+    back unchanged: `loss.old_logprobs` alone decides about it.
     """
+    staleness = compute_staleness(experience.rollout, version)
+    if staleness == 0:
+        return experience
+    return replace(experience, staleness=staleness, old_logprobs_source=old_logprobs)
 
-    def __init__(self, inner: ExperienceSelector, *, corrected: bool) -> None:
-        self._inner, self._corrected = inner, corrected
 
-    def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """As the inner chooser."""
-        return self._inner.needs_another_round(groups, state, rounds=rounds)
-
-    def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """As the inner chooser, with the age of each experience, and its mean and maximum."""
-        choice = self._inner.select(groups, state)
-        aged = [self._with_staleness(experience, state.version) for experience in choice.experiences]
-        ages = [experience.staleness for experience in aged]
-        metrics: dict[str, float] = {}
-        if ages:
-            metrics = {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": float(max(ages))}
-        return replace(choice, experiences=tuple(aged), metrics={**choice.metrics, **metrics})
-
-    def _with_staleness(self, experience: Experience, version: int) -> Experience:
-        passed = compute_staleness(experience.rollout, version)
-        if not passed:
-            return experience
-        return replace(experience, staleness=passed, old_logprobs_source=None if self._corrected else "recorded")
+def staleness_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return mean and maximum staleness of a step's rollouts, in policy versions; nothing for a step without any."""
+    if not experiences:
+        return {}
+    values = [experience.staleness for experience in experiences]
+    return {"rollout/staleness_mean": fmean(values), "rollout/staleness_max": float(max(values))}

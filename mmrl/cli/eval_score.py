@@ -18,7 +18,7 @@ Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one 
 that was cut, `tokens` says how many there are; other columns are left alone. Either file may end in .gz.
 
 --judge asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are the
-column `judged`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
+column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as wrong.
 """
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Score, write and tell."""
     from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report.markdown import report_markdown
-    from mmrl.benchmarks.score_files import changed_verdicts, score_files, write_report
+    from mmrl.benchmarks.score_responses import changed_verdicts, score_files, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
     bench = get_benchmark(arguments.bench)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"mmrl: {len(scored.missing_ids)} items have no response and count as wrong: {named}", file=sys.stderr)
     print(report_markdown(report).partition("\n## ")[0].rstrip())
     for old, new in changed_verdicts(before, scored.verdicts):
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
     print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
 

@@ -86,6 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     result = evaluate(request, Console())
     print(report_markdown(result.report).partition("\n## ")[0].rstrip())
     for old, new in result.changed_verdicts:
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
     print(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
     return 0

@@ -110,7 +110,8 @@ def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
 def _find_tagged_choice(annotation: object, tag: int | str) -> Any:
     """Return the choice of a union that is annotated with this `Tag`, or None."""
     bare = _strip_annotated(annotation)
-    for choice in get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ():
+    choices: tuple[object, ...] = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ()
+    for choice in choices:
         if Tag(str(tag)) in getattr(choice, "__metadata__", ()):
             return choice
     return None

@@ -24,7 +24,11 @@ SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward
 def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
     """A sample as a row of a table in `folder`, its `meta` included; raises UserError as `columns_of`."""
     columns = sample_columns(sample, partial(_relative_media_path, folder=folder))
-    form = {"task": sample.task, "kind": str(sample.target.answer_type), "frame": sample.target.coordinate_system}
+    form = {
+        "task": sample.task,
+        "answer_type": str(sample.target.answer_type),
+        "coordinates": sample.target.coordinate_system,
+    }
     return {**sample.meta, **columns, **form, "sample": sample.id}
 
 

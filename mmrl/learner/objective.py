@@ -14,10 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmrl.algo import kl
-from mmrl.algo.importance import importance_ratios, mask_weights, sequence_sums, suffix_sums, truncate_weights
-from mmrl.algo.loss import cispo, clipped_surrogate
-from mmrl.algo.loss_aggregation import aggregation_weights
+from mmrl.algo.losses import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    estimate_kl,
+    importance_ratios,
+    mask_weights,
+    sequence_sums,
+    suffix_sums,
+    truncate_weights,
+)
 from mmrl.algo.schedule import coefficient
 from mmrl.config.schema import LossConfig
 from mmrl.types import Author, Experience, FinishReason
@@ -138,7 +145,7 @@ class Objective:
             weighs = coefficient(step, total=self._total_steps, options=options.kl)
             in_reward = options.kl.apply_to == "reward"
             logps_T = inputs.recomputed_logprobs_N.detach() if in_reward else inputs.logprobs_N
-            kl_T = kl.estimate_kl(
+            kl_T = estimate_kl(
                 logps_T, inputs.reference_logprobs_N, options.kl.estimator, log_ratio_clip=options.kl.log_ratio_clip
             )
             metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens

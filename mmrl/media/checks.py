@@ -46,11 +46,11 @@ def check_length(path: str, count: int, seconds: float, limits: MediaLimitsConfi
     """Refuse a video of too many frames, or one that is too long."""
     if count > limits.max_video_frames:
         raise MediaError(
-            f"{path}: {count:,} frames exceed max_frames={limits.max_video_frames:,}; cut it or raise the limit"
+            f"{path}: {count:,} frames exceed max_video_frames={limits.max_video_frames:,}; cut it or raise the limit"
         )
     if seconds > limits.max_video_seconds:
         raise MediaError(
-            f"{path}: {seconds:,.1f} s exceed max_seconds={limits.max_video_seconds:g}; cut it or raise the limit"
+            f"{path}: {seconds:,.1f} s exceed max_video_seconds={limits.max_video_seconds:g}; cut it or raise the limit"
         )
 
 
@@ -74,5 +74,5 @@ def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
         )
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         raise MediaError(
-            f"{path}: {width}x{height} is longer than max_aspect={limits.max_aspect_ratio} allows; crop it"
+            f"{path}: {width}x{height} is longer than max_aspect_ratio={limits.max_aspect_ratio} allows; crop it"
         )

@@ -65,5 +65,5 @@ class FrameFolderReader:
             raise MediaError(str(error)) from error
 
     def _frame_ref(self, file: Path) -> ImageRef:
-        place = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_bytes")
+        place = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_image_bytes")
         return ImageRef(path=str(file), sha256=compute_sha256(place))

@@ -83,7 +83,7 @@ def _ignore_size_warnings() -> Iterator[None]:
 
 
 def _read_file(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> bytes:
-    place = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_bytes")
+    place = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
     try:
         content = place.read_bytes()
     except OSError as error:

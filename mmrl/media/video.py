@@ -75,7 +75,7 @@ def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], l
 
     Raises:
         MediaError: as `open_track`, or `FolderReader`; `start` and `end` lie outside; the rule asks for more frames
-            than there are; frames stand further from a constant rate than `max_drift_s`.
+            than there are; frames stand further from a constant rate than `max_frame_drift_s`.
     """
     with _open_reader(ref, roots, limits) as reader:
         return _plan_frames(ref, sampling, reader, limits)
@@ -127,7 +127,7 @@ def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, li
         if abs(actual - expected) > limits.max_frame_drift_s:
             raise MediaError(
                 f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
-                f"exceeds max_drift_s={limits.max_frame_drift_s}; convert it to a constant rate or raise the limit"
+                f"exceeds max_frame_drift_s={limits.max_frame_drift_s}; convert it to a constant rate or raise the limit"
             )
     return FramePlan(
         indices=indices,

@@ -64,7 +64,7 @@ def densified(world, lora):
 def scores(policy, world, taught):
     batch = collate(group_by_prompt(taught), world.processor, pad_id=world.eos_id)
     with torch.no_grad():
-        return policy.score(batch).logprobs_N
+        return policy.compute_logprobs(batch).logprobs_N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,7 +109,7 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     taught = experiences(world)
     metrics, whole = gradient(world, taught, kl_coef=0.1)
     assert metrics["policy/reference_kl_nats"] > 0
-    _, plain = gradient(world, taught, shared_prefix=False, micro_batch_groups=2, kl_coef=0.1)
+    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
     assert difference(whole, plain) < 1e-5
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught, kl_coef=0.1)
@@ -125,7 +125,7 @@ def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, fa
     _, kept = gradient(world, taught)
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught)
-    assert len(kept) == len(world.policy.learned)
+    assert len(kept) == len(world.policy.trained)
     assert all(slope.any() for slope in kept.values())
     assert difference(kept, recomputed) < 1e-5
 
@@ -155,10 +155,10 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny,
     world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.law)
     taught = experiences(world, group_size=2)
     reference, before = world.policy.frozen_copy(), scores(world.policy, world, taught)
-    given = {name: id(parameter) for name, parameter in world.policy.given.items()}
-    assert {name: id(parameter) for name, parameter in reference.given.items()} == given
-    assert reference.learned.keys() == world.policy.learned.keys()
-    assert not {id(p) for p in reference.learned.values()} & {id(p) for p in world.policy.learned.values()}
+    given = {name: id(parameter) for name, parameter in world.policy.frozen.items()}
+    assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
+    assert reference.trained.keys() == world.policy.trained.keys()
+    assert not {id(p) for p in reference.trained.values()} & {id(p) for p in world.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     gradient(world, taught)
     engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=0.01))

@@ -52,12 +52,12 @@ def test_a_model_of_unknown_origin_is_asked_with_the_defaults_and_that_is_said(
     known = here("eval", mine, *asked, "--out", tmp_path / "known")
     assert known.code == 0, known.errors
     assert "defaults" not in known.output
-    assert report(tmp_path / "known")["made_with"]["pixels"] == [1024, 1024]
+    assert report(tmp_path / "known")["generation"]["pixels"] == [1024, 1024]
     (mine / "mmrl.yaml").unlink()
     foreign = here("eval", mine, *asked, "--out", tmp_path / "foreign")
     assert foreign.code == 0, foreign.errors
     assert "mine has no mmrl.yaml: prompt, pixels and limits are the defaults, unless set here" in foreign.output
-    prompts = [report(tmp_path / name)["made_with"]["prompts"] for name in ("known", "foreign")]
+    prompts = [report(tmp_path / name)["generation"]["prompts"] for name in ("known", "foreign")]
     assert prompts[0] != prompts[1]  # by default the form of the answer is stated
     gone = here("eval", mine, "--bench", "run:test", "--out", tmp_path / "test")
     assert gone.code == 2
@@ -81,7 +81,7 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
     assert "Loading" not in done.output  # what was answered stays
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == before
     found = report(tmp_path / "out")
-    assert found["judge"]["asked"] == found["judge"]["right"] == unread >= len(requests)
+    assert found["judge"]["asked"] == found["judge"]["correct"] == unread >= len(requests)
     assert found["strict"]["value"] + unread / 10 == pytest.approx(found["judge"]["accuracy"]["value"])
     refused = here("eval", whole, "--bench", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b")
     assert refused.code == 2
@@ -91,10 +91,10 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
 def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     whole: Path, questions: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("--bench", "counting", "--data", questions, "evaluation.batch_size=3", "samples=2")
+    asked = ("--bench", "counting", "--data", questions, "evaluation.batch_size=3", "responses_per_question=2")
     asked = (*asked, "evaluation.temperature=1")
     killed = mmrl(
-        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append", 3, "SIGKILL")
+        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
     )
     assert killed.code == -signal.SIGKILL
     assert not (tmp_path / "a" / "report.json").exists()
@@ -113,7 +113,7 @@ def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     assert (found["items"], found["responses"]) == (10, 20)
     assert set(found["samples"]) == {"1", "2"}
     assert set(found["subsets"]["parity"]) == {"0", "1"}
-    assert found["made_with"]["pixels"] == [1024, 1024]
+    assert found["generation"]["pixels"] == [1024, 1024]
 
 
 def test_another_evaluation_in_the_same_folder_is_refused_and_marking_again_needs_no_model(
@@ -166,7 +166,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         (("nowhere", "--bench", "mathvist"), "there is no benchmark 'mathvist'"),
         (("{run}", "--bench", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
         (("{run}", "--bench", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (("{run}", "--bench", "canonical", "samples=4"), "samples 4 of a greedy law are all the same"),
+        (("{run}", "--bench", "canonical", "responses_per_question=4"), "samples 4 of a greedy law are all the same"),
         (("{run}", "--bench", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--bench", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}/model", "--bench", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),

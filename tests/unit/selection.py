@@ -2,7 +2,8 @@
 
 import random
 
-from mmrl.algo.select_experiences import ChangedMediaDetector
+from mmrl.algo.changed_media import ChangedMediaDetector
+from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.types import (
     Answer,
     AnswerType,
@@ -20,10 +21,10 @@ from mmrl.types import (
     Target,
 )
 
-LAW = SamplingParams(max_new_tokens=4)
+SAMPLING_PARAMS = SamplingParams(max_new_tokens=4)
 
 
-def asked(name):
+def make_prompt(name):
     sample = Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
     return Prompt(
         sample=sample,
@@ -35,8 +36,13 @@ def asked(name):
     )
 
 
-LAWLESS = ChangedMediaDetector(lambda prompts: {}, warn=lambda text: None)
-"""Nothing ever changes."""
+NO_CHANGED_MEDIA = ChangedMediaDetector(lambda prompts: {}, warn=lambda text: None)
+"""A detector for media that never change."""
+
+
+def select_all(compute_advantages, **settings):
+    """A pipeline that trains on every rollout of one round, unless `settings` say otherwise."""
+    return SelectionPipeline(compute_advantages=compute_advantages, **{"changed_media": NO_CHANGED_MEDIA, **settings})
 
 
 def rollout(prompt, index, *, version=0, finish=FinishReason.EOS):
@@ -49,13 +55,13 @@ def rollout(prompt, index, *, version=0, finish=FinishReason.EOS):
         text="",
         answer=nothing,
         finish_reason=finish,
-        sampling_params=LAW,
+        sampling_params=SAMPLING_PARAMS,
     )
 
 
 def group(name, *rewards, version=0, cut=0, term="right"):
     """A group of one term; the first `cut` rollouts are truncated."""
-    prompt = asked(name)
+    prompt = make_prompt(name)
     finishes = [FinishReason.LENGTH] * cut + [FinishReason.EOS] * (len(rewards) - cut)
     return Group(
         prompt=prompt,
@@ -68,16 +74,16 @@ class Bank:
     """Steps of groups; the first `informative` of a step differ in reward, half and half or, `graded`, at random."""
 
     def __init__(self, *, groups, informative, size=4, seed=0, graded=False):
-        self.groups, self.rewards_differ, self.size, self.graded = groups, informative, size, graded
-        self._make_sample_rngs = random.Random(seed)
+        self.groups, self.num_informative, self.size, self.graded = groups, informative, size, graded
+        self._rng = random.Random(seed)
 
     def step(self, version):
         return [group(f"{version}-{g}", *self._rewards(g), version=version) for g in range(self.groups)]
 
     def _rewards(self, g):
-        if g >= self.rewards_differ:
+        if g >= self.num_informative:
             return [1.0] * self.size
-        right = self._make_sample_rngs.randrange(1, self.size) if self.graded else self.size // 2
+        right = self._rng.randrange(1, self.size) if self.graded else self.size // 2
         return [1.0] * right + [0.0] * (self.size - right)
 
     def advantages(self, groups):

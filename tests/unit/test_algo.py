@@ -9,10 +9,19 @@ import sys
 import pytest
 import torch
 
-from mmrl.algo.importance import importance_ratios, mask_weights, suffix_sums, truncate_weights
-from mmrl.algo.kl import estimate_kl, k1, k2, k3
-from mmrl.algo.loss import cispo, clipped_surrogate
-from mmrl.algo.loss_aggregation import aggregation_weights
+from mmrl.algo.losses import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    estimate_kl,
+    importance_ratios,
+    k1,
+    k2,
+    k3,
+    mask_weights,
+    suffix_sums,
+    truncate_weights,
+)
 from mmrl.algo.schedule import coefficient, learning_rate
 from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import LossCoefficientConfig
@@ -144,7 +153,7 @@ def test_a_responses_remaining_sum_does_not_depend_on_what_stands_before_it():
 
 
 def test_shares_by_the_definition():
-    options = {"tokens": 7, "sequences": 3, "lengths_N": torch.full((7,), 8.0)}
+    options = {"num_tokens": 7, "num_sequences": 3, "lengths_N": torch.full((7,), 8.0)}
     token, sequence, fixed = (
         aggregation_weights(SEQUENCES, kind, **options) for kind in ("token", "sequence", "fixed")
     )
@@ -156,7 +165,7 @@ def test_shares_by_the_definition():
 
 def test_all_aggregations_agree_on_responses_of_full_length():
     sequences = torch.arange(3).repeat_interleave(4)
-    options = {"tokens": 12, "sequences": 3, "lengths_N": torch.full((12,), 4.0)}
+    options = {"num_tokens": 12, "num_sequences": 3, "lengths_N": torch.full((12,), 4.0)}
     found = [aggregation_weights(sequences, kind, **options) for kind in ("token", "sequence", "fixed")]
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])
@@ -269,6 +278,6 @@ def test_seeds_spread_over_the_range():
 
 
 def test_seeds_are_equal_in_another_process():
-    code = "from mmrl.algo.seeds import derive; print(derive(5, 'x'))"
+    code = "from mmrl.algo.seeds import derive_seed; print(derive_seed(5, 'x'))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == derive_seed(5, "x")

@@ -132,14 +132,14 @@ def test_outliers_are_dropped_by_z_score_and_the_rest_stay_as_they_are():
 def test_terms_by_themselves_as_gdpo():
     """arXiv:2601.05242: as totals (1, 0) and (0, 1) are the same; as terms they are not, once spreads differ."""
     right, form = [1.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.5, 0.5]
-    weights = {"right": 2.0, "form": 0.5}
+    weights = {"correct": 2.0, "form": 0.5}
     options = AdvantageConfig(combine="per_term")
     separate = [2.0 * a + 0.5 * b for a, b in zip(one(right), one(form), strict=True)]
-    assert compute_advantages([group(right=right, form=form)], options, weights)[0] == pytest.approx(separate)
-    alone = group(right=right)
+    assert compute_advantages([group(correct=right, form=form)], options, weights)[0] == pytest.approx(separate)
+    alone = group(correct=right)
     assert compute_advantages([alone], options, {"correct": 1.0}) == compute_advantages([alone], GRPO, {})
     mixed = compute_advantages(
-        [group(right=right, form=form), group(form=form)], options, weights
+        [group(correct=right, form=form), group(form=form)], options, weights
     )  # tasks differ in terms
     assert mixed[1] == pytest.approx([0.5 * a for a in one(form)])
 

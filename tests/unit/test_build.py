@@ -15,16 +15,16 @@ from mmrl.training.build import RunContext
 from mmrl.types import AnswerType, DatasetContext, ImageRef, Sample, Target, UserError
 
 ROWS = """
-from mmrl.types import ImageRef, Kind, Reject, Sample, Target
+from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, Target
 
 def rows(place, *, ids: tuple[str, ...], broken: tuple[str, ...] = (), missing: tuple[str, ...] = ()):
     for name in ids:
-        yield Sample(id=name, task="t", parts=("?",), target=Target(kind=Kind.NUMBER, value=1))
+        yield Sample(id=name, task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=1))
     for name in broken:
-        yield Reject(name, "no answer in the row")
+        yield RejectedRow(name, "no answer in the row")
     for name in missing:
-        parts = (ImageRef(path=str(place.base / "nowhere.png"), sha256=""), "?")
-        yield Sample(id=name, task="t", parts=parts, target=Target(kind=Kind.NUMBER, value=1))
+        parts = (ImageRef(path=str(place.base_dir / "nowhere.png"), sha256=""), "?")
+        yield Sample(id=name, task="t", parts=parts, target=Target(answer_type=AnswerType.NUMBER, value=1))
 
 constant = 3
 """

@@ -78,7 +78,7 @@ def names(folder):
 
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     net, optimizer = trained(1)
-    evals = {"result_prefix": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
+    evals = {"before": {"count": {"a": 0.1 + 0.2, "b": 1 / 3}}}
     state = TrainingState(
         stage_index=1, step=7, data_position=70, version=9, steps_without_signal=2, metrics_bytes=11, eval_rewards=evals
     )
@@ -265,7 +265,7 @@ BACKGROUND = CheckpointsConfig(async_save=True)
 
 def test_a_snapshot_does_not_follow_the_run(tmp_path):
     net, optimizer = trained(1)
-    state = TrainingState(step=1, eval_rewards={"result_prefix": {"count": {"a": 0.5}}})
+    state = TrainingState(step=1, eval_rewards={"before": {"count": {"a": 0.5}}})
     moments = {"moments": optimizer.state_dict()["state"]}
     live = Snapshot(weights=weights(net), optimizer=moments, rng=checkpoint.read_rng_states(), state=state)
     taken = checkpoint.copy_to_cpu(live)
@@ -321,7 +321,7 @@ class Together:
         self.rank, self.size = rank, meeting.parties
         self._meeting, self._places = meeting, places
 
-    def gather(self, mine):
+    def all_gather(self, mine):
         self._places[self.rank] = mine
         self._meeting.wait(60)
         every = list(self._places)
@@ -335,7 +335,7 @@ class Together:
                 result = work()
             except UserError as error:
                 result = error
-        result = self.gather(result)[0]
+        result = self.all_gather(result)[0]
         if isinstance(result, UserError):
             raise result
         return result
@@ -522,7 +522,7 @@ def test_a_replacement_that_fails_between_its_renames_is_undone(tmp_path, monkey
 def test_what_fails_while_writing_leaves_the_old_checkpoint(tmp_path):
     save(tmp_path / "c", step=1)
     with pytest.raises(UserError, match="a checkpoint cannot hold 1j"):
-        save(tmp_path / "c", evals={"result_prefix": {"x": 1j}})
+        save(tmp_path / "c", eval_rewards={"before": {"x": 1j}})
     assert names(tmp_path) == ["c"]
     assert json_codec.loads((tmp_path / "c" / "state.json").read_text(), TrainingState).step == 1
     assert find_damage(tmp_path / "c", FILES[1:]) is None
@@ -539,17 +539,17 @@ import os, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
-from mmrl.checkpoint.atomic_folder import whole
+from mmrl.checkpoint.atomic_folder import atomic_folder
 from mmrl.checkpoint.snapshot import write_part
-from mmrl.distributed.ranks import Alone
-from mmrl.types import State
+from mmrl.distributed.ranks import SingleProcess
+from mmrl.types import TrainingState
 class Killer:
     def __reduce__(self):
         os._exit(9)
-weights = checkpoint.Weights(learned={"w": torch.ones(2)})
-taken = checkpoint.Snapshot(weights=weights, optimizer={"x": {0: Killer()}}, rng={}, state=State(step=2))
-with whole(Path(sys.argv[1])) as aside:
-    write_part(aside, taken, Alone())
+weights = checkpoint.CheckpointWeights(trained={"w": torch.ones(2)})
+taken = checkpoint.Snapshot(weights=weights, optimizer={"x": {0: Killer()}}, rng={}, state=TrainingState(step=2))
+with atomic_folder(Path(sys.argv[1])) as aside:
+    write_part(aside, taken, SingleProcess())
 """
 
 
@@ -568,26 +568,26 @@ import resource, sys
 from pathlib import Path
 import torch
 from mmrl import checkpoint
-from mmrl.checkpoint.atomic_folder import whole
+from mmrl.checkpoint.atomic_folder import atomic_folder
 from mmrl.checkpoint.snapshot import write_part
-from mmrl.distributed.ranks import Alone
-from mmrl.types import State, UserError
+from mmrl.distributed.ranks import SingleProcess
+from mmrl.types import TrainingState, UserError
 class Model:
     def save_pretrained(self, folder):
         from safetensors.torch import save_file
         save_file({"w": torch.zeros(10_000)}, folder / "model.safetensors")
-def save(size=4, optimizer={}, state=State()):
-    weights = checkpoint.Weights(learned={"w": torch.zeros(size)})
+def save(size=4, optimizer={}, state=TrainingState()):
+    weights = checkpoint.CheckpointWeights(trained={"w": torch.zeros(size)})
     taken = checkpoint.Snapshot(weights=weights, optimizer=optimizer, rng={}, state=state)
-    with whole(folder) as aside:
-        write_part(aside, taken, Alone())
+    with atomic_folder(folder) as aside:
+        write_part(aside, taken, SingleProcess())
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for attempt in (
     lambda: save(size=10_000),
     lambda: save(optimizer={"moments": {0: torch.zeros(10_000)}}),
-    lambda: save(state=State(evals={"before": {"task": {str(i): 0.5 for i in range(3000)}}})),
-    lambda: checkpoint.export_hf(folder, Model()),
+    lambda: save(state=TrainingState(eval_rewards={"before": {"task": {str(i): 0.5 for i in range(3000)}}})),
+    lambda: checkpoint.export_hf_folder(folder, Model()),
 ):
     try:
         attempt()

@@ -16,11 +16,11 @@ import mmrl.types as nouns
 from mmrl.checkpoint import json_codec
 from mmrl.types import AnswerType, Author, Experience, Sample, Segment, Size, Target, TrainingState, UserError
 
-UNSTORED = {"Access", "Place"}  # they hold paths of this machine, and no noun holds them
+UNSTORED = {"MediaPolicy", "DatasetContext"}  # they hold paths of this machine, and no noun holds them
 KINDS = [
     noun
     for name, noun in vars(nouns).items()
-    if isinstance(noun, type) and noun.__module__ == nouns.__name__ and name not in UNSTORED
+    if isinstance(noun, type) and noun.__module__.startswith(f"{nouns.__name__}.") and name not in UNSTORED
     if is_dataclass(noun) or issubclass(noun, (tuple, Enum))
 ]
 FLOATS = (0.0, -0.0, 5e-324, 0.1 + 0.2, 1.7976931348623157e308, math.inf, -math.inf, math.nan, -math.nan, 1e16)
@@ -108,9 +108,9 @@ def test_text_that_looks_like_a_tag_is_text():
 
 
 def test_a_state_is_readable_json():
-    found = json.loads(json_codec.dumps(TrainingState(step=7, eval_rewards={"result_prefix": {"count": {"a": 0.5}}})))
-    assert found["$State"]["step"] == 7
-    assert found["$State"]["evals"] == {"result_prefix": {"count": {"a": 0.5}}}
+    found = json.loads(json_codec.dumps(TrainingState(step=7, eval_rewards={"before": {"count": {"a": 0.5}}})))
+    assert found["$TrainingState"]["step"] == 7
+    assert found["$TrainingState"]["eval_rewards"] == {"before": {"count": {"a": 0.5}}}
 
 
 class Mine(int):
@@ -128,7 +128,7 @@ def test_what_cannot_come_back_exactly_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    "text", ['{"$Nonsense": {}}', '{"$State": {"stepp": 1}}', '{"$Author": "parrot"}', '{"$Size": [1, 2, 3]}']
+    "text", ['{"$Nonsense": {}}', '{"$TrainingState": {"stepp": 1}}', '{"$Author": "parrot"}', '{"$Size": [1, 2, 3]}']
 )
 def test_nouns_of_another_version_are_refused(text):
     with pytest.raises(UserError, match="another version of mmrl"):
@@ -136,12 +136,12 @@ def test_nouns_of_another_version_are_refused(text):
 
 
 def test_a_value_of_another_kind_is_refused():
-    with pytest.raises(UserError, match="a State was expected, and this is a dict"):
+    with pytest.raises(UserError, match="a TrainingState was expected, and this is a dict"):
         json_codec.loads("{}", TrainingState)
 
 
 def test_a_noun_with_a_new_field_reads_what_was_written_before_it():
-    assert json_codec.loads('{"$State": {"step": 3}}', TrainingState) == TrainingState(step=3)
-    text = '{"$Segment": {"ids": {"$tuple": [1]}, "logps": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
+    assert json_codec.loads('{"$TrainingState": {"step": 3}}', TrainingState) == TrainingState(step=3)
+    text = '{"$Segment": {"token_ids": {"$tuple": [1]}, "logprobs": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
     segment = json_codec.loads(text, Segment)
     assert segment == Segment(token_ids=(1,), logprobs=(-0.5,), author=Author.POLICY)

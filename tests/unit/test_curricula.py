@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from selection import NO_CHANGED_MEDIA
 
-from mmrl.algo.select_experiences import Everything
+from mmrl.algo.curriculum_phase import find_phase
+from mmrl.algo.reward_history import has_plateaued, limr_alignment, record_rewards, reward_mean, reward_std
+from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PlateauConfig, PriorityOrderConfig
-from mmrl.data.curriculum import Attentive, CurriculumOrder, PriorityOrder, phase_at
-from mmrl.data.history import has_plateaued, limr_alignment, record_rewards, reward_mean, reward_std
+from mmrl.data.curriculum import CurriculumOrder, PriorityOrder
 from mmrl.data.mixture import SCHEDULED_BLOCK_SIZE, scheduled_mixture, weights_at
 from mmrl.data.order import SequentialOrder, ShuffledOrder, sort_by_column
 from mmrl.data.source import repeat_samples
@@ -108,9 +110,9 @@ def test_phases_follow_each_other_by_the_number_of_samples():
 
 
 def test_a_settled_end_moves_what_follows():
-    assert phase_at(29, COUNTED, {}) == (0, 0, 30)
-    assert phase_at(29, COUNTED, {0: 12}) == (1, 12, 62)
-    assert phase_at(62, COUNTED, {0: 12}) == (2, 62, float("inf"))
+    assert find_phase(29, COUNTED, {}) == (0, 0, 30)
+    assert find_phase(29, COUNTED, {0: 12}) == (1, 12, 62)
+    assert find_phase(62, COUNTED, {0: 12}) == (2, 62, float("inf"))
 
 
 def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
@@ -119,12 +121,18 @@ def test_a_plateau_ends_a_phase_and_the_state_keeps_that():
         CurriculumPhaseConfig(max_samples=8),
         CurriculumPhaseConfig(),
     )
-    chooser, state = Attentive(Everything(lambda groups: [()] * len(groups)), ("count",), phases), TrainingState()
+    state = TrainingState()
+    selector = SelectionPipeline(
+        compute_advantages=lambda groups: [()] * len(groups),
+        changed_media=NO_CHANGED_MEDIA,
+        tracked_terms=("count",),
+        curriculum_phases=phases,
+    )
     rewards = [0.1, 0.2, 0.3, 0.4, 0.4, 0.45, 0.9, 0.9, 0.9]
     said = []
     for step, reward in enumerate(rewards):
         state.data_position += 4
-        said.append(chooser.select([group(sample("s"), reward)], state).metrics["data/curriculum_phase"])
+        said.append(selector.select([group(sample("s"), reward)], state).metrics["data/curriculum_phase"])
         assert state.step_data_start == 4 * (step + 1)
     # Windows 0.1 0.2 | 0.3 0.4 and 0.2 0.3 | 0.4 0.4 rise by 0.2 and 0.15, then 0.3 0.4 | 0.4 0.45 by 0.075.
     assert said == [0, 0, 0, 0, 0, 1, 1, 2, 2]

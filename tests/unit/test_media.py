@@ -153,7 +153,7 @@ def test_an_animation_is_refused(keep, format_):
     [
         (60_000, 60_000, "exceeds limit|exceed max_pixels"),
         (11_000, 11_000, "11000x11000 pixels exceed max_pixels=100,000,000"),
-        (1, 5000, "1x5000 is longer than max_aspect=200 allows"),
+        (1, 5000, "1x5000 is longer than max_aspect_ratio=200 allows"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -181,7 +181,7 @@ def test_a_huge_size_in_a_tiny_file_is_refused_by_its_expansion(keep):
 
 
 def test_a_file_over_the_limit_is_refused(keep):
-    with pytest.raises(MediaError, match=r"bytes exceed max_bytes=100; shrink it or raise the limit"):
+    with pytest.raises(MediaError, match=r"bytes exceed max_image_bytes=100; shrink it or raise the limit"):
         open_image(keep(Image.fromarray(noise(20, 20))), MediaLimitsConfig(max_image_bytes=100))
 
 

@@ -176,7 +176,7 @@ def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family)
 def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     world = tiny(family)
     policy = Policy(world.policy.model, freeze=freeze)
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
     batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
     policy.compute_logprobs(batch).logprobs_N.sum().backward()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from scoring import judge_of, term
 from videos import SMALL
 
-from mmrl.algo.blind_gap import blind_gaps
+from mmrl.algo.step_metrics import blind_gaps
 from mmrl.config.schema import BlindProbeConfig, GenerateConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling

@@ -1,4 +1,4 @@
-"""Selective sample replay: what is remembered, drawn and forgotten, against the law it should follow."""
+"""Selective sample replay: what is kept, sampled and dropped, against the distribution it should follow."""
 
 from collections import Counter
 from functools import partial
@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from selection import LAWLESS, Bank, asked, group, rollout
+from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, rollout, select_all
 
 from mmrl.algo import replay
-from mmrl.algo.replay import log_weights, update_buffer
-from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, find_media_problems
+from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
+from mmrl.algo.replay import ReplaySettings, log_weights, update_buffer
 from mmrl.config.schema import ReplayConfig
 from mmrl.config.schema.replay import REPLAY_PRESETS
 from mmrl.types import Experience, TrainingState, UserError
@@ -20,7 +20,7 @@ CHI2_999 = {3: 16.27, 5: 20.52}
 
 
 def experiences(*advantages, version=0):
-    prompt = asked("p")
+    prompt = make_prompt("p")
     return [Experience(rollout=rollout(prompt, i, version=version), advantage=a) for i, a in enumerate(advantages)]
 
 
@@ -28,14 +28,13 @@ def options(preset="default", **settings):
     return ReplayConfig(preset=preset, **REPLAY_PRESETS[preset] | settings)
 
 
-def drawn(stock, count, law, seed):
-    return [
-        stock[i] for i in replay.sample_indices(log_weights(stock, law), count, seed, without_replacement=law.unique)
-    ]
+def drawn(stock, count, config, seed):
+    weights, without_replacement = log_weights(stock, config), config.without_replacement
+    return [stock[i] for i in replay.sample_indices(weights, count, seed, without_replacement=without_replacement)]
 
 
-def effective_size(stock, law):
-    return replay.effective_sample_size(log_weights(stock, law))
+def effective_size(stock, config):
+    return replay.effective_sample_size(log_weights(stock, config))
 
 
 def chi_square(counts, shares):
@@ -48,8 +47,8 @@ def chi_square(counts, shares):
 def test_draws_follow_the_advantage_to_the_power_alpha(alpha, unique):
     stock = experiences(0.1, -0.4, 0.8, -1.6)
     weights = [abs(e.advantage) ** alpha for e in stock]
-    law = options(alpha=alpha, unique=unique)
-    counts = Counter(drawn(stock, 1, law, seed)[0].rollout.index for seed in range(4000))
+    config = options(priority_exponent=alpha, without_replacement=unique)
+    counts = Counter(drawn(stock, 1, config, seed)[0].rollout.index for seed in range(4000))
     shares = {i: weight / sum(weights) for i, weight in enumerate(weights)}
     assert chi_square(counts, shares) < CHI2_999[3]
 
@@ -66,8 +65,8 @@ def test_draws_without_replacement_are_successive():
 
 def test_a_boost_weighs_what_did_better():
     stock = experiences(0.5, -0.5, 0.5, -0.5)
-    law = options(positives_boost=3.0, unique=False)
-    counts = Counter(e.rollout.index for e in drawn(stock, 8000, law, 1))
+    config = options(positive_advantage_weight=3.0, without_replacement=False)
+    counts = Counter(e.rollout.index for e in drawn(stock, 8000, config, 1))
     assert chi_square(counts, {0: 3 / 8, 1: 1 / 8, 2: 3 / 8, 3: 1 / 8}) < CHI2_999[3]
 
 
@@ -76,8 +75,15 @@ def test_ties_huge_powers_and_small_stocks():
     assert sorted(e.rollout.index for e in drawn(tied, 99, options(), 3)) == list(range(40))
     assert drawn(tied, 5, options(), 3) == drawn(tied, 5, options(), 3) != drawn(tied, 5, options(), 4)
     extreme = experiences(1e-200, 1.0, 1e200)
-    assert {e.rollout.index for e in drawn(extreme, 50, options(alpha=50.0, unique=False), 0)} == {2}
-    assert drawn([], 5, options(unique=False), 0) == drawn(tied, 0, options(), 0) == drawn(tied, -3, options(), 0) == []
+    assert {
+        e.rollout.index for e in drawn(extreme, 50, options(priority_exponent=50.0, without_replacement=False), 0)
+    } == {2}
+    assert (
+        drawn([], 5, options(without_replacement=False), 0)
+        == drawn(tied, 0, options(), 0)
+        == drawn(tied, -3, options(), 0)
+        == []
+    )
 
 
 def test_the_effective_size_by_hand():
@@ -103,25 +109,30 @@ def test_memory_forgets_the_old_and_what_exceeds_it():
 # Whole steps: a bank of groups, each step's with its own policy version.
 
 
-def run(bank, law, steps, *, size, state=None, media=LAWLESS):
+def run(bank, config, steps, *, size, state=None, media=NO_CHANGED_MEDIA):
     """The choices of some steps, and the state they leave."""
     state = state or TrainingState()
-    chooser = Replaying(Everything(bank.advantages), law, size=size, seed=("seed", 1), media=media)
+    settings = ReplaySettings(options=config, rollouts_per_step=size, seed=("seed", 1))
+    selector = select_all(bank.advantages, replay=settings, changed_media=media)
     choices = []
     for _ in range(steps):
-        assert chooser.needs_another_round([], state, rounds=0) and not chooser.needs_another_round([], state, rounds=1)
-        choices.append(chooser.select(bank.step(state.version), state))
+        assert selector.needs_another_round([], state, rounds=0) and not selector.needs_another_round(
+            [], state, rounds=1
+        )
+        choices.append(selector.select(bank.step(state.version), state))
         state.step, state.version = state.step + 1, state.version + 1
     return choices, state
 
 
 def test_the_missing_are_replayed_and_told():
-    choices, _ = run(Bank(groups=4, rewards_differ=1), options(), 3, size=16)
+    choices, _ = run(Bank(groups=4, informative=1), options(), 3, size=16)
     assert [len(choice.experiences) for choice in choices] == [4, 8, 12]  # of the memory nothing twice
     last = choices[-1]
-    assert [e.age for e in last.experiences[:4]] == [0] * 4
-    assert sorted(e.age for e in last.experiences[4:]) == [1] * 4 + [2] * 4
-    assert {e.old for e in last.experiences[4:]} == {"sampler"} and {e.old for e in last.experiences[:4]} == {None}
+    assert [e.staleness for e in last.experiences[:4]] == [0] * 4
+    assert sorted(e.staleness for e in last.experiences[4:]) == [1] * 4 + [2] * 4
+    assert {e.old_logprobs_source for e in last.experiences[4:]} == {"recorded"} and {
+        e.old_logprobs_source for e in last.experiences[:4]
+    } == {None}
     assert last.metrics == {
         "replay/buffer_size": 12.0,
         "replay/effective_size": pytest.approx(12.0),
@@ -136,98 +147,102 @@ def test_the_missing_are_replayed_and_told():
 
 @pytest.mark.parametrize("preset", ["default", "paper", "code"])
 def test_a_full_step_replays_nothing_fresh_ones_suffice_for(preset):
-    choices, _ = run(Bank(groups=4, rewards_differ=4), options(preset), 3, size=16)
-    assert {e.age for choice in choices for e in choice.experiences} == {0}
+    choices, _ = run(Bank(groups=4, informative=4), options(preset), 3, size=16)
+    assert {e.staleness for choice in choices for e in choice.experiences} == {0}
 
 
 def test_age_is_bounded_and_nothing_comes_twice():
-    bank = Bank(groups=8, rewards_differ=2, seed=3)
+    bank = Bank(groups=8, informative=2, seed=3)
     for most in (1, 3):
-        choices, state = run(bank, options(max_age=most), 12, size=64)
-        ages = [e.age for choice in choices for e in choice.experiences]
+        choices, state = run(bank, options(max_staleness=most), 12, size=64)
+        ages = [e.staleness for choice in choices for e in choice.experiences]
         assert max(ages) == most
         assert all(len({id(e.rollout) for e in c.experiences}) == len(c.experiences) for c in choices)
         assert all(state.version - 1 - e.rollout.segments[0].version <= most for e in state.replay_buffer)
 
 
 def test_a_fraction_of_the_step_is_replayed():
-    choices, _ = run(Bank(groups=4, rewards_differ=2), options(refill="fraction", share=0.25), 6, size=16)
+    choices, _ = run(Bank(groups=4, informative=2), options(fill="fraction", target_fraction=0.25), 6, size=16)
     assert [len(choice.experiences) for choice in choices] == [8] + [11] * 5  # 8 / 0.75 is 10.7
     assert choices[-1].metrics["replay/frac"] == pytest.approx(3 / 11)
 
 
 def test_recomputed_ratios_are_asked_of_the_learner():
-    choices, _ = run(Bank(groups=4, rewards_differ=1), options(ratio="recomputed"), 2, size=16)
-    assert {(e.age, e.old) for e in choices[-1].experiences} == {(0, None), (1, "learner")}
+    choices, _ = run(Bank(groups=4, informative=1), options(old_logprobs="recomputed"), 2, size=16)
+    assert {(e.staleness, e.old_logprobs_source) for e in choices[-1].experiences} == {(0, None), (1, "recomputed")}
 
 
 def test_without_drop_zero_all_fresh_rollouts_are_learned():
     choices, state = run(
-        Bank(groups=4, rewards_differ=1), options(drop_zero=False, refill="fraction", share=0.2), 2, size=16
+        Bank(groups=4, informative=1),
+        options(drop_zero_advantage=False, fill="fraction", target_fraction=0.2),
+        2,
+        size=16,
     )
     assert [len(choice.experiences) for choice in choices] == [16, 20]
     assert all(e.advantage for e in state.replay_buffer)
 
 
 def test_the_smallest_memory_holds_one():
-    choices, state = run(Bank(groups=1, rewards_differ=1), options("code", share=0.01), 3, size=4)
+    choices, state = run(Bank(groups=1, informative=1), options("code", target_fraction=0.01), 3, size=4)
     assert [len(choice.experiences) for choice in choices] == [1, 1, 1]
     assert len(state.replay_buffer) == 1
 
 
 def test_nothing_to_learn_is_an_empty_step():
     for preset in REPLAY_PRESETS:
-        choices, state = run(Bank(groups=4, rewards_differ=0), options(preset), 2, size=16)
+        choices, state = run(Bank(groups=4, informative=0), options(preset), 2, size=16)
         assert [choice.experiences for choice in choices] == [(), ()]
         assert state.replay_buffer == ()
         assert choices[0].metrics["replay/frac"] == 0.0
 
 
 def test_replay_goes_on_where_nothing_is_fresh_until_age_ends_it():
-    bank = Bank(groups=4, rewards_differ=4)
-    _, state = run(bank, options(max_age=2), 1, size=16)
-    bank.rewards_differ = 0
-    choices, _ = run(bank, options(max_age=2), 3, size=16, state=state)
+    bank = Bank(groups=4, informative=4)
+    _, state = run(bank, options(max_staleness=2), 1, size=16)
+    bank.num_informative = 0
+    choices, _ = run(bank, options(max_staleness=2), 3, size=16, state=state)
     assert [len(choice.experiences) for choice in choices] == [16, 16, 0]
 
 
 def test_an_advantage_that_is_not_finite_is_refused_before_it_is_remembered():
     state = TrainingState()
-    chooser = Replaying(Everything(lambda groups: [[float("nan"), 1.0]]), options(), size=2, seed=(), media=LAWLESS)
+    settings = ReplaySettings(options=options(), rollouts_per_step=2, seed=())
+    selector = select_all(lambda groups: [[float("nan"), 1.0]], replay=settings)
     with pytest.raises(ValueError, match=r"sample s, rollout 0: advantage nan is not finite"):
-        chooser.select([group("s", 0.0, 1.0)], state)
+        selector.select([group("s", 0.0, 1.0)], state)
     assert state.replay_buffer == ()
 
 
 def test_a_step_resumed_from_its_state_draws_the_same():
-    bank = Bank(groups=8, rewards_differ=3, seed=1)
-    whole, _ = run(bank, options(unique=False), 6, size=64)
-    bank = Bank(groups=8, rewards_differ=3, seed=1)
-    first, state = run(bank, options(unique=False), 3, size=64)
-    second, _ = run(bank, options(unique=False), 3, size=64, state=state)
-    drawn_of = [[(e.rollout.prompt.sample.id, e.rollout.index, e.age) for e in c.experiences] for c in whole]
+    bank = Bank(groups=8, informative=3, seed=1)
+    whole, _ = run(bank, options(without_replacement=False), 6, size=64)
+    bank = Bank(groups=8, informative=3, seed=1)
+    first, state = run(bank, options(without_replacement=False), 3, size=64)
+    second, _ = run(bank, options(without_replacement=False), 3, size=64, state=state)
+    drawn_of = [[(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in c.experiences] for c in whole]
     assert drawn_of == [
-        [(e.rollout.prompt.sample.id, e.rollout.index, e.age) for e in c.experiences] for c in (*first, *second)
+        [(e.rollout.prompt.sample.id, e.rollout.index, e.staleness) for e in c.experiences] for c in (*first, *second)
     ]
 
 
 def test_media_that_changed_are_dropped_counted_and_named():
-    bank, said = Bank(groups=4, rewards_differ=2), []
+    bank, said = Bank(groups=4, informative=2), []
     lost = {"0-0"}
 
     def ask(sample):
         if sample.id in lost:
             raise UserError("0-0.png: changed since it was referenced")
-        return asked(sample.id)
+        return make_prompt(sample.id)
 
     media = ChangedMediaDetector(partial(find_media_problems, ask), said.append)
     choices, state = run(bank, options(), 3, size=16, media=media)
-    assert said == ["sample 0-0: 0-0.png: changed since it was referenced; its rollouts of earlier steps are forgotten"]
+    assert said == ["sample 0-0: 0-0.png: changed since it was referenced; its rollouts of earlier steps are dropped"]
     assert "0-0" not in {e.rollout.prompt.sample.id for choice in choices[1:] for e in choice.experiences}
     assert [choice.metrics["replay/dropped_changed_media"] for choice in choices] == [0.0, 4.0, 0.0]
     assert len(choices[1].experiences) == 8 + 4
     lost |= {f"{version}-{g}" for version in range(9) for g in range(4)}  # everything is gone
-    choices, state = run(bank, options(unique=False), 2, size=64, state=state, media=media)
+    choices, state = run(bank, options(without_replacement=False), 2, size=64, state=state, media=media)
     assert state.replay_buffer == () and len(choices[-1].experiences) == 8
 
 
@@ -235,12 +250,12 @@ def test_media_that_changed_are_dropped_counted_and_named():
 
 
 def trace(preset, informative, steps, seed):
-    bank = Bank(groups=64, size=8, rewards_differ=informative, seed=seed, graded=True)
+    bank = Bank(groups=64, size=8, informative=informative, seed=seed, graded=True)
     return [choice.experiences for choice in run(bank, options(preset), steps, size=512)[0]]
 
 
 def shares(experiences_):
-    ages = Counter(e.age for e in experiences_)
+    ages = Counter(e.staleness for e in experiences_)
     return [ages[age] / len(experiences_) for age in range(3)]
 
 
@@ -248,7 +263,7 @@ def test_the_code_with_half_of_the_groups_effective_learns_nothing_old():
     """256 of 512, 100 % of age 0, about 145 different ones."""
     for step in trace("code", 32, 6, seed=0):
         assert len(step) == 256
-        assert {e.age for e in step} == {0}
+        assert {e.staleness for e in step} == {0}
         assert 130 <= len({id(e.rollout) for e in step}) <= 165
 
 
@@ -265,9 +280,9 @@ def test_the_paper_learns_every_effective_rollout_and_fills_the_step():
     steps = trace("paper", 13, 10, seed=2)
     for number, step in enumerate(steps):
         assert len(step) == 512
-        assert [e.age for e in step[: 13 * 8]] == [0] * 104
-        assert max(e.age for e in step) <= number
-    assert max(e.age for e in steps[-1]) == 9  # nothing is forgotten for its age
+        assert [e.staleness for e in step[: 13 * 8]] == [0] * 104
+        assert max(e.staleness for e in step) <= number
+    assert max(e.staleness for e in steps[-1]) == 9  # nothing is forgotten for its age
 
 
 def test_all_groups_saturated_never_hangs():

@@ -44,7 +44,7 @@ def test_samples_are_judged_by_pass_rate_and_attempts(folder):
     assert select_samples(stage(), folder) == SelectionCounts(kept=4, total=4, rows=4, median=0.375)
     rows = {row["id"]: row for row in read_table(folder / "out.jsonl")}
     assert {name: row["pass_rate"] for name, row in rows.items()} == {"easy": 1, "some": 0.5, "late": 0.25, "hard": 0}
-    assert {name: row["attempts"] for name, row in rows.items()} == {"easy": 1, "some": 3, "late": 4, "hard": 5}
+    assert {name: row["first_correct"] for name, row in rows.items()} == {"easy": 1, "some": 3, "late": 4, "hard": 5}
     assert rows["easy"]["level"] == 5 and "terms" not in rows["easy"]
 
 
@@ -58,7 +58,7 @@ def test_samples_are_judged_by_pass_rate_and_attempts(folder):
         ({"metric": "first_correct", "range": (3.0, 4.0)}, ["some", "late"]),
         ({"top_k": 2}, ["easy", "some"]),
         ({"metric": "first_correct", "top_k": 1}, ["hard"]),
-        ({"keep": "responses"}, ["easy#0", "easy#1", "easy#2", "easy#3", "some#2", "some#3", "late#3"]),
+        ({"output": "responses"}, ["easy#0", "easy#1", "easy#2", "easy#3", "some#2", "some#3", "late#3"]),
         ({"output": "responses", "max_responses": 1}, ["easy#3", "some#3", "late#3"]),  # the shortest
         ({"output": "responses", "range": (0.1, 0.4)}, ["late#3"]),
     ],
@@ -68,20 +68,22 @@ def test_what_is_kept(folder, options, names):
 
 
 def test_every_term_that_applies_has_to_say_that_a_response_is_right(folder):
-    assert kept(folder, right=("count", "format", "iou"), within=(1.0, None)) == ["easy"]
-    assert kept(folder, right=("format",), within=(1.0, None)) == list(RATES)
-    assert kept(folder, right_from=0.0, within=(1.0, None)) == list(RATES)
+    assert kept(folder, correct=("count", "format", "iou"), range=(1.0, None)) == ["easy"]
+    assert kept(folder, correct=("format",), range=(1.0, None)) == list(RATES)
+    assert kept(folder, threshold=0.0, range=(1.0, None)) == list(RATES)
 
 
 def test_nothing_left_is_refused_with_what_there_was(folder):
-    with pytest.raises(UserError, match="keeps none of 4 samples: their pass_rate is 0 to 1, 0.375 in the middle"):
-        select_samples(stage(within=(0.6, 0.9)), folder)
+    with pytest.raises(
+        UserError, match="keeps none of 4 samples: their pass_rate ranges from 0 to 1 with median 0.375"
+    ):
+        select_samples(stage(range=(0.6, 0.9)), folder)
     with pytest.raises(UserError, match="keeps none of 4"):
-        select_samples(stage(keep="responses", within=(0.0, 0.0)), folder)
-    with pytest.raises(UserError, match=r"no rollout has a term of `right` \(iou\)"):
-        select_samples(stage(right=("iou",)), folder)
+        select_samples(stage(output="responses", range=(0.0, 0.0)), folder)
+    with pytest.raises(UserError, match=r"no rollout has a term of `correct` \(iou\)"):
+        select_samples(stage(correct=("iou",)), folder)
     with pytest.raises(UserError, match=r"gone.jsonl: cannot be read"):
-        select_samples(stage(source="gone"), folder)
+        select_samples(stage(from_stage="gone"), folder)
     assert not (folder / "out.jsonl").exists()
 
 
@@ -91,9 +93,9 @@ def test_samples_are_ranked_by_their_history(tmp_path):
     visits = {name: [SampleStats(value, 0.0) for value in values] for name, values in history.items()}
     write_history_table(tmp_path / "in.jsonl", [*map(sample, history), sample("never drawn")], visits)
     by = {"correct": ()}
-    assert kept(tmp_path, by="std", top=1, **by) == ["up"]
-    assert kept(tmp_path, by="mean", within=(0.45, None), **by) == ["up", "flat"]
-    assert kept(tmp_path, by="limr", top=1, **by) == ["slow"]
+    assert kept(tmp_path, metric="reward_std", top_k=1, **by) == ["up"]
+    assert kept(tmp_path, metric="reward_mean", range=(0.45, None), **by) == ["up", "flat"]
+    assert kept(tmp_path, metric="limr", top_k=1, **by) == ["slow"]
     rows = read_table(tmp_path / "out.jsonl")
     assert rows[0]["limr"] == pytest.approx(1 - ((0.2 - 7 / 30) ** 2 + 0.1**2) / ((23 / 30) ** 2 + 0.3**2))
     assert "visits" not in rows[0]
@@ -101,17 +103,17 @@ def test_samples_are_ranked_by_their_history(tmp_path):
 
 def test_an_empty_history_is_refused(tmp_path):
     write_history_table(tmp_path / "in.jsonl", [sample("a")], {})
-    with pytest.raises(UserError, match="no sample was drawn in "):
-        select_samples(stage(by="std", right=()), tmp_path)
+    with pytest.raises(UserError, match="no sample has recorded rewards in "):
+        select_samples(stage(metric="reward_std", correct=()), tmp_path)
 
 
 def test_the_next_stage_gets_the_samples_it_knows(folder):
     known = [sample(name, meta={"level": 5}, response="own") for name in RATES]
-    select_samples(stage(within=(0.1, 0.4)), folder)
+    select_samples(stage(range=(0.1, 0.4)), folder)
     (late,) = read_selected_samples(folder / "out.jsonl", known)
     assert (late.id, late.response) == ("late", "own")
-    assert late.meta == {"level": 5, "pass_rate": 0.25, "attempts": 4}
-    select_samples(stage(within=(0.1, 0.4), keep="responses"), folder)
+    assert late.meta == {"level": 5, "pass_rate": 0.25, "first_correct": 4}
+    select_samples(stage(range=(0.1, 0.4), output="responses"), folder)
     (late,) = read_selected_samples(folder / "out.jsonl", known)
     assert (late.id, late.response) == ("late#3", "r3")
     with pytest.raises(UserError, match="sample 'late' is no training sample any more"):

@@ -13,10 +13,15 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from mmrl.algo.select_experiences import ChangedMediaDetector, Everything, Replaying, find_media_problems
+from results import add_json_option, write_results
+
+from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
+from mmrl.algo.replay import ReplaySettings
+from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import ReplayConfig
 from mmrl.ports import ExperienceSelector
 from mmrl.types import (
@@ -100,20 +105,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capacity", type=int, default=4096)
     parser.add_argument("--step-s", type=float, default=0.3)
+    add_json_option(parser)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
     media = ChangedMediaDetector(partial(find_media_problems, lambda sample: asked[sample.id]), print)
     replay = ReplayConfig(capacity=options.capacity, max_staleness=None)
-    plain, _ = time_selection(Everything(center_rewards), asked)
-    replaying = Replaying(
-        Everything(center_rewards), replay, size=NUM_PROMPTS * GROUP_SIZE, seed=("bench",), media=media
-    )
-    full, held = time_selection(replaying, asked)
+    settings = ReplaySettings(options=replay, rollouts_per_step=NUM_PROMPTS * GROUP_SIZE, seed=("bench",))
+    without = SelectionPipeline(compute_advantages=center_rewards, changed_media=media)
+    plain, _ = time_selection(without, asked)
+    full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s
-    print(
-        f"choosing {NUM_PROMPTS} x {GROUP_SIZE} rollouts: {plain * 1e3:.2f} ms; with a memory of {held}: {full * 1e3:.2f} ms"
-    )
+    print(f"selecting {NUM_PROMPTS} x {GROUP_SIZE} rollouts: {plain * 1e3:.2f} ms")
+    print(f"with a replay buffer of {held}: {full * 1e3:.2f} ms")
     print(f"replay takes {share:.2%} of a step of {options.step_s:g} s (limit {MAX_STEP_FRACTION:.0%})")
+    numbers = {"select_ms": plain * 1e3, "select_with_replay_ms": full * 1e3, "fraction_of_step": share}
+    write_results(options.json, "replay", numbers)
     sys.exit(share >= MAX_STEP_FRACTION)
 
 

@@ -1,0 +1,200 @@
+"""The terms of the RL loss, as pure functions of per-token tensors.
+
+Tokens are those that are trained, of any number of responses, laid end to end. Suffixes of names:
+
+    N   tokens
+    log-probs and log ratios are in nats
+
+In the order of their use: importance ratios, the policy loss per token, the KL penalty, correction weights for a
+sampler that computes other probabilities than the learner, and what each token weighs in the loss of the step.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def importance_ratios(
+    log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence", "sequence_token"]
+) -> Tensor:
+    """Return the importance ratio that multiplies each token's advantage, [N].
+
+    token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
+    (arXiv:2507.18071, eq. 7). sequence_token: that value, with the gradient of each token's own ratio, GSPO-token
+    (eq. 14). For a response of one token all three are equal.
+
+    Args:
+        log_ratio_N: new minus old log-probs, nats [N].
+        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
+        level: which of the three.
+    """
+    if level == "token":
+        return log_ratio_N.exp()
+    mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
+    if level == "sequence":
+        return mean_N.exp()
+    # The difference is 0 in value; its gradient is that of the token's own log ratio.
+    return (mean_N.detach() + log_ratio_N - log_ratio_N.detach()).exp()
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) for each token, shaped like `ratio`.
+
+    With dual clip, the loss is at most -c A where A < 0. At r = 1 the gradient is REINFORCE's, -A grad log policy.
+
+    Source: PPO (arXiv:1707.06347, eq. 7), GRPO (arXiv:2402.03300 v3, eq. 3); separate bounds as in DAPO
+    (arXiv:2503.14476, eq. 8); dual clip (arXiv:1912.09729, eq. 5), which has no effect while r <= c.
+
+    Args:
+        ratio: r of each token, any shape.
+        advantage: A of each token; broadcasts to `ratio`.
+        clip_low: how far below 1 a ratio may fall and still matter.
+        clip_high: how far above 1 a ratio may rise and still matter.
+        dual_clip: c, above 1; None for no such bound.
+    """
+    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    gain = torch.minimum(ratio * advantage, bounded * advantage)
+    if dual_clip is not None:
+        gain = torch.where(advantage < 0.0, torch.maximum(gain, dual_clip * advantage), gain)
+    return -gain
+
+
+def cispo(logprobs: Tensor, ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """Return -clip(r, 1 - clip_low, 1 + clip_high) A log policy for each token, with no gradient through r.
+
+    A clipped token keeps its gradient, unlike under PPO. Where nothing is clipped the gradient is the surrogate's.
+
+    Source: MiniMax-M1 (arXiv:2506.13585, eq. 4 and 5).
+
+    Args:
+        logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
+        ratio: r of each token, same shape.
+        advantage: A of each token; broadcasts to `ratio`.
+        clip_low: 1 - clip_low is the lower bound of r; 1 for none.
+        clip_high: 1 + clip_high is the upper bound of r.
+    """
+    return -ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high) * advantage * logprobs
+
+
+def estimate_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"], *, log_ratio_clip: float | None = None
+) -> Tensor:
+    """Return an estimate of KL(policy || reference) at each token, nats, shaped like `logprobs`.
+
+    With d = ref_logprobs - logprobs at a token that the policy sampled. All three are 0 where the two agree. As a loss,
+    k2 has the gradient of the KL on average, k3 that of KL(reference || policy), and k1 has none (arXiv:2506.09477); as
+    part of the reward, k1 is the unbiased one.
+
+    Source: Schulman, "Approximating KL Divergence" (2020).
+
+    Args:
+        logprobs: log-probs of the sampled tokens under the policy in training, nats, any shape.
+        ref_logprobs: the same under the reference, same shape; no gradient flows into it.
+        estimator: which of the three.
+        log_ratio_clip: keep d within +- this many nats, as SEED-Bench-R1 and Video-R1 do lest exp(d) overflow; no
+            gradient flows beyond it.
+    """
+    log_ratio = ref_logprobs.detach() - logprobs
+    if log_ratio_clip is not None:
+        log_ratio = log_ratio.clamp(-log_ratio_clip, log_ratio_clip)
+    match estimator:
+        case "k1":
+            return k1(log_ratio)
+        case "k2":
+            return k2(log_ratio)
+        case "k3":
+            return k3(log_ratio)
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """Return -d: unbiased, of either sign."""
+    return -log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """Return d^2 / 2: biased in value, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
+    return log_ratio.square() / 2.0
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """Return exp(d) - d - 1: unbiased, never negative; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def truncate_weights(weight: Tensor, high: float) -> Tensor:
+    """Return min(w, high) for correction weights w of any shape: truncated importance sampling.
+
+    Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), TIS; the idea
+    is Ionides, "Truncated Importance Sampling" (2008).
+    """
+    return weight.clamp(max=high)
+
+
+def mask_weights(weight: Tensor, low: float, high: float) -> Tensor:
+    """Return w inside [low, high] and 0 outside: tokens that sampler and learner disagree on too much do not train.
+
+    Source: IcePop, Ling team, "Small Leak Can Sink a Great Ship" (2025); there low 0.5, high 5.
+    """
+    return torch.where((weight >= low) & (weight <= high), weight, 0.0)
+
+
+def aggregation_weights(
+    sequence_N: Tensor,
+    aggregation: Literal["token", "sequence", "fixed"],
+    *,
+    num_tokens: int,
+    num_sequences: int,
+    lengths_N: Tensor,
+) -> Tensor:
+    """Return the factor of each token in the loss of the step, float32 [N]; the loss is the sum of factor x token loss.
+
+    token: 1 / tokens (DAPO, arXiv:2503.14476, eq. 8). sequence: 1 / (sequences x own tokens) (GRPO, arXiv:2402.03300
+    v3, eq. 3). fixed: 1 / (sequences x length) (Dr.GRPO, arXiv:2503.20783, 3.2); with length 1 it is the sum over
+    tokens of REINFORCE. All three are equal where every response has `length` tokens.
+
+    Args:
+        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
+        aggregation: which of the three.
+        num_tokens: trained tokens of the whole step, over all micro-batches and ranks.
+        num_sequences: responses of the whole step.
+        lengths_N: length that `fixed` divides by, for each token, [N].
+    """
+    ones_N = torch.ones(len(sequence_N), device=sequence_N.device)
+    match aggregation:
+        case "token":
+            return ones_N / num_tokens
+        case "sequence":
+            return ones_N / (num_sequences * sequence_sums(ones_N, sequence_N))
+        case "fixed":
+            return ones_N / (num_sequences * lengths_N)
+
+
+def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, for each token, the sum of `values_N` over its response, [N].
+
+    Args:
+        values_N: any float dtype, [N].
+        sequence_N: index of the response that a token belongs to, int64 [N] from 0.
+    """
+    count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
+    return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
+
+
+def suffix_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, for each token, the sum of `values_N` over it and the later tokens of its response, [N].
+
+    Args:
+        values_N: any float dtype, [N].
+        sequence_N: index of the response that a token belongs to, int64 [N] from 0. The tokens of a response must be
+            adjacent and in order.
+    """
+    # float64: a difference of running sums would otherwise round by what other responses add up to.
+    running_N = values_N.double().cumsum(0)
+    lengths = torch.bincount(sequence_N)
+    ends_N = (lengths.cumsum(0) - 1)[sequence_N]
+    return (running_N[ends_N] - running_N).to(values_N.dtype) + values_N

@@ -1,0 +1,219 @@
+"""Samples come in: every medium is opened, in this process or in others, and memory does not grow with their number."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmrl.config import Config
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.data.load import DatasetLoader, ImageMeasurer, make_dataset_context, open_all_media
+from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
+from mmrl.media.checks import MediaError
+from mmrl.media.opened_index import OpenedMediaIndex
+from mmrl.types import ImageRef, MediaPolicy, PromptTooLongError, Size, UserError
+
+ROWS = """
+import hashlib
+from pathlib import Path
+from mmrl.types import AnswerType, ImageRef, Sample, Target
+
+def rows(place, *, split: str, size: int):
+    files = sorted((place.base_dir / "pictures").iterdir())
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    for number in range(size):
+        file, digest = files[number % len(files)], digests[number % len(files)]
+        path = f"{file.parent}/{'./' * (number // len(files))}{file.name}"  # another reference to the same file
+        parts = (ImageRef(path=path, sha256=digest), "How many?")
+        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=Target(answer_type=AnswerType.NUMBER, value=1))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(ROWS)
+    (tmp_path / "pictures").mkdir()
+    for number in range(20):
+        Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(tmp_path / "pictures" / f"{number:02d}.png")
+    return tmp_path
+
+
+def config(**data) -> Config:
+    return Config.model_validate_json(
+        json.dumps(
+            {
+                "run": {"name": "r"},
+                "model": {"from_scratch": {}},
+                "data": {"train": [{"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}}], **data},
+                "rewards": {"terms": [{"fn": "mmrl_rewards.number:exact"}]},
+                "stages": [{"kind": "rl", "name": "rl", "steps": 1, "prompts_per_step": 1}],
+            }
+        )
+    )
+
+
+def intake(folder: Path, **data) -> tuple[DatasetLoader, MediaCache]:
+    settings = config(**data)
+    place = make_dataset_context(settings, folder, folder / "work")
+    store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10**6)
+    return DatasetLoader(settings, place, store, Console()), store
+
+
+def refs(folder: Path) -> list[ImageRef]:
+    files = sorted(folder.iterdir())
+    return [ImageRef(path=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+def test_other_processes_see_what_this_one_sees(folder):
+    (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
+    all_refs = refs(folder / "pictures")
+    seen = [
+        open_all_media(
+            all_refs,
+            ImageMeasurer(MediaPolicy(roots=(folder,)), MediaLimitsConfig()),
+            workers=workers,
+            console=Console(),
+        )
+        for workers in (0, 2)
+    ]
+    assert [list(each) for each in seen] == [all_refs, all_refs]
+    assert list(map(str, seen[0].values())) == list(map(str, seen[1].values()))
+    assert seen[1][all_refs[7]] == Size(27, 30)
+    assert isinstance(seen[1][all_refs[4]], MediaError)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_picture_is_found_whoever_opens_it(folder, workers):
+    (folder / "pictures" / "04.png").write_bytes(b"\x89PNG broken")
+    loader, store = intake(folder, media_workers=workers, on_bad_sample="skip")
+    assert [sample.id for sample in loader.load().train][3:6] == ["train-3", "train-5", "train-6"]
+    assert store.image_size(refs(folder / "pictures")[7]) == Size(27, 30)
+    with pytest.raises(UserError, match=r"3 of 50 samples cannot be used:\n  train-4: .*04\.png: "):
+        intake(folder, media_workers=workers)[0].load()
+
+
+def die(ref: ImageRef) -> Size:
+    if ref.path.endswith("04.png"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return Size(1, 1)
+
+
+def test_a_file_that_kills_a_process_is_a_bad_one(folder):
+    seen = open_all_media(refs(folder / "pictures"), die, workers=2, console=Console())
+    assert [Path(ref.path).name for ref, look in seen.items() if isinstance(look, MediaError)] == ["04.png"]
+    (said,) = (str(look) for look in seen.values() if isinstance(look, MediaError))
+    assert re.search(r"04\.png: the process that opened it was killed by SIGSEGV; a file crashes its decoder", said)
+
+
+def refuse_even(sample) -> None:
+    number = int(sample.id.removeprefix("train-"))
+    if number % 4 == 0:
+        raise PromptTooLongError("999 tokens")
+    if number == 49:
+        raise UserError("its text is forged")
+
+
+def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsys):
+    for data, refused in (
+        ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.over_long=drop"),
+        ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.bad_sample=skip"),
+    ):
+        loader, _ = intake(folder, **data)
+        with pytest.raises(UserError, match=f"(?s){refused}"):
+            loader.filter_by_prompt(loader.load(), refuse_even)
+    loader, _ = intake(folder, on_bad_sample="skip", on_too_long="skip")
+    assert len(loader.filter_by_prompt(loader.load(), refuse_even).train) == 50 - 13 - 1
+    said = capsys.readouterr().out
+    assert "13 of 49 samples cannot be used and are left out:\n  train-0: 999 tokens" in said
+    assert "and 8 more" in said
+
+
+def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
+    rows = ROWS.replace("value=1))", 'value=1), meta={"pass_rate": number / 50})')
+    (folder / "mine.py").write_text(rows)
+    keep = {"column": "pass_rate", "low": 0.1, "high": 0.5}
+    source = {"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}, "row_filter": keep}
+    loader, _ = intake(folder, train=[source])
+    assert [sample.id for sample in loader.load().train] == [f"train-{n}" for n in range(5, 26)]
+    assert "data.train: 29 of 50 rows are left out by `keep`" in capsys.readouterr().out
+    for name, value, shown in (("text", "'0.5'", "'0.5'"), ("nan", "float('nan')", "nan"), ("flag", "True", "True")):
+        (folder / f"{name}.py").write_text(rows.replace("number / 50", value))
+        with pytest.raises(UserError, match=f"keep: sample train-0 has no number in column 'pass_rate' .*{shown}"):
+            intake(folder, train=[{**source, "fn": f"./{name}.py:rows"}])[0].load()
+    with pytest.raises(UserError, match=r"no number in column 'rate' of its meta \(None\); there is pass_rate"):
+        intake(folder, train=[{**source, "row_filter": {"column": "rate", "low": 0}}])[0].load()
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from PIL import Image
+from mmrl.data.load import DatasetLoader, make_dataset_context
+from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
+sys.path.insert(0, {tests!r})
+from test_load import config
+
+folder = Path({folder!r})
+for size in (1000, 10_000):
+    settings = config(train=[{{"fn": "./mine.py:rows", "args": {{"split": "train", "size": size}}}}])
+    place = make_dataset_context(settings, folder, folder / "work")
+    store = MediaCache(place.media_policy, settings.data.media_limits, max_bytes=10_000_000)
+    samples = DatasetLoader(settings, place, store, Console()).load()
+    assert len(samples.train) == size
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_is_flat_over_10_000_samples(folder):
+    for number in range(200):
+        Image.new("RGB", (96, 96), (number, 9, 99)).save(folder / "pictures" / f"{number:03d}.png")
+    code = MEASURE.format(tests=str(Path(__file__).parent), folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first_mb, last_mb = map(int, done.stdout.split())
+    assert last_mb - first_mb < 40, done.stdout  # their pixels alone would be 249 MB; the samples themselves are small
+
+
+def test_a_resumed_run_opens_only_what_is_new_or_was_touched(tmp_path):
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (20 + number, 30), (number, 9, 99)).save(path)
+    refs = [ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
+    OpenedMediaIndex(tmp_path / "pictures.json").add({ref: Size(20 + n, 30) for n, ref in enumerate(refs[:4])})
+    dated = os.stat(paths[1]).st_mtime_ns
+    os.utime(paths[1], ns=(dated, dated + 1))
+    paths[2].unlink()
+    other = ImageRef(path=refs[3].path, sha256=refs[4].sha256)
+    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([*refs, other]) == {
+        refs[0]: Size(20, 30),
+        refs[3]: Size(23, 30),
+    }
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a.png": 3}', '{"a.png": [1]}'])
+def test_a_damaged_ledger_knows_nothing(tmp_path, content):
+    (tmp_path / "pictures.json").write_text(content)
+    assert OpenedMediaIndex(tmp_path / "pictures.json").known_sizes([ImageRef(path="a.png", sha256="")]) == {}
+
+
+def test_what_the_ledger_knows_is_not_opened(folder):
+    settings, ledger = config(), folder / "pictures.json"
+    place = make_dataset_context(settings, folder, folder / "work")
+
+    def load(store):
+        return DatasetLoader(settings, place, store, Console(), OpenedMediaIndex(ledger)).load()
+
+    first = load(MediaCache(place.media_policy, MediaLimitsConfig(), max_bytes=0))
+    assert len(json.loads(ledger.read_text())) == 50
+    store = MediaCache(place.media_policy, MediaLimitsConfig(max_pixels=1), max_bytes=0)  # it would refuse to open any
+    assert load(store).train == first.train
+    assert store.image_size(first.train[0].images[0]) == Size(20, 30)
