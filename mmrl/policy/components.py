@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -71,4 +71,5 @@ def enable_gradient_checkpointing(
     }
     for component in components:
         # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
-        modules[component].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable: Any = modules[component].gradient_checkpointing_enable  # transformers' method, which nn.Module hides
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -26,8 +26,10 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.data.load import DatasetLoader, DataSplits, check_demonstrations, make_dataset_context
-from mmrl.data.source import StageData
+from mmrl.data.check_stages import check_demonstrations
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader, DataSplits
+from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,

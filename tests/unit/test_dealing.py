@@ -17,8 +17,7 @@ from mmrl.distributed import launch
 from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
 from mmrl.distributed.sharing import SharedDemonstrationTools, count_dropped_samples, measure_across_ranks
 from mmrl.distributed.torch_ranks import Heartbeat
-from mmrl.learner.deal import assign_to_ranks, rank_micro_batches
-from mmrl.learner.dummy_media import add_dummy_media, dummy_batch
+from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
