@@ -19,6 +19,7 @@ class ForceAnswer:
         self.words = Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.FORCED)
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with an answer forced from each response that was cut off."""
         groups = [list(group) for group in batch.groups]
         places, forced = [], []
         for group_index, group in enumerate(groups):
@@ -34,4 +35,5 @@ class ForceAnswer:
 
 
 def make_step(context: RolloutContext, *, text: str = "\n<answer>", max_new_tokens: int = 16) -> ForceAnswer:
+    """Make the step; mmrl calls this for each stage and for the evaluation, wherever the config names it."""
     return ForceAnswer(context, text, max_new_tokens)

@@ -31,6 +31,7 @@ def calculate(call: Mapping[str, Any], sample: Sample, *, digits: int = 6) -> st
 
 
 def evaluate(node: ast.expr) -> float:
+    """Return the value of a parsed expression."""
     match node:
         case ast.Constant(value=int() | float() as number):
             return float(number)

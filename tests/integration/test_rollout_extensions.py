@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,6 @@ def config_of(folder: Path, example: str, *, steps: list[dict[str, Any]] | None 
     rl = reinforcement(steps=2, **({"rollout_steps": [{"kind": "generate"}, *steps]} if steps else {}))
     config = experiment(folder / "run", stages=[imitation(steps=2), rl], **sections)
     return write(config, folder / "tiny.yaml")
-
-
-def segments_of(run: Path) -> list[dict[str, Any]]:
-    found = []
-    for file in sorted((run / "rollouts").glob("*rl*")):
-        for line in file.read_text().splitlines():
-            found.append(json.loads(line))
-    return found
 
 
 def test_a_run_samples_with_the_engine_of_the_example(tmp_path: Path, here: Command) -> None:
@@ -70,7 +61,7 @@ def make(context, *, breaks: str):
         changed = {
             "type": None,
             "groups": replace(batch, groups=batch.groups[1:]),
-            "logprobs": put(batch, replace(first, segments=(replace(segment, logprobs=(0.0,) * len(segment.logprobs)),))),
+            "record": put(batch, replace(first, segments=(replace(segment, version=7),))),
             "lengths": put(batch, replace(first, segments=(replace(segment, logprobs=()),))),
             "index": put(batch, replace(first, index=1)),
         }
@@ -87,7 +78,7 @@ def put(batch, rollout):
     [
         ("type", "rollout step make must return a RolloutBatch; it returned None"),
         ("groups", "was given 4 groups and returned 3"),
-        ("logprobs", "a segment by POLICY has another author, version or log-probabilities than before the step"),
+        ("record", "a segment by POLICY has another author, version or log-probabilities than before the step"),
         ("lengths", "tokens and 0 log-probabilities; write one for each token"),
         ("index", "returned two rollouts of one group with one index: [1, 1, 2, 3]"),
     ],
@@ -104,20 +95,31 @@ def test_a_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command
     [
         ({"steps": [{"fn": "./tool.py:missing"}]}, "'./tool.py:missing': ./tool.py has no 'missing'"),
         ({"steps": [{"fn": "./tool.py:calculate"}]}, "a rollout step is called with (context)"),
-        ({"steps": [{"kind": "rehtink"}]}, "rollout_steps.1.kind: must be generate, rethink, tools, probe or custom"),
+        (
+            {"steps": [{"kind": "rehtink"}]},
+            "rollout_steps.1.kind: must be 'generate', 'rethink', 'tools', 'probe' or 'custom'",
+        ),
         ({"steps": [{"max_turns": 3}]}, "rollout_steps.1.kind: missing"),
         ({"steps": [{"fn": "./a.py:b", "arg": {}}]}, "rollout_steps.1.arg: unknown key"),
         ({"rollout": {"engine": {"fn": "./gone.py:make"}}}, "there is no file"),
         ({"rollout": {"engine": {"args": {}}}}, "rollout.engine.fn: missing"),
-        ({"rollout": {"engine": "vlm"}}, "rollout.engine: must be hf, vllm or vllm_server, got 'vlm'; did you mean"),
-        ({"rollout": {"engine": {"fn": "./mine.py:make"}}}, "has no method 'generate'"),
+        (
+            {"rollout": {"engine": "vlm"}},
+            "rollout.engine: must be 'hf', 'vllm' or 'vllm_server', got the text 'vlm'; did you mean",
+        ),
     ],
 )
 def test_what_is_no_engine_or_step_is_refused_before_training(
     tmp_path: Path, here: Command, sections: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("def make(context):\n    return 3\n")
     done = here("train", config_of(tmp_path, "tool.py", **sections))
     assert done.code == 2
     assert message in " ".join(done.errors.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_function_makes_must_be_a_sampler(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "mine.py").write_text("def make(context):\n    return 3\n")
+    done = here("train", config_of(tmp_path, "tool.py", rollout={"engine": {"fn": "./mine.py:make"}}))
+    assert done.code == 2
+    assert "3 has no method 'generate'" in " ".join(done.errors.split())
