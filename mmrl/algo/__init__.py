@@ -1,1 +1,4 @@
-"""The formulas: pure functions, one small file per idea. Only `loss` and `kl` know tensors."""
+"""The formulas of RL: pure functions of rewards, advantages and log-probs, a file for each idea.
+
+`losses` is the only module that needs torch.
+"""

@@ -1,65 +1,93 @@
-"""From the rewards of a step to the advantages of its rollouts. A row holds the rewards of one group.
+"""Advantages: from the rewards of a step to one number for each of its rollouts.
 
-Where a mean or a deviation is asked of rewards that do not differ, every advantage is exactly 0, since what rounding
-leaves must not become a gradient.
+Functions take rows, one for each group, with one value for each rollout of the group. Where a formula compares rewards
+that are equal, every advantage is exactly 0: what rounding leaves of a difference must not become a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import fsum, isfinite, sqrt
+from pathlib import Path
 
 from mmrl.config.schema import AdvantageConfig, DifficultyWeightConfig
 from mmrl.types import Group, UserError
+from mmrl.utils.plugins import load_plugin
 
 EQUALITY_TOLERANCE = 1e-9
 """Rewards closer than this are equal: weighted sums of equal rewards may differ by rounding."""
 
 RewardRows = Sequence[Sequence[float]]
+"""One row for each group, with one value for each of its rollouts."""
+
+CustomAdvantage = Callable[[Sequence[float], Mapping[str, Sequence[float]]], Sequence[float]]
+"""A user's function for one group: `(totals, terms) -> advantages`, one number for each rollout.
+
+`totals` has the total reward of each rollout, `terms` the values of each reward term that applies to the group, by
+name, before weights.
+"""
 
 
 def compute_advantages(
-    groups: Sequence[Group], options: AdvantageConfig, weights: Mapping[str, float]
+    groups: Sequence[Group],
+    options: AdvantageConfig,
+    weights: Mapping[str, float],
+    custom_advantage: CustomAdvantage | None = None,
 ) -> list[tuple[float, ...]]:
-    """The advantages of a step's groups, none for a group without rollouts; `weights` are those of the reward terms.
+    """Return the advantages of a step's groups, an empty row for a group without scored rollouts.
+
+    Args:
+        groups: groups of one step; some formulas compare all of them.
+        options: the stage's `advantage` section.
+        weights: weight of each reward term, read with `combine: per_term`.
+        custom_advantage: the function that `options.fn` names; it replaces `combine`, `baseline` and `scale`.
 
     Raises:
-        ValueError: a group with a reward that is not finite.
-        UserError: a group lacks the term that its uncertainty is read from.
+        ValueError: a group has a reward that is not finite.
+        UserError: a group lacks the term that its difficulty is read from, or the custom function does not return one
+            finite number for each rollout.
     """
-    judged = [group for group in groups if group.scores]
-    for group in judged:
+    scored = [group for group in groups if group.scores]
+    for group in scored:
         _check_finite_rewards(group)
-    rows = iter(_compute_for_scored_groups(judged, options, weights) if judged else ())
-    return [next(rows) if group.scores else () for group in groups]
+    if not scored:
+        return [() for _ in groups]
 
-
-def _compute_for_scored_groups(
-    groups: Sequence[Group], options: AdvantageConfig, weights: Mapping[str, float]
-) -> list[tuple[float, ...]]:
-    if options.combine == "total":
-        rows = normalize_rewards([group.totals for group in groups], options)
+    if custom_advantage is not None:
+        rows = [_call_custom_advantage(group, custom_advantage, options) for group in scored]
+    elif options.combine == "total":
+        rows = normalize_rewards([group.totals for group in scored], options)
     else:
-        rows = _normalize_per_term(groups, options, weights)
+        rows = _normalize_per_term(scored, options, weights)
     if options.batch_normalize:
         rows = batch_normalize(rows, options.eps)
     if options.outlier_std is not None:
         rows = zero_outliers(rows, options.outlier_std)
     if options.difficulty_weight is not None:
-        rows = [
-            _apply_difficulty_weight(row, group, options.difficulty_weight)
-            for row, group in zip(rows, groups, strict=True)
-        ]
-    return rows
+        rows = _apply_difficulty_weight(rows, scored, options.difficulty_weight)
+
+    remaining = iter(rows)
+    return [next(remaining) if group.scores else () for group in groups]
+
+
+def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
+    """Load the function that `advantage.fn` names, with its options bound; None if the stage uses a built-in formula.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    if options.fn is None:
+        return None
+    return load_plugin(options.fn, base_dir, options.args, role="advantage function", parameters=("totals", "terms"))
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:
-    """Whether rewards tell better from worse: they are not all equal."""
+    """Return True unless all rewards are equal, which would leave nothing to learn from."""
     return max(rewards) - min(rewards) > EQUALITY_TOLERANCE
 
 
 def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[float, ...]]:
-    """A_i = (R_i - baseline) / scale.
+    """Return A_i = (R_i - baseline) / scale for each rollout.
 
     Baselines: the group's mean, GRPO (DeepSeekMath, arXiv:2402.03300 v3, 4.1.2); the mean of the others, RLOO
     (arXiv:2402.14740, eq. 6), which is the group's times G / (G - 1); the step's mean, REINFORCE++ (arXiv:2501.03262).
@@ -67,90 +95,126 @@ def normalize_rewards(rows: RewardRows, options: AdvantageConfig) -> list[tuple[
     `eps`, as torch.std in TRL and its relatives; none is Dr.GRPO's (arXiv:2503.20783, 3.2); the deviation of R over the
     step is Lite PPO's (arXiv:2508.08221).
     """
-    step = _flatten(rows)
-    return [_normalize_row(row, step, options) for row in rows]
+    step_rewards = _flatten(rows)
+    return [_normalize_row(row, step_rewards, options) for row in rows]
 
 
 def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
-    """(A_i - mean(A)) / (std(A) + eps) over the whole step, sample deviation.
+    """Return (A_i - mean(A)) / (std(A) + eps), with mean and sample deviation over the whole step.
 
     Source: REINFORCE++ (arXiv:2501.03262, eq. 10), and the last step of GDPO (arXiv:2601.05242). Departure: a rollout
-    counts once, however many tokens it has. A mean that is 0 up to rounding is not subtracted: exact 0 stays.
+    counts once, however many tokens it has.
     """
-    everything = _flatten(rows)
-    if not rewards_differ(everything):
+    advantages = _flatten(rows)
+    if not rewards_differ(advantages):
         return [(0.0,) * len(row) for row in rows]
-    mean = _mean(everything)
-    origin, width = (mean if abs(mean) > EQUALITY_TOLERANCE else 0.0), _sample_std(everything) + eps
-    return [tuple((value - origin) / width for value in row) for row in rows]
+    mean = _mean(advantages)
+    # A mean that is 0 up to rounding is not subtracted, or advantages of exactly 0 would no longer be.
+    shift = mean if abs(mean) > EQUALITY_TOLERANCE else 0.0
+    width = _sample_std(advantages) + eps
+    return [tuple((value - shift) / width for value in row) for row in rows]
 
 
 def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
-    """Advantages further than `most` sample deviations from the step's mean become 0; the others stay as they are.
+    """Set advantages to 0 that are further than `max_std` sample deviations from the step's mean; keep the others.
 
     Source: the advantage filter of StableReinforce (R1-Reward, arXiv:2505.02835, 4.1), on the z-score as in the paper
     (its code compares the advantage itself).
     """
-    everything = _flatten(rows)
-    if not rewards_differ(everything):
+    advantages = _flatten(rows)
+    if not rewards_differ(advantages):
         return [tuple(row) for row in rows]
-    mean, limit = _mean(everything), max_std * _sample_std(everything)
+    mean, limit = _mean(advantages), max_std * _sample_std(advantages)
     return [tuple(value if abs(value - mean) <= limit else 0.0 for value in row) for row in rows]
 
 
-def difficulty_weight(pass_rate: float, factor: float) -> float:
-    """4 factor p (1 - p): factor at p = 1/2, 0 where a group is all right or all wrong.
+def difficulty_weight(pass_rate: float, max_weight: float) -> float:
+    """Return 4 w p (1 - p): w = `max_weight` at p = 1/2, and 0 where a group is all correct or all incorrect.
 
-    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, there with factor 1.8.
+    Source: Observe-R1 (arXiv:2505.12432), dynamic weighting, there with w = 1.8.
     """
-    return 4.0 * factor * pass_rate * (1.0 - pass_rate)
+    return 4.0 * max_weight * pass_rate * (1.0 - pass_rate)
+
+
+def _call_custom_advantage(
+    group: Group, custom_advantage: CustomAdvantage, options: AdvantageConfig
+) -> tuple[float, ...]:
+    terms = {name: [score.terms[name].value for score in group.scores] for name in group.scores[0].terms}
+    row = tuple(float(value) for value in custom_advantage(list(group.totals), terms))
+    sample_id = group.prompt.sample.id
+    if len(row) != len(group.scores):
+        raise UserError(
+            f"advantage.fn {options.fn!r}: sample {sample_id}: it returned {len(row)} advantages for a group of "
+            f"{len(group.scores)} rollouts"
+        )
+    if not all(isfinite(value) for value in row):
+        raise UserError(f"advantage.fn {options.fn!r}: sample {sample_id}: an advantage is not finite: {list(row)}")
+    return row
 
 
 def _normalize_per_term(
     groups: Sequence[Group], options: AdvantageConfig, weights: Mapping[str, float]
 ) -> list[tuple[float, ...]]:
-    """GDPO (arXiv:2601.05242): every reward term normalised by itself, then summed by weight."""
+    """Normalize every reward term by itself, and return the weighted sum of the results.
+
+    Source: GDPO (arXiv:2601.05242).
+    """
     sums = [[0.0] * len(group.scores) for group in groups]
-    for name in dict.fromkeys(name for group in groups for name in group.scores[0].terms):
-        having = [i for i, group in enumerate(groups) if name in group.scores[0].terms]
-        rows = normalize_rewards([[score.terms[name].value for score in groups[i].scores] for i in having], options)
-        for i, row in zip(having, rows, strict=True):
-            sums[i] = [total + weights[name] * value for total, value in zip(sums[i], row, strict=True)]
+    # A dict instead of a set: the order of a float sum must be the same in every process.
+    names = dict.fromkeys(name for group in groups for name in group.scores[0].terms)
+    for name in names:
+        having = [index for index, group in enumerate(groups) if name in group.scores[0].terms]
+        term_rows = []
+        for index in having:
+            term_rows.append([score.terms[name].value for score in groups[index].scores])
+        for index, row in zip(having, normalize_rewards(term_rows, options), strict=True):
+            sums[index] = [total + weights[name] * value for total, value in zip(sums[index], row, strict=True)]
     return [tuple(row) for row in sums]
 
 
-def _normalize_row(row: Sequence[float], step: Sequence[float], options: AdvantageConfig) -> tuple[float, ...]:
-    wanted = {options.baseline, options.scale} - {"none"}
-    compared = row if wanted & {"group_mean", "leave_one_out", "group_std"} else step
-    if wanted and not rewards_differ(compared):
+def _normalize_row(row: Sequence[float], step_rewards: Sequence[float], options: AdvantageConfig) -> tuple[float, ...]:
+    """Return the advantages of one group; all 0 if the rewards that baseline and scale compare are equal."""
+    statistics = {options.baseline, options.scale} - {"none"}
+    uses_group = bool(statistics & {"group_mean", "leave_one_out", "group_std"})
+    if statistics and not rewards_differ(row if uses_group else step_rewards):
         return (0.0,) * len(row)
+
     width = 1.0
     if options.scale != "none":
-        width = _sample_std(row if options.scale == "group_std" else step) + options.eps
+        width = _sample_std(row if options.scale == "group_std" else step_rewards) + options.eps
     match options.baseline:
         case "group_mean":
-            origins = [_mean(row)] * len(row)
+            baselines = [_mean(row)] * len(row)
         case "leave_one_out":
-            origins = [(fsum(row) - reward) / (len(row) - 1) for reward in row]
+            baselines = [(fsum(row) - reward) / (len(row) - 1) for reward in row]
         case "batch_mean":
-            origins = [_mean(step)] * len(row)
+            baselines = [_mean(step_rewards)] * len(row)
         case "none":
-            origins = [0.0] * len(row)
-    return tuple((reward - origin) / width for reward, origin in zip(row, origins, strict=True))
+            baselines = [0.0] * len(row)
+    return tuple((reward - baseline) / width for reward, baseline in zip(row, baselines, strict=True))
 
 
-def _apply_difficulty_weight(row: Sequence[float], group: Group, options: DifficultyWeightConfig) -> tuple[float, ...]:
-    if options.term not in group.scores[0].terms:
-        raise UserError(
-            f"advantage.uncertainty.term {options.term!r}: sample {group.prompt.sample.id} has no such reward term, "
-            f"only {', '.join(group.scores[0].terms)}"
-        )
-    weight = difficulty_weight(_mean([score.terms[options.term].value for score in group.scores]), options.max_weight)
-    return tuple(weight * value for value in row)
+def _apply_difficulty_weight(
+    rows: RewardRows, groups: Sequence[Group], options: DifficultyWeightConfig
+) -> list[tuple[float, ...]]:
+    """Multiply the advantages of each group by the weight of its difficulty."""
+    weighted = []
+    for row, group in zip(rows, groups, strict=True):
+        if options.term not in group.scores[0].terms:
+            raise UserError(
+                f"advantage.difficulty_weight.term {options.term!r}: sample {group.prompt.sample.id} has no such "
+                f"reward term, only {', '.join(group.scores[0].terms)}"
+            )
+        pass_rate = _mean([score.terms[options.term].value for score in group.scores])
+        weight = difficulty_weight(pass_rate, options.max_weight)
+        weighted.append(tuple(weight * value for value in row))
+    return weighted
 
 
 def _check_finite_rewards(group: Group) -> None:
-    rewards = [*group.totals, *(term.value for score in group.scores for term in score.terms.values())]
+    rewards = list(group.totals)
+    for score in group.scores:
+        rewards += [term.value for term in score.terms.values()]
     if not all(isfinite(reward) for reward in rewards):
         raise ValueError(f"sample {group.prompt.sample.id}: a group needs finite rewards, got {list(group.totals)}")
 
@@ -164,6 +228,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _sample_std(values: Sequence[float]) -> float:
-    """The sample standard deviation of two values or more."""
+    """Return the sample standard deviation, divisor n - 1, of two values or more."""
     mean = _mean(values)
     return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

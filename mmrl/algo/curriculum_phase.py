@@ -36,7 +36,7 @@ def find_phase(position: int, phases: Sequence[CurriculumPhaseConfig], ends: Map
 
 
 def advance_phase(state: TrainingState, sample_means: Sequence[float], phases: Sequence[CurriculumPhaseConfig]) -> int:
-    """Add a step's rewards to the current phase, end it if they have stopped rising, and return the phase to go on with.
+    """Add a step's rewards to the current phase, end it if they stopped rising, and return the phase that goes on.
 
     Args:
         state: `phase`, `phase_rewards` and `phase_ends` are updated.

@@ -1,7 +1,8 @@
-"""What a response earns by comparison with its siblings: one value per rollout of a group, added to its total.
+"""Group rewards: reward terms that compare a rollout with the others of its group.
 
-Whether a response is right is read from named reward terms, never from the total: all of `correct` must reach
-`threshold`. Lengths are in tokens after the prompt, never padded. No value depends on the order of the siblings.
+Each function takes a scored group and returns one value for each rollout, which is added to its total by weight. A
+response is correct when all reward terms named in `correct` reach `threshold`; totals are never read for that. Lengths
+are tokens after the prompt, without padding. No value depends on the order of the rollouts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
@@ -43,84 +44,99 @@ _TYPES_WITHOUT_EQUALITY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundGroupReward:
-    """A function of groups with its options settled, and how it counts."""
+    """A group reward from YAML, ready to be called."""
 
     name: str
+    """Its name among the reward terms, unique in the config."""
     compute: Callable[[Group], Sequence[RewardValue]]
+    """Function of a group with its options bound; returns one value for each rollout."""
     options: GroupRewardConfig
+    """Weight, schedule and `when`."""
 
 
 def add_group_rewards(group: Group, step: int, *, group_rewards: Sequence[BoundGroupReward]) -> Group:
-    """The group with every term that concerns it added to its scores: named beside the rewards, and in the totals by
-    the weight at `step`.
+    """Return the group with every group reward that applies to its sample added to terms and totals.
+
+    Args:
+        group: a scored group; one without rollouts is returned as it is.
+        step: the stage's step, for scheduled weights.
+        group_rewards: those of the config, added in this order.
 
     Raises:
-        UserError: a term is named like another, or cannot judge this group.
+        UserError: a group reward is named like another term, or cannot be computed for this group.
     """
-    for term in group_rewards:
-        if group.rollouts and term.options.applies_to(group.prompt.sample):
-            weight = term.options.weight_at(step)
-            pairs = zip(group.scores, term.compute(group), strict=True)
-            group = replace(group, scores=tuple(_add_term(score, term.name, weight, value) for score, value in pairs))
+    for reward in group_rewards:
+        if not group.rollouts or not reward.options.applies_to(group.prompt.sample):
+            continue
+        weight = reward.options.weight_at(step)
+        scores = []
+        for score, value in zip(group.scores, reward.compute(group), strict=True):
+            scores.append(_add_term(score, reward.name, weight, value))
+        group = replace(group, scores=tuple(scores))
     return group
 
 
 def shortest_correct(
     group: Group, *, correct: TermNames, threshold: float = 1.0, longer_than: NonNegativeInt = 100
 ) -> tuple[RewardValue, ...]:
-    """1 for the shortest right response if it has more than `longer_than` tokens, else 0.
+    """Give 1 to the shortest correct response if it has more than `longer_than` tokens, and 0 to all others.
 
-    Source: Observe-R1 (arXiv:2505.12432), whose code adds 0.2 of it before normalisation. Departure: right responses of
-    equal length share it, where the code takes the first. 0 for all where none is right.
+    Source: Observe-R1 (arXiv:2505.12432), whose code adds 0.2 of it before normalisation. Departure: correct responses
+    of equal length share it, where the code takes the first.
     """
-    right = _find_correct(group, correct, threshold)
-    best = min((rollout.num_tokens for rollout, ok in zip(group.rollouts, right, strict=True) if ok), default=0)
-    return tuple(
-        RewardValue(float(ok and n == best > longer_than), f"{n} tokens, the shortest right response has {best}")
-        for n, ok in zip(_response_lengths(group), right, strict=True)
-    )
+    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
+    shortest = min(_lengths_of_correct(lengths, is_correct), default=0)
+    values = []
+    for length, ok in zip(lengths, is_correct, strict=True):
+        earned = ok and length == shortest > longer_than
+        values.append(RewardValue(float(earned), f"{length} tokens, the shortest correct response has {shortest}"))
+    return tuple(values)
 
 
 def dast(
     group: Group, *, correct: TermNames, threshold: float = 1.0, longest: PositiveInt | None = None
 ) -> tuple[RewardValue, ...]:
-    """max(0.5 - 0.5 l, 0.1) if right, min(0.9 l - 0.1, -0.1) if wrong, with l = (L - budget) / budget.
+    """Give max(0.5 - 0.5 l, 0.1) to correct and min(0.9 l - 0.1, -0.1) to incorrect responses.
 
-    budget = p L_right + (1 - p) L_max, p the share of right responses and L_right their mean length. Source: DAST
-    (arXiv:2503.04472); L_max is `longest`, there the limit of generation; without it the longest of the
-    group, as in UI-R1-E's code. With no right response the budget is L_max. A budget of 0 tokens pays 0.
+    l = (L - budget) / budget, with L a response's length and budget = p L_correct + (1 - p) L_max. p is the fraction of
+    correct responses and L_correct their mean length. Without a correct response the budget is L_max; a budget of 0
+    tokens gives 0.
+
+    Source: DAST (arXiv:2503.04472), where L_max is the limit of generation. Departure: without `longest`, L_max is the
+    longest response of the group, as in UI-R1-E's code.
     """
-    lengths, right = _response_lengths(group), _find_correct(group, correct, threshold)
-    of_right = [n for n, ok in zip(lengths, right, strict=True) if ok]
-    share = len(of_right) / len(lengths)
-    most = max(lengths) if longest is None else longest
-    budget = share * fmean(of_right or [0]) + (1.0 - share) * most
+    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
+    correct_lengths = _lengths_of_correct(lengths, is_correct)
+    pass_rate = len(correct_lengths) / len(lengths)
+    max_length = max(lengths) if longest is None else longest
+    budget = pass_rate * fmean(correct_lengths or [0]) + (1.0 - pass_rate) * max_length
     if budget == 0.0:
         return tuple(RewardValue(0.0, "no tokens at all") for _ in lengths)
-    excess = [(n - budget) / budget for n in lengths]
-    return tuple(
-        RewardValue(
-            max(0.5 - 0.5 * e, 0.1) if ok else min(0.9 * e - 0.1, -0.1), f"{n} tokens, the budget is {budget:.0f}"
-        )
-        for n, e, ok in zip(lengths, excess, right, strict=True)
-    )
+    values = []
+    for length, ok in zip(lengths, is_correct, strict=True):
+        excess = (length - budget) / budget
+        value = max(0.5 - 0.5 * excess, 0.1) if ok else min(0.9 * excess - 0.1, -0.1)
+        values.append(RewardValue(value, f"{length} tokens, the budget is {budget:.0f}"))
+    return tuple(values)
 
 
 def kimi_length(group: Group, *, correct: TermNames, threshold: float = 1.0) -> tuple[RewardValue, ...]:
-    """L if right, min(0, l) if wrong, with l = 0.5 - (L - L_min) / (L_max - L_min); 0 if all are equally long.
+    """Give l to correct and min(0, l) to incorrect responses, l = 0.5 - (L - L_min) / (L_max - L_min).
 
-    Source: Kimi k1.5 (arXiv:2501.12599, 2.3.3, length penalty), L_min and L_max over the group. Departures: none; the
-    paper warms its weight up.
+    L is a response's length, L_min and L_max the extremes of the group; 0 for all if they are equal.
+
+    Source: Kimi k1.5 (arXiv:2501.12599, 2.3.3, length penalty). Departures: none; the paper warms its weight up.
     """
-    lengths, right = _response_lengths(group), _find_correct(group, correct, threshold)
+    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
     low, high = min(lengths), max(lengths)
     if low == high:
-        return tuple(RewardValue(0.0, f"all have {n} tokens") for n in lengths)
-    places = [0.5 - (n - low) / (high - low) for n in lengths]
-    return tuple(
-        RewardValue(place if ok else min(0.0, place), f"{n} tokens, {low} to {high} in the group")
-        for n, place, ok in zip(lengths, places, right, strict=True)
-    )
+        return tuple(RewardValue(0.0, f"all have {length} tokens") for length in lengths)
+    values = []
+    for length, ok in zip(lengths, is_correct, strict=True):
+        position = 0.5 - (length - low) / (high - low)
+        value = position if ok else min(0.0, position)
+        values.append(RewardValue(value, f"{length} tokens, {low} to {high} in the group"))
+    return tuple(values)
 
 
 def blind_contrast(
@@ -131,110 +147,126 @@ def blind_contrast(
     threshold: float = 1.0,
     ratio: Annotated[float, Field(ge=0.0)] = 0.8,
 ) -> tuple[RewardValue, ...]:
-    """1 for each right response if p >= ratio x p', else 0: p the share of right ones here, p' that of the probe.
+    """Give 1 to each correct response if p >= ratio x p_probe, else 0 to all.
 
-    A probe answers the same question without what is to be looked at: shuffled frames, no picture. Source: T-GRPO of
-    Video-R1 (arXiv:2503.21776), which adds 0.3 of it. Departures: none. 0 for all where none is right.
+    p is the fraction of correct responses in the group, p_probe the same among answers of `probe`, to the same question
+    with its media hidden: shuffled frames, or no image.
+
+    Source: T-GRPO of Video-R1 (arXiv:2503.21776), which adds 0.3 of it. Departures: none.
 
     Raises:
         UserError: the group has no such probe.
     """
     if not group.probes.get(probe):
         raise UserError(
-            f"group term contrast: sample {group.prompt.sample.id!r} has no probe {probe!r}; "
+            f"group reward blind_contrast: sample {group.prompt.sample.id!r} has no probe {probe!r}; "
             f"there is {', '.join(group.probes) or 'none'}"
         )
-    right = _find_correct(group, correct, threshold)
-    blind = fmean(_is_correct(score, correct, threshold, group) for score in group.probes[probe])
-    pays = fmean(right) >= ratio * blind
-    reason = f"{fmean(right):.2f} right, {blind:.2f} with the probe {probe!r}"
-    return tuple(RewardValue(float(ok and pays), reason) for ok in right)
+    is_correct = _find_correct(group, correct, threshold)
+    pass_rate = fmean(is_correct)
+    probe_rate = fmean(_is_correct(score, correct, threshold, group) for score in group.probes[probe])
+    earned = pass_rate >= ratio * probe_rate
+    reason = f"{pass_rate:.2f} correct, {probe_rate:.2f} with the probe {probe!r}"
+    return tuple(RewardValue(float(ok and earned), reason) for ok in is_correct)
 
 
 def diversity(
     group: Group, *, correct: TermNames, threshold: float = 1.0, words: PositiveInt = 3
 ) -> tuple[RewardValue, ...]:
-    """For a right response 1 - mean over its siblings of J, for a wrong one 0; J = |A & B| / |A | B| of word n-grams.
+    """Give a correct response 1 minus its mean similarity to its siblings, and an incorrect one 0.
 
-    Source: DRA-GRPO (arXiv:2505.09655), which divides rewards by likeness to the group. Departures: a bounded term of
-    its own; likeness is Jaccard's index of n-grams, not a sentence embedding, and two texts too short for one are
-    alike; wrong ones earn nothing, since noise is diverse. 0 for a group of one.
+    Similarity is Jaccard's index |A & B| / |A | B| of the sets of n-grams of `words` words. A group of one gets 0.
+
+    Source: DRA-GRPO (arXiv:2505.09655), which divides rewards by similarity to the group. Departures: it is a bounded
+    term of its own; similarity is Jaccard's index instead of a sentence embedding, and two texts too short for one
+    n-gram are alike; incorrect responses earn nothing, since noise is diverse.
     """
-    right = _find_correct(group, correct, threshold)
-    grams = [_word_ngrams(rollout.text, words) for rollout in group.rollouts]
+    is_correct = _find_correct(group, correct, threshold)
+    ngram_sets = [_word_ngrams(rollout.text, words) for rollout in group.rollouts]
     values = []
-    for i, (own, ok) in enumerate(zip(grams, right, strict=True)):
-        likeness = [_jaccard(own, other) for j, other in enumerate(grams) if j != i]
-        values.append(
-            RewardValue(1.0 - fmean(likeness) if ok and likeness else 0.0, f"unlike {len(likeness)} siblings")
-        )
+    for index, ok in enumerate(is_correct):
+        siblings = [*ngram_sets[:index], *ngram_sets[index + 1 :]]
+        similarities = [_jaccard(ngram_sets[index], sibling) for sibling in siblings]
+        value = 1.0 - fmean(similarities) if ok and similarities else 0.0
+        values.append(RewardValue(value, f"unlike {len(siblings)} siblings"))
     return tuple(values)
 
 
 def majority_vote(group: Group, *, share: Fraction = 0.0) -> tuple[RewardValue, ...]:
-    """1 if the answer is the one most siblings give and at least `share` of all rollouts give it, else 0.
+    """Give 1 to answers that most siblings give, if at least `share` of all rollouts give it, and 0 to the others.
 
-    No target is read. Source: TTRL (arXiv:2504.16084), majority voting as the label. Departures: a tie elects
-    nobody, where the code takes the first; what cannot be parsed neither votes nor earns. Texts are compared as
-    `text:exact` does, numbers by value.
+    The target is not read. Texts are compared as `text:exact` does, numbers by value.
+
+    Source: TTRL (arXiv:2504.16084), majority voting as the label. Departures: a tie has no majority, where the code
+    takes the first; an answer that cannot be parsed neither votes nor earns.
 
     Raises:
-        UserError: answers are coordinates or actions, of which no two agree exactly.
+        UserError: answers are coordinates or actions, of which no two are exactly equal.
     """
-    kind = group.prompt.sample.target.answer_type
-    if kind in _TYPES_WITHOUT_EQUALITY:
-        raise UserError(f"group term self_vote: no two answers of kind {kind} are the same; set its `when`")
-    ballots = [_normalized_answer(rollout) for rollout in group.rollouts]
-    ranked = Counter(ballot for ballot in ballots if ballot is not None).most_common(2)
-    tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
-    elected = ranked[0][0] if ranked and not tied and ranked[0][1] >= share * len(ballots) else None
-    reason = "no majority" if elected is None else f"{ranked[0][1]} of {len(ballots)} say {elected:.40}"
-    return tuple(RewardValue(float(elected is not None and ballot == elected), reason) for ballot in ballots)
+    answer_type = group.prompt.sample.target.answer_type
+    if answer_type in _TYPES_WITHOUT_EQUALITY:
+        raise UserError(
+            f"group reward majority_vote: no two answers of type {answer_type} are exactly equal; restrict it to other "
+            "samples by `when`"
+        )
+    votes = [_normalized_answer(rollout) for rollout in group.rollouts]
+    ranked = Counter(vote for vote in votes if vote is not None).most_common(2)
+    is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
+    winner, reason = None, "no majority"
+    if ranked and not is_tied and ranked[0][1] >= share * len(votes):
+        winner, count = ranked[0]
+        reason = f"{count} of {len(votes)} say {winner:.40}"
+    return tuple(RewardValue(float(winner is not None and vote == winner), reason) for vote in votes)
 
 
 def correct_with_tool_media(group: Group, *, correct: TermNames, threshold: float = 1.0) -> tuple[RewardValue, ...]:
-    """1 for a right response that a tool showed a picture or video, else 0.
+    """Give 1 to a correct response that a tool showed an image or video, and 0 to the others.
 
     Source: the conditional tool reward of DeepEyes (arXiv:2505.14362). Departures: none; the code's weight is 1.2.
     """
-    right = _find_correct(group, correct, threshold)
-    return tuple(
-        RewardValue(float(ok and bool(rollout.observations)), f"{len(rollout.observations)} pictures or videos shown")
-        for rollout, ok in zip(group.rollouts, right, strict=True)
-    )
+    values = []
+    for rollout, ok in zip(group.rollouts, _find_correct(group, correct, threshold), strict=True):
+        num_shown = len(rollout.observations)
+        values.append(RewardValue(float(ok and num_shown > 0), f"{num_shown} images or videos shown"))
+    return tuple(values)
 
 
 def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3) -> tuple[RewardValue, ...]:
-    """max(0, target - s) / s for a response that called a tool, s being the share of the group that did; 0 for others.
+    """Give max(0, target - s) / s to responses that called a tool, s the fraction of the group that did; 0 to others.
 
-    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for pictures and 0.25 / 1.5 for videos.
-    Departures: a call counts once a tool has answered it.
+    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for images and 0.25 / 1.5 for videos.
+    Departures: a call counts once a tool has replied to it.
     """
-    calls = [_count_tool_calls(rollout) for rollout in group.rollouts]
-    share = fmean(count > 0 for count in calls)
-    bonus = max(0.0, target - share) / share if share else 0.0
+    counts = [_count_tool_calls(rollout) for rollout in group.rollouts]
+    calling = fmean(count > 0 for count in counts)
+    bonus = max(0.0, target - calling) / calling if calling else 0.0
     return tuple(
-        RewardValue(bonus if count else 0.0, f"{count} calls, {share:.0%} of the group called") for count in calls
+        RewardValue(bonus if count else 0.0, f"{count} calls, {calling:.0%} of the group called") for count in counts
     )
 
 
 def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue, ...]:
-    """-1 for every call of a tool beyond `free`.
+    """Give -1 for every tool call beyond `free`.
 
-    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: as for `curiosity`.
+    Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: a call counts once a tool has
+    replied to it.
     """
-    calls = [_count_tool_calls(rollout) for rollout in group.rollouts]
-    return tuple(RewardValue(float(min(0, free - count)), f"{count} calls, {free} free") for count in calls)
+    counts = [_count_tool_calls(rollout) for rollout in group.rollouts]
+    return tuple(RewardValue(float(min(0, free - count)), f"{count} calls, {free} free") for count in counts)
 
 
 def _count_tool_calls(rollout: Rollout) -> int:
-    """Calls that a tool answered, with words of refusal perhaps: a reply is one, however many segments it has."""
-    return [author for author, _ in groupby(segment.author for segment in rollout.segments)].count(Author.ENVIRONMENT)
+    """Return how many calls a tool replied to, be it by refusing.
+
+    A reply with media has several segments in a row, so runs of ENVIRONMENT segments are counted.
+    """
+    runs = groupby(segment.author for segment in rollout.segments)
+    return sum(author is Author.ENVIRONMENT for author, _ in runs)
 
 
 def _add_term(score: Score, name: str, weight: float, value: RewardValue) -> Score:
     if name in score.terms:
-        raise UserError(f"two reward terms are named {name!r}; give the group term another `name`")
+        raise UserError(f"two reward terms are named {name!r}; give the group reward another `name`")
     return replace(score, terms={**score.terms, name: value}, total=score.total + weight * value.value)
 
 
@@ -242,37 +274,37 @@ def _response_lengths(group: Group) -> list[int]:
     return [rollout.num_tokens for rollout in group.rollouts]
 
 
+def _lengths_of_correct(lengths: Sequence[int], is_correct: Sequence[bool]) -> list[int]:
+    return [length for length, ok in zip(lengths, is_correct, strict=True) if ok]
+
+
 def _find_correct(group: Group, names: Sequence[str], threshold: float) -> list[bool]:
     return [_is_correct(score, names, threshold, group) for score in group.scores]
 
 
 def _is_correct(score: Score, names: Sequence[str], threshold: float, group: Group) -> bool:
+    """Return True if all named reward terms reach the threshold; `group` is for the error message."""
     for name in names:
         if name not in score.terms:
-            task = group.prompt.sample.task
-            known = ", ".join(score.terms)
             raise UserError(
-                f"a group term reads the term {name!r}, which says nothing about task {task!r}: see {known}"
+                f"a group reward reads the term {name!r}, which does not apply to task {group.prompt.sample.task!r}: "
+                f"see {', '.join(score.terms)}"
             )
     return all(score.terms[name].value >= threshold for name in names)
 
 
-def _word_ngrams(text: str, words: int) -> frozenset[tuple[str, ...]]:
-    found = _WORD.findall(text.casefold())
-    return frozenset(_sliding_windows(found, words))
+def _word_ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
+    words = _WORD.findall(text.casefold())
+    return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
-def _sliding_windows(found: Sequence[str], words: int) -> Iterator[tuple[str, ...]]:
-    return (tuple(found[i : i + words]) for i in range(len(found) - words + 1))
-
-
-def _jaccard(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> float:
-    union = len(a | b)
-    return len(a & b) / union if union else 1.0
+def _jaccard(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+    union = len(one | other)
+    return len(one & other) / union if union else 1.0
 
 
 def _normalized_answer(rollout: Rollout) -> str | None:
-    """The answer in a form that equal answers share."""
+    """Return a rollout's answer as text that is the same for equal answers; None if it could not be parsed."""
     value = rollout.answer.value
     if value is None:
         return None

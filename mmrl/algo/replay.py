@@ -46,7 +46,7 @@ class ReplaySettings:
         """Rollouts that the buffer holds."""
         return self.options.capacity or self.target_size
 
-    def derive_seed(self, purpose: str, step: int) -> int:
+    def draw_seed(self, purpose: str, step: int) -> int:
         """Return the seed of one draw of one step."""
         return derive_seed(*self.seed, "replay", purpose, step)
 
@@ -79,7 +79,17 @@ def replay_experiences(
     if options.resample_fresh:
         own = _resample(informative, state, settings)
 
-    usable, replayed = _sample_buffer(buffer, len(informative), len(own), state, settings, changed_media)
+    # Without replacement the step's own rollouts, at the end of the buffer, are trained on already.
+    num_excluded = min(len(informative), settings.capacity) if options.without_replacement else 0
+    usable, sampled = _sample_buffer(
+        buffer,
+        changed_media,
+        count=_replay_count(len(own), settings),
+        num_excluded=num_excluded,
+        seed=settings.draw_seed("memory", state.step),
+        options=options,
+    )
+    replayed = [with_staleness(experience, state.version, options.old_logprobs) for experience in sampled]
     state.replay_buffer = usable
     trained = (*own, *replayed)
     metrics = _replay_metrics(trained, replayed, usable, options)
@@ -174,33 +184,29 @@ def _resample(informative: Sequence[Experience], state: TrainingState, settings:
     """Sample the step's own rollouts by their weights, with replacement, instead of training on each once."""
     count = min(settings.target_size, len(informative))
     weights = log_weights(informative, settings.options)
-    indices = sample_indices(weights, count, settings.derive_seed("own", state.step), without_replacement=False)
+    indices = sample_indices(weights, count, settings.draw_seed("own", state.step), without_replacement=False)
     return [informative[index] for index in indices]
 
 
 def _sample_buffer(
     buffer: ReplayBuffer,
-    num_informative: int,
-    num_own: int,
-    state: TrainingState,
-    settings: ReplaySettings,
     changed_media: ChangedMediaDetector,
+    *,
+    count: int,
+    num_excluded: int,
+    seed: int,
+    options: ReplayConfig,
 ) -> tuple[ReplayBuffer, list[Experience]]:
     """Return the buffer without rollouts whose media changed, and the experiences sampled from it.
 
     Args:
-        buffer: rollouts to sample from; the last `num_informative` of them are the step's own.
-        num_informative: the step's own rollouts that have an advantage.
-        num_own: rollouts that the step trains on without replay.
-        state: for version and step.
-        settings: replay of the stage.
+        buffer: rollouts that may be replayed, oldest first.
         changed_media: builds prompts again to see whether their media are unchanged.
+        count: how many to sample; none if it is 0 or less.
+        num_excluded: rollouts at the end of the buffer that are not to be sampled.
+        seed: of this draw.
+        options: the stage's `replay` section.
     """
-    options = settings.options
-    count = _replay_count(num_own, settings)
-    seed = settings.derive_seed("memory", state.step)
-    # Without replacement the step's own rollouts, at the end of the buffer, are trained on already.
-    num_excluded = min(num_informative, settings.capacity) if options.without_replacement else 0
     # Media are checked only for what was sampled. A pass that finds a change shortens the buffer, so this ends.
     while True:
         candidates = buffer[: max(0, len(buffer) - num_excluded)]
@@ -209,7 +215,7 @@ def _sample_buffer(
         sampled = [candidates[index] for index in indices]
         changed = changed_media.find_changed_digests(experience.rollout.prompt for experience in sampled)
         if not changed:
-            return buffer, [with_staleness(e, state.version, options.old_logprobs) for e in sampled]
+            return buffer, sampled
         buffer = tuple(e for e in buffer if e.rollout.prompt.digest not in changed)
 
 

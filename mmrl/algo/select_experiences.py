@@ -32,7 +32,7 @@ class SelectionPipeline:
     """Decides what each step of an RL stage trains on; implements `ports.ExperienceSelector`."""
 
     compute_advantages: AdvantageFunction
-    """Computes the advantages of the groups that passed the filter, together, since some formulas use the whole step."""
+    """Computes the advantages of all groups that passed the filter at once: some formulas compare the whole step."""
     prompts_per_step: int = 0
     """Groups that a step trains on at most; read only with `dynamic_sampling`."""
     dynamic_sampling: DynamicSamplingConfig | None = None

@@ -1,4 +1,4 @@
-"""Metrics of the rollouts of a step: rewards, lengths, failures, and how much worse the model does without its media."""
+"""Metrics of the rollouts of a step: rewards, lengths, failures, and the gap to answers given without the media."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mmrl.benchmarks.items import COORDINATE_TYPES, Item
 from mmrl.benchmarks.report.report import JudgeSummary, ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import Unscorable, UserError
-from mmrl_datasets.readers.row_to_sample import format_choices
+from mmrl_datasets.choices import format_choices
 from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.judge import JudgeService
 

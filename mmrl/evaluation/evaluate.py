@@ -18,7 +18,7 @@ from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
 from mmrl.config import EvalConfig, load_eval_config
 from mmrl.config.schema.eval_command import LlmJudgeConfig
-from mmrl.data.load import benchmark_folders, make_media_policy
+from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
 from mmrl.evaluation.provenance import describe_generation, evaluation_identity
@@ -43,7 +43,7 @@ from mmrl.evaluation.session import (
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.rollout.factory import SamplerFactory
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.types import CoordinateSystem, DatasetContext, UserError
 from mmrl_rewards.services.judge import JudgeService

@@ -88,7 +88,9 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
             raise UserError(f"term {name!r} counts in evaluation, but its gate {gate!r} is training_only")
         ends = sorted(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
         if method != "sum" and ends[0] < 0.0:
-            raise UserError(f"combine {method}: values of term {name!r} start at {ends[0]:g}; give it transform.rescale_to")
+            raise UserError(
+                f"combine {method}: values of term {name!r} start at {ends[0]:g}; give it transform.rescale_to"
+            )
     for name, term in known.items():
         if name in (gates := list(_iter_required_terms(term, known))):
             raise UserError(f"term {name!r}: its gates lead in a circle: {' -> '.join([name, *gates])}")

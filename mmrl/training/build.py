@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mmrl.algo.advantages import compute_advantages
+from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.seeds import derive_seed
@@ -26,8 +26,10 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.data.load import DatasetLoader, DataSplits, check_demonstrations, make_dataset_context
-from mmrl.data.source import StageData
+from mmrl.data.check_stages import check_demonstrations
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader, DataSplits
+from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,
@@ -56,10 +58,11 @@ from mmrl.policy.lora import create_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler, SampleSource
-from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
@@ -143,6 +146,7 @@ class RunContext:
             run_dir=run_dir,
             ranks=ranks,
             warn=console.warn,
+            base_dir=base_dir,
         )
 
     def build_evaluator(self) -> Evaluator:
@@ -157,6 +161,7 @@ class RunContext:
             groups_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),
             tool_runner=self.tool_runner,
+            base_dir=self.base_dir,
         )
         return Evaluator(
             prompt_builder=self.processor,
@@ -179,6 +184,7 @@ class RunContext:
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,
             ranks=self.ranks,
+            base_dir=self.base_dir,
         )
         return build_pipeline(stage.rollout_steps, rollout_context)
 
@@ -242,7 +248,12 @@ class RunContext:
         phases = stage.data_order.phases if isinstance(stage.data_order, CurriculumOrderConfig) else ()
         corrected = stage.loss.rollout_correction.method != "none"
         return SelectionPipeline(
-            compute_advantages=partial(compute_advantages, options=stage.advantage, weights=weights),
+            compute_advantages=partial(
+                compute_advantages,
+                options=stage.advantage,
+                weights=weights,
+                custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
+            ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
@@ -309,6 +320,9 @@ class RunContext:
 
     def _check_rewards(self) -> None:
         """Call every reward on every sample it applies to, before training needs it."""
+        for stage in self.config.stages:
+            if isinstance(stage, RlStage):
+                load_custom_advantage(stage.advantage, self.base_dir)
         check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
@@ -333,7 +347,12 @@ class RunContext:
                 scored_terms.append(name)
         for owner in _configs_with_rollout_steps(self.config):
             check_steps(
-                owner.rollout_steps, self.processor, self.banned_token_ids, scored_terms, self.tool_runner.load_tool
+                owner.rollout_steps,
+                self.processor,
+                self.banned_token_ids,
+                scored_terms,
+                self.tool_runner.load_tool,
+                base_dir=self.base_dir,
             )
 
     def _print_overview(self) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 from mmrl.config.schema import CallbackConfig, ValidationConfig
 from mmrl.ports import MetricsLogger
 from mmrl.training.step import Callback, StepResult
 from mmrl.types import EvalRewards, RunInterrupted, TrainingState, UserError
-from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_plugin
 
 
 class StepLogger:
@@ -120,20 +119,16 @@ def load_callbacks(configs: Sequence[CallbackConfig], context: object, base_dir:
     """Make the user's callbacks; file paths in `fn` start from `base_dir`.
 
     Raises:
-        UserError: there is no such function, its options are wrong, or it returns no callback.
+        UserError: a function cannot be loaded, has another signature or other options, or returns no callback.
     """
-    return [_load_callback(config, context, base_dir) for config in configs]
-
-
-def _load_callback(config: CallbackConfig, context: object, base_dir: Path) -> Callback:
-    make: Any = load_object(config.fn, base_dir)
-    if not callable(make):
-        raise UserError(f"callbacks: {config.fn!r} is not a function of the run's context")
-    args = validate_args(f"callback {config.fn}", read_plugin_options(make, skip=1), config.args)
-    callback: Callback = make(context, **args)
-    if not callable(getattr(callback, "on_step_end", None)):
-        raise UserError(
-            f"callbacks: {config.fn!r} returned {type(callback).__name__}; it must return an object with the method "
-            "on_step_end(state, result)"
-        )
-    return callback
+    callbacks = []
+    for config in configs:
+        make = load_plugin(config.fn, base_dir, config.args, role="callback", parameters=("context",))
+        callback = make(context)
+        if not callable(getattr(callback, "on_step_end", None)):
+            raise UserError(
+                f"callback {config.fn!r} returned {type(callback).__name__}: it must return an object with a method "
+                "on_step_end(state, result)"
+            )
+        callbacks.append(callback)
+    return callbacks

@@ -65,7 +65,7 @@ CALLS_SUFFIX: Final = "/calls"
 TERM_PREFIX: Final = "reward/term/"
 TOTAL_METRIC: Final = "reward/mean"
 SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
-    ("groups/nonzero_advantage_frac", "{:.0%} of groups with an advantage"),
+    ("groups/nonzero_advantage_frac", "{:.0%} of groups informative"),
     ("replay/frac", "{:.0%} replayed"),
     ("replay/staleness_mean", "staleness {:.1f}"),
     ("replay/effective_size", "replay buffer worth {:.0f}"),

@@ -1,16 +1,26 @@
-"""The nouns: frozen data that crosses rooms. Standard library only.
+"""The nouns: frozen data that passes between packages. They need the standard library alone.
 
-A run is a chain of these, each made from the one before:
+Each is made from the one before it, by the part of the loop that is named above the arrow:
 
-    Sample ──ask──► Prompt ──answer──► Rollout ──judge──► Group ──choose──► Experience ──learn──► weights
+    Sample ──prompt──► Prompt ──rollout──► Rollout ──score──► Group ──select──► Experience ──learn──► new weights
 
-Example, one counting question on its way through the loop:
+    noun          made by                         module          holds
+    Sample        a dataset function              sample          question, media references, Target
+    Prompt        ports.PromptBuilder             rollout         the sample's tokens, grids, digest
+    Rollout       ports.RolloutPipeline           rollout         Segments of tokens, each with its Author
+    Group         ports.RewardScorer              reward          a prompt's rollouts, a Score for each
+    Experience    ports.ExperienceSelector        experience      a rollout with its advantage
+    TrainingState the loop, step by step          state           all that a checkpoint adds to weights and optimizer
+
+Beside them, `media` has references to images and videos and the coordinates in them, and `errors` what may be raised
+across packages. Example, one counting question on its way through the loop:
 
     Sample(id="count-7", task="count", parts=(ImageRef(path="7.png", sha256="ab.."), "How many red dots?"),
-           target=Target(kind=Kind.NUMBER, value=3))
-    Prompt(sample=..., ids=(5, 9, 9, ..), grids=((1, 6, 6),), resizes=(ResizeMap((48, 48), (48, 48)),), ..)
-    Rollout(prompt=..., index=0, segments=(Segment(ids=(41, 3), logps=(-0.2, -1.1), author=Author.POLICY),), ..)
-    Score(terms={"count": Term(0.0, "2, expected 3")}, total=0.0)
+           target=Target(answer_type=AnswerType.NUMBER, value=3))
+    Prompt(sample=..., token_ids=(5, 9, 9, ..), grids=((1, 6, 6),), resize_maps=(ResizeMap((48, 48), (48, 48)),), ..)
+    Segment(token_ids=(41, 3), logprobs=(-0.2, -1.1), author=Author.POLICY, version=12)
+    Rollout(prompt=..., index=0, segments=(.., ..), text="2", ..)
+    Score(terms={"count": RewardValue(0.0, "2, expected 3")}, total=0.0)
     Group(prompt=..., rollouts=(.., ..), scores=(.., ..))
     Experience(rollout=..., advantage=-0.7)
 """

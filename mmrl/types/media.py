@@ -1,4 +1,4 @@
-"""Images and videos by reference, and the coordinate systems of boxes in them."""
+"""Images and videos by reference, and the coordinate systems of boxes and points in them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import NamedTuple
 
 
 class CoordinateSystem(StrEnum):
-    """What a coordinate is measured in. x runs right, y runs down, both from the top left corner."""
+    """The units of a coordinate. x runs right and y runs down, both from the top left corner."""
 
-    PX_ORIGINAL = "px_original"
-    PX_RESIZED = "px_resized"
-    NORM_1 = "norm_1"
-    NORM_1000 = "norm_1000"
+    PX_ORIGINAL = "px_original"  # pixels of the image file
+    PX_RESIZED = "px_resized"  # pixels of what the model sees
+    NORM_1 = "norm_1"  # from 0 to 1
+    NORM_1000 = "norm_1000"  # from 0 to 1000
 
 
 class Size(NamedTuple):
-    """A picture's extent, in pixels."""
+    """Width and height of an image or frame, in pixels.
+
+    Example: `Size(width=640, height=480)`
+    """
 
     width: int
     height: int
@@ -27,32 +30,42 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeMap:
-    """How one picture was resized before the model saw it; the only converter of coordinates between frames.
+    """The resizing of one image before the model saw it; the only converter between coordinate systems.
 
-    Of a part of a picture, `original` is the part's extent and `corner` where it begins: PX_ORIGINAL counts from the
-    corner of the whole, every other frame from that of the part.
+    An image can be a crop of a larger one. Then PX_ORIGINAL counts from the corner of the larger image, and every other
+    system from the corner of the crop.
+
+    Example: `ResizeMap(Size(640, 480), Size(336, 252)).convert((320, 240), PX_ORIGINAL, NORM_1)` is `(0.5, 0.5)`.
     """
 
     original: Size
+    """Size before resizing, of the crop if it is one."""
     resized: Size
+    """Size of what the model sees."""
     offset: tuple[int, int] = (0, 0)
+    """Left and top of the crop, in pixels of the larger image."""
 
     def convert(self, values: Sequence[float], source: CoordinateSystem, target: CoordinateSystem) -> tuple[float, ...]:
-        """Convert x, y, x, y, ... from one frame to another.
+        """Convert x, y, x, y, ... from one coordinate system to another.
 
         Raises:
-            ValueError: an odd number of values.
+            ValueError: there is an odd number of values.
         """
         if len(values) % 2:
             raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
         if source == target:
             return tuple(float(value) for value in values)
-        (start, span), (other_start, other_span) = self._offset_and_extent(source), self._offset_and_extent(target)
-        places = ((i % 2, value) for i, value in enumerate(values))
-        return tuple((value - start[i]) / span[i] * other_span[i] + other_start[i] for i, value in places)
+        source_offset, source_extent = self._offset_and_extent(source)
+        target_offset, target_extent = self._offset_and_extent(target)
+        converted = []
+        for index, value in enumerate(values):
+            axis = index % 2
+            fraction = (value - source_offset[axis]) / source_extent[axis]
+            converted.append(fraction * target_extent[axis] + target_offset[axis])
+        return tuple(converted)
 
     def _offset_and_extent(self, coordinate_system: CoordinateSystem) -> tuple[tuple[int, int], tuple[float, float]]:
-        """Where the picture begins and how far it goes."""
+        """Return where the image begins and how far it reaches, as x and y of a coordinate system."""
         match coordinate_system:
             case CoordinateSystem.PX_ORIGINAL:
                 return self.offset, self.original
@@ -65,63 +78,94 @@ class ResizeMap:
 
 
 class Corruption(StrEnum):
-    """What hides a medium from a model, of which one wants to know whether it looks; its size stays."""
+    """A way to hide the content of an image or video from the model. Its size stays as it is."""
 
-    GREY = "grey"
-    NOISE = "noise"
-    SHUFFLED = "shuffled"  # the frames of a video
+    GREY = "grey"  # one grey for all pixels
+    NOISE = "noise"  # random pixels
+    SHUFFLED = "shuffled"  # a video's frames, in random order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """A picture by reference: a path and the sha256 (hex) of the file's bytes, never pixels. With `at`, the file is a
-    video (with `fps`, a folder of frames) and the picture what it shows at that second; `crop` (left, top, right,
-    bottom, in its pixels) is a part.
+    """A reference to an image. Pixels are loaded when they are needed, and never stored with a sample.
+
+    The file can be a video, of which `timestamp` chooses a frame.
+
+    Example: `ImageRef(path="7.png", sha256="ab12...")`
     """
 
     path: str
+    """Path of the image; of a video or a folder of frames where `timestamp` is set."""
     sha256: str
+    """Hash of the file's bytes, in hex. A file that no longer matches is refused."""
     corruption: Corruption | None = None
+    """How the image is hidden from the model; None shows it."""
     timestamp: float | None = None
+    """Second of the video whose frame is the image."""
     crop: tuple[int, int, int, int] | None = None
+    """Left, top, right and bottom of the part that is shown, in pixels; None for all of it."""
     fps: float | None = None
+    """Frames a second, for a path that is a folder of frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRef:
-    """A video by reference, like `ImageRef`; `start` and `end` (seconds) choose a part of it. With `fps`, the path is a
-    folder of pictures, its frames in natural order, so many a second.
+    """A reference to a video, or to a part of it.
+
+    Example: `VideoRef(path="clip.mp4", sha256="cd34...", start=2.0, end=5.5)`
     """
 
     path: str
+    """Path of the video, or of a folder of frames where `fps` is set."""
     sha256: str
+    """Hash of the file's bytes, in hex. A file that no longer matches is refused."""
     start: float | None = None
+    """Second at which the part begins; None for the video's start."""
     end: float | None = None
+    """Second at which the part ends; None for the video's end."""
     corruption: Corruption | None = None
+    """How the video is hidden from the model; None shows it."""
     fps: float | None = None
+    """Frames a second of a folder of frames, which are taken in natural order of their names."""
 
 
 MediaRef = ImageRef | VideoRef
-
+"""An image or a video."""
 
 ContentPart = str | ImageRef | VideoRef
+"""A piece of a question: text, or an image or video at its place in the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """Which media may be read: files under `roots` (resolved), and URLs of these `schemes` (http, file, data)."""
+    """Which media files may be read, and how large they may be.
+
+    Example: `MediaPolicy(roots=(Path("/data"),), schemes=("http",))`
+    """
 
     roots: tuple[Path, ...]
+    """Resolved folders that files must lie in."""
     schemes: tuple[str, ...] = ()
+    """Allowed kinds of URLs: http, file, data."""
     max_bytes: int = 50_000_000
+    """Largest image file, in bytes."""
     max_video_bytes: int = 2_000_000_000
+    """Largest video file, in bytes."""
     max_data_url_bytes: int = 10_000_000
+    """Largest image or video in a data URL, in bytes."""
 
 
 class DatasetContext(NamedTuple):
-    """Where a dataset function works: files it makes go under `work`; relative paths start from `base`."""
+    """What a dataset function is called with: folders, a seed, and which media it may name.
+
+    Example: `DatasetContext(work_dir=Path("runs/a/data"), base_dir=Path("configs"), seed=0)`
+    """
 
     work_dir: Path
+    """Folder for files that the function makes."""
     base_dir: Path
+    """Folder that relative paths start from: the config's."""
     seed: int
+    """The run's seed."""
     media_policy: MediaPolicy = MediaPolicy(roots=())
+    """Which media files may be read; by default none."""

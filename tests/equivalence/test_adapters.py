@@ -13,7 +13,8 @@ from torch import nn
 from mmrl.config.schema import LoraConfig, OptimizerConfig
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import component_of, enable_gradient_checkpointing
+from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.families import get_family
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 
@@ -73,7 +74,7 @@ def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     of = {target: set() for target in EVERYWHERE}
     for name in linear:
-        role = component_of(f"{name}.weight")
+        role = get_family(model.config).component_of(f"{name}.weight")
         part = "attention" if any(step in ("attn", "self_attn") for step in name.split(".")) else "mlp"
         of[f"{role}.{part}"].add(name)
     assert all(of.values())
@@ -99,7 +100,7 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
         assert len(factors) == (3 if lora.use_dora else 2)
         slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
-    assert {component_of(name) for name in ours} == {"vision", "projector", "language"}
+    assert {world.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
     assert difference(theirs, ours) < 1e-5
 
 

@@ -185,11 +185,11 @@ def broken(segment, how):
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("grid", UserError, "what rollout 0 was shown: the picture grids call for .* patches, there are"),
-        ("placeholder", UserError, "what rollout 0 was shown: the picture grids call for .* placeholders stand for"),
+        ("grid", UserError, "what rollout 0 was shown: the image grids call for .* patches, there are"),
+        ("placeholder", UserError, "what rollout 0 was shown: the image grids call for .* placeholders stand for"),
         ("token", UserError, r"what rollout 0 was shown: \d+ tokens, positions"),
         ("nothing shown", ValueError, "rollout 0 contains the placeholder"),
-        ("learned", ValueError, "which its sampling law bans"),
+        ("learned", ValueError, "which its sampling params ban"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(tiny, clip, how, error, message):

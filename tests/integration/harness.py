@@ -56,7 +56,7 @@ def experiment(run_dir: Path, **sections: object) -> dict[str, Any]:
         "logging": {"save_rollouts_every": 2},
         "model": {"from_scratch": TINY, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
         "data": {
-            "train": [counting("train", 12, label_miss=0.2)],
+            "train": [counting("train", 12, label_miss_prob=0.2)],
             "validation": [counting("validation", 8)],
             "test": [counting("test", 6)],
         },

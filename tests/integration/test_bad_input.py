@@ -38,7 +38,7 @@ def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
     roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
     return {
         "fn": "mmrl_datasets.readers.table:rows",
-        "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
+        "args": {"path": "rows.jsonl", "columns": roles, "answer_type": "number", "task": "count"},
     }
 
 
@@ -116,7 +116,7 @@ def raising_reward(folder: Path) -> Config:
 
 
 def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
+    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
     (folder / "mine.json").write_text(json.dumps([{**row, "from_stage": "as wished"}]))
     return raising_reward(folder)
 
@@ -153,7 +153,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
     (unknown_data_option, ["mmrl_datasets.generators.scenes:counting", "'colors'", "did you mean 'colours'"]),
     (no_reward_for_the_task, ["no reward term applies", "task 'count'"]),
-    (no_label, ["count/train/r0", "no label", "imitate: target"]),
+    (no_label, ["count/train/r0", "no label", "target_field: target"]),
     (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),
     (raising_reward, ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"]),
     (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),
@@ -207,7 +207,7 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, here: Command
 FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so many bytes
     "the second checkpoint's weights": ("mmrl.checkpoint.manager:write_part", 2, 60_000, "checkpoints/00-000006"),
     "the second checkpoint's optimizer": ("mmrl.checkpoint.manager:write_part", 2, 160_000, "checkpoints/00-000006"),
-    "the export": ("mmrl.checkpoint:export_hf", 2, 60_000, "model"),
+    "the export": ("mmrl.checkpoint:export_hf_folder", 2, 60_000, "model"),
 }
 
 

@@ -188,5 +188,5 @@ def test_one_process_alone_takes_a_benchmark(
         monkeypatch.setenv(name, value)
     done = here("eval", whole, "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "mmrl eval is done by one process, and a launcher has started 2; start it alone" in done.errors
+    assert "mmrl eval works in one process, and a launcher has started 2; start it alone" in done.errors
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,8 @@ import torch
 
 from mmrl.answer import ResponseFormat
 from mmrl.learner.micro_batches import pack_micro_batches
-from mmrl.policy.batch import Placeholders, PrefixGroup, PromptTensors, collate, collate_prompts, group_by_prompt
+from mmrl.policy.batch import PrefixGroup, collate, collate_prompts, group_by_prompt
+from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
 from mmrl.types import (
     AnswerType,
     Author,
@@ -220,14 +221,14 @@ class Short(Feed):
 @pytest.mark.parametrize(
     ("asked", "feed", "message"),
     [
-        (replace(A, grids=((1, 2, 2),)), Feed(), "picture grids call for 4 patches, there are 1, and 1 placeholders"),
-        (replace(A, token_ids=(1, 2)), Feed(), "picture grids call for 1 patches, there are 0, and 0 placeholders"),
+        (replace(A, grids=((1, 2, 2),)), Feed(), "image grids call for 4 patches, there are 1, and 1 placeholders"),
+        (replace(A, token_ids=(1, 2)), Feed(), "image grids call for 1 patches, there are 0, and 0 placeholders"),
         (
             replace(A, token_ids=(1, IMAGE, VIDEO)),
             Feed(),
             "video grids call for 0 patches, there are 1, and 1 placeholders",
         ),
-        (A, Short(patches=1), "picture grids call for 1 patches, there are 0, and 1 placeholders"),
+        (A, Short(patches=1), "image grids call for 1 patches, there are 0, and 1 placeholders"),
         (A, Short(positions=1), r"3 tokens, positions \[3, 4\]"),
     ],
 )
@@ -259,5 +260,5 @@ def test_a_banned_token_is_refused_where_it_would_be_learned():
     law = replace(LAW, banned_token_ids=(14,))
     forced = experience(A, (Author.POLICY, (11,)), (Author.FORCED, (14,)), law=law)
     assert packed([forced]).target_ids_N.tolist() == [11]
-    with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling law bans"):
+    with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling params ban"):
         packed([experience(A, (Author.POLICY, (11, 14)), law=law)])

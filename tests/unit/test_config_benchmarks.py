@@ -33,7 +33,10 @@ def test_explain_says_when_each_is_taken(tmp_path):
 def test_several_greedy_responses_are_refused(tmp_path):
     path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.responses_per_question=4"
     said = refused(path, greedy)
-    assert "benchmark 'mathvista': all 4 responses to a question are the same at temperature 0; set its temperature" in said
+    assert (
+        "benchmark 'mathvista': all 4 responses to a question are the same at temperature 0; set its temperature"
+        in said
+    )
     assert (
         load_config(path, [greedy, "evaluation.temperature=1"]).config.evaluation.benchmarks[0].responses_per_question
         == 4

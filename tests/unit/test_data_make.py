@@ -25,7 +25,7 @@ from mmrl_datasets.readers import table
 
 GENERATORS = [
     *(scenes.counting, scenes.grounding, scenes.digits, printed_text.text, multiple_choice.shapes, charts.charts),
-    *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.blinks, shape_videos.presence),
+    *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span),
 ]
 
 
@@ -131,8 +131,8 @@ def test_what_is_interrupted_leaves_nothing(here):
 
 def test_names_that_are_no_dataset_are_refused(here, capsys):
     assert main(["data", "make", "mmrl_datasets.generators.scenes:Dice", "--out", "a"]) == 2
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:GREY", "--out", "a"]) == 2
-    assert "'mmrl_datasets.generators.scenes:GREY' is not a function" in capsys.readouterr().err
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:UNCLEAR_LABEL", "--out", "a"]) == 2
+    assert "'mmrl_datasets.generators.scenes:UNCLEAR_LABEL' is not a function" in capsys.readouterr().err
     assert main(["data", "make", "mmrl_datasets.generators.scenes:counts", "--out", "a"]) == 2
     assert list(here.iterdir()) == []
 
@@ -182,7 +182,7 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
     [
         ([], "there is not one sample"),
         ([RejectedRow("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
-        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, kind or frame"),
+        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, answer type or coordinates"),
         (
             [sample(), sample(id="meter/train/2", target=Target(answer_type=AnswerType.TEXT, value="3"))],
             "differ in task",

@@ -14,18 +14,10 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.ranks import (
-    MediaPlacement,
-    RankShard,
-    SharedDemonstrationLearner,
-    SharedDemonstrationTools,
-    SingleProcess,
-    measure_across_ranks,
-    rank_slice,
-)
+from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
+from mmrl.distributed.sharing import SharedDemonstrationTools, count_dropped_samples, measure_across_ranks
 from mmrl.distributed.torch_ranks import Heartbeat
-from mmrl.learner.deal import assign_to_ranks, rank_micro_batches
-from mmrl.learner.dummy_media import add_dummy_media, dummy_batch
+from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
@@ -88,9 +80,9 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():
-    lessons = SharedDemonstrationLearner(learner=None, ranks=Nobody(0, 2), placement=MediaPlacement(), requested=4)
-    with pytest.raises(UserError, match="not one of the 4 samples of this round can be used, on any rank"):
-        lessons.step([], step=0)
+    with pytest.raises(UserError, match="none of the 4 samples of this round can be used on any rank"):
+        count_dropped_samples(4, 0, Nobody(0, 2))
+    assert count_dropped_samples(4, 1, Rank(0, 2, (2,))) == {"data/dropped": 1.0}
 
 
 def test_calls_of_demonstrations_are_counted_over_all_ranks():
@@ -164,7 +156,7 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
     assert [len(digests(own)) for own in crowded] == [2, 2]
 
 
-def test_rounds_are_side_by_side_and_know_what_others_see(groups):
+def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     image, _, text, video, _ = groups
     homes = MediaPlacement()
     homes.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)

@@ -226,7 +226,7 @@ def test_texts_vote_as_they_are_compared():
 
 
 def test_places_do_not_vote():
-    with pytest.raises(UserError, match="no two answers of kind box"):
+    with pytest.raises(UserError, match="no two answers of type box"):
         majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=AnswerType.BOX))
 
 

@@ -30,12 +30,12 @@ def test_coefficients_and_maximum_are_found_again(tool, seed):
     truth = rng.normal(size=6)
     shares = rng.dirichlet(np.ones(3), size=12)
     scores = tool.quadratic_features(shares) @ truth
-    found = tool.resize_image(shares, scores)
+    found = tool.fit(shares, scores)
     assert found == pytest.approx(truth, abs=1e-8)
-    assert tool.left_out(shares, scores) == pytest.approx(scores, abs=1e-6)
+    assert tool.leave_one_out_predictions(shares, scores) == pytest.approx(scores, abs=1e-6)
     everywhere = grid(3)
     greatest = (tool.quadratic_features(everywhere) @ truth).max()
-    at_best = (tool.quadratic_features(tool.best(found, 3)[None]) @ truth).item()
+    at_best = (tool.quadratic_features(tool.best_shares(found, 3)[None]) @ truth).item()
     assert greatest - 1e-6 <= at_best <= greatest + 0.01
 
 
@@ -45,7 +45,7 @@ def test_any_quadratic_on_the_simplex_is_one_of_these(tool):
     a, b, c = rng.normal(), rng.normal(size=3), rng.normal(size=(3, 3))
     shares = rng.dirichlet(np.ones(3), size=15)
     scores = a + shares @ b + np.einsum("ni,ij,nj->n", shares, c, shares)
-    assert tool.quadratic_features(shares) @ tool.resize_image(shares, scores) == pytest.approx(scores)
+    assert tool.quadratic_features(shares) @ tool.fit(shares, scores) == pytest.approx(scores)
 
 
 def test_what_is_left_out_is_predicted_by_the_others(tool):
@@ -54,8 +54,8 @@ def test_what_is_left_out_is_predicted_by_the_others(tool):
     slow = []
     for k in range(7):
         kept = np.arange(7) != k
-        slow.append((tool.quadratic_features(shares[k : k + 1]) @ tool.resize_image(shares[kept], scores[kept])).item())
-    assert tool.left_out(shares, scores) == pytest.approx(slow)
+        slow.append((tool.quadratic_features(shares[k : k + 1]) @ tool.fit(shares[kept], scores[kept])).item())
+    assert tool.leave_one_out_predictions(shares, scores) == pytest.approx(slow)
 
 
 def test_projection_is_the_nearest_point(tool):

@@ -117,7 +117,7 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
         ("loss.entropy={coef: 0.01, schedule: cosine}", [" - 0.01 · H", "its weight falls to 0 (cosine)"]),
         (
             "loss.sft_loss={coef: 0.05}",
-            [" + 0.05 · NLL", "over what it wrote after a trigger in responses that then"],
+            [" + 0.05 · NLL", "over the policy's tokens after a trigger, in responses that then"],
         ),
         (
             "advantage={difficulty_weight: {term: acc, max_weight: 1.8}}",
@@ -138,11 +138,11 @@ def test_explain_writes_every_option(tmp_path, override, formulas):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("{}", "π_ref is the stage's start, frozen"),
+        ("{}", "π_ref is the policy at the stage's start, frozen"),
         ("{update: ema, ema_decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
         (
             "{update: reset, update_every: 200, reset_optimizer: true}",
-            "π_ref is π itself, taken anew every 200 steps, the optimizer's moments forgotten",
+            "π_ref is π itself, copied every 200 steps, the optimizer's moments cleared",
         ),
     ],
 )
@@ -155,8 +155,8 @@ def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
     ("rewards", "said"),
     [
         ("{combine: min, terms: [{fn: a:b}]}", "rewards.combine 'min' does not"),
-        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "a:b has a gate, a transform or a schedule"),
-        ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has a gate, a transform or a schedule"),
+        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "a:b has a schedule, which"),
+        ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has `requires` or a transform, which"),
     ],
 )
 def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):
@@ -198,7 +198,7 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
         ),
         (
             "replay={fill: fraction, target_fraction: 0.25}",
-            ["25% of what is learned, from", "but for replayed rollouts"],
+            ["25% of what is trained on, from", "but for replayed rollouts"],
         ),
         ("replay={old_logprobs: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
         (
@@ -207,7 +207,7 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
         ),
         (
             "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
-            ["up to 3 rounds of prompts until 16 groups pass; more are learned in the next step"],
+            ["up to 3 rounds of prompts until 16 groups pass; extra groups are trained on in the next step"],
         ),
         ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
     ],

@@ -17,9 +17,10 @@ from mmrl.algo.step_metrics import blind_gaps
 from mmrl.config.schema import BlindProbeConfig, GenerateConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.blind_probe import BlindProbe
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import (
     Author,

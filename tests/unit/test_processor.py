@@ -168,7 +168,7 @@ def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny,
         "0" * 64
     }
     assert said[1].endswith(
-        "its media changed while the run was using them; its rollouts of earlier steps are forgotten"
+        "its media changed while the run was using them; its rollouts of earlier steps are dropped"
     )
 
 

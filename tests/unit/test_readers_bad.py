@@ -22,7 +22,7 @@ def place(tmp_path):
 
 def read(place, name, content, **options):
     (place.base_dir / name).write_bytes(content)
-    return list(table.rows(place, **({"path": name, "columns": COLUMNS, "kind": "text"} | options)))
+    return list(table.rows(place, **({"path": name, "columns": COLUMNS, "answer_type": "text"} | options)))
 
 
 # Encodings
@@ -81,12 +81,12 @@ def test_a_file_without_rows_is_refused(place, name, content):
     "value", [None, 3, 2.5, True, [], ["a"], {}, {"a": 1}, "", " ", "\ud800", float("nan"), 10**400]
 )
 @pytest.mark.parametrize(
-    "role", ["question", "answer", "images", "videos", "choices", "label", "thought", "medium", "id"]
+    "role", ["question", "answer", "images", "videos", "choices", "label", "thinking", "media_index", "id"]
 )
 def test_a_value_of_any_type_in_any_role_makes_a_sample_or_a_reject(place, role, value):
     columns = {"question": "q", "answer": "a", role: "x"}
     row = {"q": "?", "a": "A", "x": value}
-    results = read(place, "a.jsonl", json.dumps(row).encode(), columns=columns, kind="choice")
+    results = read(place, "a.jsonl", json.dumps(row).encode(), columns=columns, answer_type="choice")
     assert [type(result) for result in results] in ([Sample], [RejectedRow])
 
 
@@ -112,9 +112,11 @@ def everything(place, name):
     match name:
         case "t.jsonl":
             columns = {"question": "{{ q }} {{ c[0] }}", "answer": "c", "images": "i"}
-            return table.rows(place, path=name, columns=columns, kind="box", frame="px_original")
+            return table.rows(place, path=name, columns=columns, answer_type="box", coordinates="px_original")
         case "c.json":
-            return chat.rows(place, path=name, columns={"turns": "talk", "images": "image", "id": "id"}, kind="number")
+            return chat.rows(
+                place, path=name, columns={"turns": "talk", "images": "image", "id": "id"}, answer_type="number"
+            )
         case "b.tsv":
             return vlmevalkit.rows(place, path=name)
         case "coco.json":

@@ -12,9 +12,10 @@ from scoring import judge_of, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import GenerateConfig, RethinkConfig, RethinkTriggerConfig
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, count_tokens_before, tokenize_trigger
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import AnswerType, Author, FinishReason, RolloutBatch, Segment, UserError
 from mmrl_rewards.contract import reward

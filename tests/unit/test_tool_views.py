@@ -20,9 +20,10 @@ from mmrl.config.schema import GenerateConfig, MediaLimitsConfig, ToolConfig, To
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.unpatchify import unpatchify
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import frames, passage, zoom
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, CoordinateSystem, FinishReason, ImageRef, MediaPolicy, Rollout, UserError, VideoRef
 

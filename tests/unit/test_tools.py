@@ -13,9 +13,10 @@ import pytest
 from scoring import COUNT, judge_of, term
 
 from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import check_answer, search
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
 from mmrl_rewards.contract import reward
@@ -216,9 +217,9 @@ def test_a_truncated_call_is_none(world, workshop):
     ("line", "complaint"),
     [
         ({"fn": "./mine.py:treble"}, "has no 'treble'"),
-        ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool double has no option 'tims'; did you mean 'times'"),
-        ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool double, option 'times' = '3'"),
-        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool search needs the option 'url'"),
+        ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool './mine.py:double' has no option 'tims'; did you mean 'times'"),
+        ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool './mine.py:double', option 'times' = '3'"),
+        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool 'mmrl.rollout.tools.builtin:search' needs the option 'url'"),
     ],
 )
 def test_tools_that_are_none_are_refused(base, line, complaint):

@@ -17,7 +17,7 @@ from mmrl.config import explain, load_config
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
 from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 
@@ -143,7 +143,7 @@ def test_a_call_that_nothing_follows_is_not_answered(world, traces):
     ("text", "message"),
     [
         (call("crash") + ANSWER, "call 1 of its response: The tool failed: RuntimeError: out of order"),
-        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond turns=2 of step tools"),
+        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond max_turns=2 of step tools"),
     ],
 )
 def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, message):
@@ -153,7 +153,7 @@ def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, mess
 
 def test_too_long_a_demonstration_is_refused_by_name(world, traces):
     short = replace(traces.executor, options=traces.executor.options.model_copy(update={"max_total_tokens": 8}))
-    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_tokens=8"):
+    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_total_tokens=8"):
         replace(traces, executor=short).complete(demonstrated(world, ZOOM + ANSWER))
 
 

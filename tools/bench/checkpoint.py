@@ -31,6 +31,7 @@ from results import add_json_option, write_results
 
 from mmrl.cli import main as mmrl_command
 from mmrl.training.callbacks import PeriodicCheckpointer
+from mmrl.training.step import StepResult
 from mmrl.types import TrainingState
 
 STEPS_CONFIG = Path(__file__).with_name("steps.yaml")
@@ -58,19 +59,19 @@ CostsByMode = Mapping[str, list[dict[str, StepCosts]]]
 def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
     """Train with checkpoints as `mode` says; the costs by stage."""
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
-    keep = PeriodicCheckpointer.save
+    save_if_due = PeriodicCheckpointer.on_step_end
 
-    def timed(saver: PeriodicCheckpointer, state: TrainingState) -> None:
+    def timed(callback: PeriodicCheckpointer, state: TrainingState, result: StepResult) -> None:
         start = clock()
-        keep(saver, state)
+        save_if_due(callback, state, result)
         spans.append((state.stage_index, start, clock()))
 
     lengths = [f"stages.{stage}.steps={steps}" for stage in STAGES]
-    PeriodicCheckpointer.save = timed  # type: ignore[method-assign]
+    PeriodicCheckpointer.on_step_end = timed  # type: ignore[method-assign]
     try:
         code = mmrl_command(["train", str(STEPS_CONFIG), *lengths, *CHECKPOINT_MODES[mode], "--run-dir", str(folder)])
     finally:
-        PeriodicCheckpointer.save = keep  # type: ignore[method-assign]
+        PeriodicCheckpointer.on_step_end = save_if_due  # type: ignore[method-assign]
     if code:
         sys.exit(code)
     found = {}

@@ -228,7 +228,7 @@ def read_rollouts(folder: Path) -> list[Rollout]:
 def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     """Our config; what it does not say is the default."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
-    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
+    table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch_groups": 1}
     return {
         "run": {"name": "bench", "cpu_threads": 1},

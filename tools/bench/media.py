@@ -192,7 +192,7 @@ def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
 def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
     """The timings of a run's steps but the first, which nobody can work ahead of."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
-    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
+    table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     config = {
         "run": {"name": name, "dir": str(folder / name), "cpu_threads": 1},
         "model": {"from_scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},

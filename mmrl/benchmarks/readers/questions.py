@@ -33,11 +33,12 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
 from mmrl_datasets.readers import coco
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, format_choices, insert_media, split_at_placeholders
+from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, insert_media, split_at_placeholders
 
 PROMPT_ANSWER_TYPES: Final[Mapping[ItemAnswerType, AnswerType]] = MappingProxyType(
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -127,6 +127,15 @@ class LoraConfig(StrictModel):
         )
 
 
+class ModelFamilyConfig(StrictModel):
+    """A model family of the user's own (docs/extending/model_family.md)."""
+
+    fn: str
+    """`module:function` or `./file.py:function`; returns a `ModelFamily`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
 class ModelConfig(StrictModel):
     """The policy."""
 
@@ -134,6 +143,9 @@ class ModelConfig(StrictModel):
     """A local folder or a hub id. Exactly one of `path` and `from_scratch` is set."""
     from_scratch: FromScratchConfig | None = None
     """A from-scratch model. Exactly one of `path` and `from_scratch` is set."""
+    family: ModelFamilyConfig | None = None
+    """The family of the model at `path` where it is not one of ours: names of components, chat tokens, resize rule and
+    position ids."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -161,6 +173,10 @@ class ModelConfig(StrictModel):
     def _check_one_source(self) -> ModelConfig:
         if (self.path is None) == (self.from_scratch is None):
             raise ValueError("set exactly one of `path` (a folder or hub id) and `from_scratch` (a tiny new model)")
+        if self.family is not None and self.from_scratch is not None:
+            raise ValueError(
+                "`family` describes a model that `path` names; a model from scratch has `from_scratch.family`"
+            )
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
         return self

@@ -5,7 +5,7 @@ In formulas i counts the responses of a step, t the tokens of one response.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -51,15 +51,38 @@ class AdvantageConfig(StrictModel):
     """Then set to 0 those more than this many standard deviations from the step's mean (StableReinforce)."""
     difficulty_weight: DifficultyWeightConfig | None = None
     """Then weight groups by the policy's uncertainty about them (Observe-R1)."""
+    fn: str | None = None
+    """A function in place of `combine`, `baseline` and `scale`: `package.module:function` or `./file.py:function`. It
+    gets one group's total rewards and reward terms, and returns an advantage for each rollout."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of that function."""
+
+    @model_validator(mode="after")
+    def _check_fn(self) -> AdvantageConfig:
+        if self.fn is None and self.args:
+            raise ValueError("`args` are the options of `fn`; set `fn`, or take them out")
+        replaced = {"combine": "total", "baseline": "group_mean", "scale": "group_std"}
+        for name, default in replaced.items():
+            if self.fn is not None and getattr(self, name) != default:
+                raise ValueError(
+                    f"`fn` computes the advantages, so `{name}: {getattr(self, name)}` would have no effect; take it "
+                    "out, or an `algorithm` that sets it"
+                )
+        return self
 
     @property
     def compares_within_group(self) -> bool:
-        """True if an advantage depends on the other rollouts of its group."""
-        return self.baseline in ("group_mean", "leave_one_out") or self.scale == "group_std"
+        """True if an advantage depends on the other rollouts of its group. A function of the user's own may."""
+        return self.fn is None and (self.baseline in ("group_mean", "leave_one_out") or self.scale == "group_std")
 
     def describe(self, group_size: int) -> str:
         """Return the steps from rewards to advantages, a line each."""
-        lines = [self._describe_formula(f"over the {group_size} rollouts of one prompt")]
+        if self.fn is not None:
+            options = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
+            formula = f"A = {self.fn}({options}), of the total rewards and reward terms over the {group_size} rollouts"
+        else:
+            formula = self._describe_formula(f"over the {group_size} rollouts of one prompt")
+        lines = [formula]
         if self.combine == "per_term":
             lines.append("for each reward term by itself, its value as R; then A_i is their sum by weight")
         if self.batch_normalize:

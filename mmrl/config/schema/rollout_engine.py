@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt, StrictModel
+from mmrl.config.schema.custom_rollouts import CustomEngineConfig, find_engine_form
+
+EngineChoice = Annotated[
+    Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
+    Discriminator(find_engine_form),
+]
 
 
 class VllmConfig(StrictModel):
@@ -70,9 +76,10 @@ class LogprobCheckConfig(StrictModel):
 class RolloutConfig(StrictModel):
     """The engine that generates rollouts, in training and evaluation."""
 
-    engine: Literal["hf", "vllm", "vllm_server"] = "hf"
-    """`hf`: transformers, with the learner's own weights. `vllm`: an engine in this process, which takes turns with the
-    learner. `vllm_server`: engines in processes of their own, on this machine or others."""
+    engine: EngineChoice = "hf"
+    """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
+    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
+    of the user's own, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
     """Options of a vLLM engine."""
     server: VllmServerConfig = VllmServerConfig()
@@ -85,3 +92,8 @@ class RolloutConfig(StrictModel):
         if self.engine == "vllm" and self.vllm.tensor_parallel_size > 1:
             raise ValueError("`vllm.tensor_parallel_size` is for the engine vllm_server; `vllm` uses one GPU")
         return self
+
+    @property
+    def engine_name(self) -> str:
+        """The engine in a word: its name, or the function that makes one of the user's own."""
+        return self.engine.fn if isinstance(self.engine, CustomEngineConfig) else self.engine

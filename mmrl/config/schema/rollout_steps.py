@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from mmrl.config.schema.base import (
     Fraction,
@@ -16,6 +16,7 @@ from mmrl.config.schema.base import (
     StrictModel,
     find_duplicate,
 )
+from mmrl.config.schema.custom_rollouts import CustomStepConfig, find_step_kind
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
 RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -344,7 +345,12 @@ class BlindProbeConfig(StrictModel):
 
 
 RolloutStepConfig = Annotated[
-    GenerateConfig | RethinkConfig | ToolsConfig | BlindProbeConfig, Field(discriminator="kind")
+    Annotated[GenerateConfig, Tag("generate")]
+    | Annotated[RethinkConfig, Tag("rethink")]
+    | Annotated[ToolsConfig, Tag("tools")]
+    | Annotated[BlindProbeConfig, Tag("probe")]
+    | Annotated[CustomStepConfig, Tag("custom")],
+    Discriminator(find_step_kind),
 ]
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
@@ -357,6 +363,8 @@ def step_name(step: RolloutStepConfig) -> str:
             return step.name or step.corruption
         case RethinkConfig() | ToolsConfig():
             return step.name
+        case CustomStepConfig():
+            return step.name or step.fn.rpartition(":")[2]
         case GenerateConfig():
             return ""
 

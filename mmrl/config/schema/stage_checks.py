@@ -74,9 +74,7 @@ def _check_data(stage: AnyStage, data: DataConfig) -> None:
             return
         case SampleStage():
             if stage.from_stage is None and data.streaming:
-                raise ValueError(
-                    f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end"
-                )
+                raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
         case SftStage() | RlStage():
             _check_mixture_source(stage)
             if stage.when and stage.from_stage is None:

@@ -58,7 +58,7 @@ def columns_of(mask):
 
 def height_to_value(image, row):
     """A value on the axis, by the labelled lines: the base has most ink, and lines stand 2 steps apart."""
-    (base,) = rows_of(image, charts.INK_COLOR, 60)
+    (base,) = rows_of(image, charts.CHART_INK, 60)
     lines = rows_of(image, charts.GRID_COLOR, 30)
     pitch = (base - lines[0]) / len(lines)
     return round((base - row) / pitch * 2) * STEP
@@ -86,10 +86,10 @@ def slices(image):
 
 def label_is(image, centre, name):
     """Whether the name stands below the axis, in the middle of its column."""
-    (base,) = rows_of(image, charts.INK_COLOR, 60)
-    sheet = Image.new("RGB", (image.shape[1], image.shape[0]), charts.PAPER_COLOR)
+    (base,) = rows_of(image, charts.CHART_INK, 60)
+    sheet = Image.new("RGB", (image.shape[1], image.shape[0]), charts.CHART_BACKGROUND)
     font = ImageFont.load_default(size=charts.FONT_PX)
-    ImageDraw.Draw(sheet).text((centre, base + 3), name, fill=charts.INK_COLOR, font=font, anchor="mt")
+    ImageDraw.Draw(sheet).text((centre, base + 3), name, fill=charts.CHART_INK, font=font, anchor="mt")
     window = np.s_[base + 2 :, int(centre) - 10 : int(centre) + 11]
     return (np.asarray(sheet)[window] == image[window]).all()
 
@@ -154,7 +154,7 @@ def test_a_chart_says_what_kind_of_answer_it_has(ask, kind, place):
 
 def test_the_smallest_step_that_is_let_through_can_be_seen(place):
     for sample in charts.charts(place, split="train", size=10, step=2, max_value=50, image_px=128):
-        (base,) = rows_of(pixels(sample.images[0]), charts.INK_COLOR, 60)
+        (base,) = rows_of(pixels(sample.images[0]), charts.CHART_INK, 60)
         _, heights = zip(*bars_in_pixels(pixels(sample.images[0]), base), strict=True)
         values = [entry["value"] for entry in sample.meta["values"]]
         assert np.argsort(heights).tolist() == np.argsort(values).tolist()
@@ -178,7 +178,7 @@ def frames_of(sample):
 
 def track(sample):
     """Where the thing that is asked about stands in each frame, as the middle of its colour; None where it is not."""
-    colour = next(name for name in shape_videos.COLOURS if f" {name} " in sample.parts[-1])
+    colour = next(name for name in shape_videos.SHAPE_COLOURS if f" {name} " in sample.parts[-1])
     middles = []
     for frame in frames_of(sample):
         rows, columns = np.nonzero(np.abs(frame - COLOURS[colour]).sum(axis=-1) < 120)
@@ -202,7 +202,7 @@ def test_the_shape_moves_the_way_it_is_said_to(diagonals, place):
 
 def test_the_shape_appears_as_often_as_it_is_said_to(place):
     counts = []
-    for sample in shape_videos.blinks(place, split="train", size=45, background=0.0):
+    for sample in shape_videos.appearance_count(place, split="train", size=45, background=0.0):
         visible = [middle is not None for middle in track(sample)]
         assert not visible[0]
         assert sum(b and not a for a, b in itertools.pairwise(visible)) == sample.target.value
@@ -212,7 +212,7 @@ def test_the_shape_appears_as_often_as_it_is_said_to(place):
 
 @pytest.mark.parametrize("fps", [2, 4])
 def test_the_shape_is_visible_when_it_is_said_to_be(fps, place):
-    for sample in shape_videos.presence(place, split="train", size=20, background=0.0, fps=fps, image_px=50):
+    for sample in shape_videos.visible_span(place, split="train", size=20, background=0.0, fps=fps, image_px=50):
         visible = [i / fps for i, middle in enumerate(track(sample)) if middle is not None]
         assert sample.target.value == (visible[0], visible[-1] + 1 / fps)
         assert len(visible) / fps == visible[-1] + 1 / fps - visible[0]
@@ -224,13 +224,13 @@ def test_answers_of_clips_are_flat(place):
     assert is_flat([sample.target.value for sample in ways], "ABCD")
     assert is_flat([chosen(sample) for sample in ways], ("left", "right", "up", "down"))
     spans = [(a / 2, b / 2) for a, b in itertools.combinations(range(5), 2)]
-    assert is_flat([sample.target.value for sample in shape_videos.presence(place, size=200, **small)], spans)
+    assert is_flat([sample.target.value for sample in shape_videos.visible_span(place, size=200, **small)], spans)
 
 
-@pytest.mark.parametrize("generate", [shape_videos.direction, shape_videos.blinks, shape_videos.presence])
+@pytest.mark.parametrize("generate", [shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span])
 def test_no_composition_is_in_two_splits(generate, place):
     small = {"image_px": 32, "frames": 4, "distractors": 0}
-    small |= {"max_count": 1} if generate is shape_videos.blinks else {}
+    small |= {"max_count": 1} if generate is shape_videos.appearance_count else {}
     seen = {
         split: {repr(sample.meta) for sample in generate(place, split=split, size=size, **small)}
         for split, size in [("train", 150), ("validation", 50), ("test", 50)]
@@ -241,7 +241,7 @@ def test_no_composition_is_in_two_splits(generate, place):
 
 @pytest.mark.parametrize(("frames", "fps", "side"), [(8, 2, 64), (16, 4, 96), (6, 3, 32), (12, 2, 48)])
 def test_a_model_sees_every_frame_at_its_own_rate(frames, fps, side, place):
-    (sample,) = shape_videos.presence(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
+    (sample,) = shape_videos.visible_span(place, split="test", size=1, frames=frames, fps=fps, image_px=side)
     store = MediaCache(MediaPolicy(roots=(place.work_dir,)), MediaLimitsConfig(), max_bytes=0)
     small = VideoConfig(fps=fps, min_pixels=28 * 28, max_pixels=128 * 128)
     clip = store.read_video(sample.media[0], FrameSampling(video=small, patch_size=14))

@@ -37,7 +37,7 @@ def test_no_names_no_streams():
 def test_another_bit_generator_is_not_begun_from_a_state_that_is_not_its_own():
     (stream,) = make_rngs(0, ["a"])
     seed = stream.bit_generator.seed_seq
-    with pytest.raises(ValueError, match="not of 624"):
+    with pytest.raises(ValueError, match="not 624"):
         np.random.MT19937(seed)
-    with pytest.raises(ValueError, match="not of 8"):
+    with pytest.raises(ValueError, match="not 8"):
         seed.generate_state(8, np.uint64)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from mmrl.answer import ResponseFormat, parse_answer_value
 from mmrl.answer.tool_calls import find_final_call, split_turns
 from mmrl.types import AnswerType, DatasetContext, UserError
-from mmrl_datasets.generators.tiny_digits import CORNERS, corners
+from mmrl_datasets.generators.tiny_digits import CORNERS, corner_digits
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def place(tmp_path):
 
 
 def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
-    for sample in corners(place, split="train", size=20):
+    for sample in corner_digits(place, split="train", size=20):
         asked = CORNERS.index(sample.meta["asked"])
         x1, y1, x2, y2 = sample.meta["things"][asked]["box"]
         assert (x1 + x2 > 192, y1 + y2 > 192) == ("right" in CORNERS[asked], "bottom" in CORNERS[asked])
@@ -34,7 +34,7 @@ def test_the_answer_is_the_digit_of_the_corner_that_is_asked_for(place):
 @pytest.mark.parametrize(("image_px", "digit_px"), [(192, 12), (240, 9), (96, 12)])
 def test_a_demonstration_says_what_it_was_shown(place, image_px, digit_px):
     """The whole digit lies within the box that is looked at, measured on the picture as the model sees it."""
-    for sample in corners(place, split="train", size=20, image_px=image_px, digit_px=digit_px, confused=1.0):
+    for sample in corner_digits(place, split="train", size=20, image_px=image_px, digit_px=digit_px, mislabel_prob=1.0):
         (_, said), (_, answer) = split_turns(sample.response)
         call = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(said))
         looked = sample.meta["things"][CORNERS.index(sample.meta["looked"])]
@@ -46,8 +46,8 @@ def test_a_demonstration_says_what_it_was_shown(place, image_px, digit_px):
 
 
 def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):
-    def seen(confused):
-        made = list(corners(place, split="train", size=200, confused=confused))
+    def seen(mislabel_prob):
+        made = list(corner_digits(place, split="train", size=200, mislabel_prob=mislabel_prob))
         for sample in made:
             asked, looked = (sample.meta[which].split() for which in ("asked", "looked"))
             assert asked[0] == looked[0]  # top or bottom
@@ -60,27 +60,27 @@ def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):
 def test_pictures_and_questions_do_not_depend_on_who_answers(place):
     def asked(size=4, **options):
         return [
-            (s.id, s.parts, s.target) for s in islice(corners(place, split="test", size=size, seed=1, **options), 4)
+            (s.id, s.parts, s.target) for s in islice(corner_digits(place, split="test", size=size, seed=1, **options), 4)
         ]
 
-    assert asked(confused=1.0, seen_px=96) == asked() == asked(size=None)
+    assert asked(mislabel_prob=1.0, resized_px=96) == asked() == asked(size=None)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"confused": 1.5}, "confused=1.5 must lie between 0 and 1"),
+        ({"mislabel_prob": 1.5}, "mislabel_prob=1.5 must lie between 0 and 1"),
         ({"image_px": 90}, "image_px=90 must be at least 96"),
-        ({"seen_px": 0}, "seen_px=0 must be at least 1"),
+        ({"resized_px": 0}, "resized_px=0 must be at least 1"),
         ({"split": "dev"}, "dev"),
     ],
 )
 def test_impossible_options_are_refused(options, message, place):
     with pytest.raises(UserError, match=message):
-        next(corners(place, **{"split": "train", "size": 1, **options}))
+        next(corner_digits(place, **{"split": "train", "size": 1, **options}))
 
 
 def test_the_yaml_of_the_card_makes_samples(place):
-    card = (ROOT / "datasets/cards/fine_print.md").read_text(encoding="utf-8")
+    card = (ROOT / "datasets/cards/tiny_digits.md").read_text(encoding="utf-8")
     args = YAML(typ="safe").load(card.split("```yaml\n")[1].split("```")[0])["args"]
-    assert len(list(corners(place, **args | {"size": 2}))) == 2
+    assert len(list(corner_digits(place, **args | {"size": 2}))) == 2

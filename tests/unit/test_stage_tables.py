@@ -12,11 +12,11 @@ from mmrl_datasets.export import sample_columns, write_table
 from mmrl_datasets.generators import scenes
 from mmrl_datasets.readers import table
 
-COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response")
+COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thinking", "response")
 READ = {
-    "columns": {name: name for name in (*COLUMNS, "medium")},
-    "kind": "{{ kind }}",
-    "frame": "{{ frame or '' }}",
+    "columns": {name: name for name in (*COLUMNS, "media_index")},
+    "answer_type": "{{ answer_type }}",
+    "coordinates": "{{ coordinates or '' }}",
 }
 
 
@@ -31,7 +31,7 @@ def run(tmp_path):
 @pytest.fixture
 def samples(run, clip):
     """Counting, boxes in pixels, a part of a video, text without any; a label, a thought, a response."""
-    counted, *_ = scenes.counting(run, split="train", size=1, label_miss=1.0)
+    counted, *_ = scenes.counting(run, split="train", size=1, label_miss_prob=1.0)
     grounded, *_ = scenes.grounding(run, split="train", size=1)
     film = replace(clip, path=str(Path(clip.path).resolve()), start=0.1, end=0.6)
     seen = Sample(
@@ -46,7 +46,7 @@ def samples(run, clip):
         parts=("<image> is a word here?",),
         target=Target(answer_type=AnswerType.JSON, value={"a": 1}),
     )
-    return (replace(counted, thought="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
+    return (replace(counted, thinking="one, two"), replace(grounded, response="<answer>[1]</answer>"), seen), logic
 
 
 def back(run, folder, name="t.jsonl"):
@@ -55,14 +55,14 @@ def back(run, folder, name="t.jsonl"):
 
 
 def replace_base(run, folder):
-    return DatasetContext(work_dir=run.work, base_dir=folder, seed=0, media_policy=run.access)
+    return DatasetContext(work_dir=run.work_dir, base_dir=folder, seed=0, media_policy=run.media_policy)
 
 
 def facts(sample):
     """A sample without the keys that a table adds to `meta`; numbers and lists as JSON has them."""
     own = [part if isinstance(part, str) else (part.sha256, *clip_of(part)) for part in sample.parts]
-    answers = [t and (t.kind, t.frame, t.medium, t.value) for t in (sample.target, sample.label)]
-    return json.loads(json.dumps((sample.id, sample.task, own, answers, sample.thought, sample.response)))
+    answers = [t and (t.answer_type, t.coordinate_system, t.media_index, t.value) for t in (sample.target, sample.label)]
+    return json.loads(json.dumps((sample.id, sample.task, own, answers, sample.thinking, sample.response)))
 
 
 def clip_of(ref):
@@ -70,7 +70,7 @@ def clip_of(ref):
 
 
 def test_samples_of_any_kind_come_back(run, samples):
-    folder = run.work.parent / "outputs"
+    folder = run.work_dir.parent / "outputs"
     save_table(folder / "t.jsonl", [build_sample_row(sample, folder) for sample in samples[0]])
     again = back(run, folder)
     assert [facts(sample) for sample in again] == [facts(sample) for sample in samples[0]]
@@ -82,7 +82,7 @@ def test_samples_of_any_kind_come_back(run, samples):
 
 
 def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
-    folder = run.work.parent / "outputs"
+    folder = run.work_dir.parent / "outputs"
     logic = replace(samples[1], parts=("Is it so?",))
     save_table(folder / "t.jsonl", [build_sample_row(logic, folder)])
     (again,) = back(run, folder)
@@ -91,8 +91,8 @@ def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
 
 
 def test_a_frame_by_template_goes_with_a_kind_by_template(run, samples):
-    with pytest.raises(UserError, match="is a template, which goes with one of `kind`"):
-        list(table.rows(run, path="t.jsonl", columns={"question": "q", "answer": "a"}, kind="box", frame="{{ f }}"))
+    with pytest.raises(UserError, match="is a template, so `answer_type` must be one too"):
+        list(table.rows(run, path="t.jsonl", columns={"question": "q", "answer": "a"}, answer_type="box", coordinates="{{ f }}"))
 
 
 def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
@@ -108,7 +108,7 @@ def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
 
 def test_a_part_of_a_picture_cannot_be_said(samples):
     part = replace(samples[0][0], parts=(replace(samples[0][0].images[0], crop=(0, 0, 4, 4)), "Which?"))
-    with pytest.raises(UserError, match="shows a part of a picture or a video's frame"):
+    with pytest.raises(UserError, match="shows a crop of an image or a video's frame"):
         sample_columns(part, lambda ref: ref.path)
 
 
@@ -117,7 +117,7 @@ def test_an_exported_table_keeps_parts_of_videos_and_responses(run, samples, tmp
     folder = tmp_path / "made"
     folder.mkdir()
     options = write_table([film], folder, "jsonl")
-    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0, media_policy=run.access)
+    place = DatasetContext(work_dir=folder, base_dir=folder, seed=0, media_policy=run.media_policy)
     (again,) = table.rows(place, **options)
     assert facts(again) == facts(film)
 
