@@ -109,10 +109,14 @@ class AnswerOptions:
         hits = [index for index, stems in enumerate(self._distinctive_stems) if stems and stems <= said]
         if not hits:
             return None
-        best = max(hits, key=lambda index: len(self._distinctive_stems[index]))
-        others = [index for index in hits if index != best]
-        is_largest = all(self._distinctive_stems[index] < self._distinctive_stems[best] for index in others)
-        return best if is_largest else None
+        best = hits[0]
+        for index in hits[1:]:
+            if len(self._distinctive_stems[index]) > len(self._distinctive_stems[best]):
+                best = index
+        for index in hits:
+            if index != best and not self._distinctive_stems[index] < self._distinctive_stems[best]:
+                return None
+        return best
 
     def find_mentions(self, text: str, start: int, end: int) -> Iterator[OptionMention]:
         """Yield the places of option texts in reading order; at one place, the longest."""
@@ -177,13 +181,25 @@ def normalize_option(text: str) -> str:
     text = text.casefold()
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
-        text = _LATEX_COMMAND.sub(lambda match: _LATEX_REPLACEMENTS.get(match[0], ""), text)
-        text = _LATEX_FRACTION.sub(lambda match: f"{match[1].strip()}/{match[2].strip()}", text)
+        text = _LATEX_COMMAND.sub(_replace_latex_command, text)
+        text = _LATEX_FRACTION.sub(_write_fraction, text)
     if "√" in text or "sqrt" in text:
-        text = _SQUARE_ROOT.sub(lambda match: f"√{match[1] or match[2] or match[3]}", text)
+        text = _SQUARE_ROOT.sub(_write_square_root, text)
     if "°" in text or "^o" in text or "degree" in text:
         text = _DEGREES.sub("°", text).replace("^°", "°")
     return _IGNORED_CHARS.sub("", _ARTICLE.sub("", text.strip()))
+
+
+def _replace_latex_command(match: re.Match[str]) -> str:
+    return _LATEX_REPLACEMENTS.get(match[0], "")
+
+
+def _write_fraction(match: re.Match[str]) -> str:
+    return f"{match[1].strip()}/{match[2].strip()}"
+
+
+def _write_square_root(match: re.Match[str]) -> str:
+    return f"√{match[1] or match[2] or match[3]}"
 
 
 def word_stems(text: str) -> frozenset[str]:

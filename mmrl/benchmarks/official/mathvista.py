@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rapidfuzz.distance import Levenshtein
@@ -94,7 +95,7 @@ def normalize_extraction(
 
 def nearest_choice(text: str, choices: Sequence[str]) -> str:
     """Return the choice with the fewest edits from a text, of several the first. Every text has one."""
-    return min(choices, key=lambda choice: Levenshtein.distance(text, choice))
+    return min(choices, key=partial(Levenshtein.distance, text))
 
 
 def parse_mathvista_item(row: Mapping[str, Any]) -> Item:

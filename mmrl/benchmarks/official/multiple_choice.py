@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from mmrl.benchmarks.extraction.extract import Extraction
@@ -80,7 +81,7 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         if named:
             # MMMU looks for the last letter between spaces even if it found letters in another form.
             last_form = form if form == _BRACKETED_LETTER else _SPACED_LETTER
-            return max(named, key=lambda letter: text.rfind(last_form.format(letter)))
+            return max(named, key=partial(_last_position, text, last_form))
     if len(text.split()) <= _MIN_WORDS_FOR_TEXT:
         return None
     lower = text.lower()
@@ -127,6 +128,10 @@ def score_geometry3k(item: Item, response: ItemResponse, extraction: Extraction)
     if item.options:
         return float(extraction.value == correct_letter(item))
     return float(is_correct(item, response, extraction))
+
+
+def _last_position(text: str, form: str, letter: str) -> int:
+    return text.rfind(form.format(letter))
 
 
 def _is_mmmu_open_correct(response: str, answer: object) -> bool:
