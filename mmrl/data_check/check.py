@@ -210,7 +210,7 @@ class _DataCheck:
         config = self._config
         boundless = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
         try:
-            reader = build_processor(config, self._samples["train"])
+            reader = build_processor(config, self._samples["train"], self._base)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
             return

@@ -73,7 +73,7 @@ class SampleBrowser:
         teaching = (
             config.model.from_scratch is not None and split != "train"
         )  # the tokenizer learns from training samples
-        reader = build_processor(config, rows("train")[0] if teaching else self.samples)
+        reader = build_processor(config, rows("train")[0] if teaching else self.samples, base)
         store = MediaCache(place.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
         self._encoder = build_encoder(config, reader, store)
 
