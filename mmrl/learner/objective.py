@@ -225,14 +225,16 @@ class Objective:
         Raises:
             UserError: it returns no tensor [S], or one that `logprobs` has no influence on.
         """
-        _, lengths = sequence_T.unique_consecutive(return_counts=True)
-        losses = []
-        for logprobs_S, old_S, advantages_S in zip(
-            logprobs_T.split(lengths.tolist()),
-            old_T.split(lengths.tolist()),
-            advantage_T.detach().split(lengths.tolist()),
+        # Tokens of a response are adjacent. `bincount` counts responses without tokens too: there is nothing to call.
+        lengths = [length for length in torch.bincount(sequence_T).tolist() if length]
+        by_response = zip(
+            torch.split(logprobs_T, lengths),
+            torch.split(old_T, lengths),
+            torch.split(advantage_T.detach(), lengths),
             strict=True,
-        ):
+        )
+        losses = []
+        for logprobs_S, old_S, advantages_S in by_response:
             # Losses written for padded batches expect a mask. Here nothing is padded.
             mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
             loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)

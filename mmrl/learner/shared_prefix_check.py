@@ -67,8 +67,8 @@ def check_shared_prefix(
     if not found.within(bound):
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
-            f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and {bound.gradient:g} "
-            "would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
+            f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
         )
 
 

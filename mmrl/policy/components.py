@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from mmrl.config.schema import COMPONENTS, Component
@@ -65,7 +64,7 @@ def enable_gradient_checkpointing(
         family: its family; None for the built-in family of its config.
     """
     family = family or get_family(model.config)
-    modules: dict[str, nn.Module] = {
+    modules: dict[str, Any] = {
         "vision": family.get_vision_module(model),
         "language": family.get_language_module(model),
     }
