@@ -10,8 +10,7 @@ from typing import Any, Final
 from mmrl.benchmarks.benchmark import Benchmark, OverallMetric
 from mmrl.benchmarks.official import formulas, grounding, mathvista, multiple_choice, reading
 from mmrl.types import UserError
-from mmrl.utils.plugin_args import read_plugin_options, validate_args
-from mmrl.utils.plugins import load_object
+from mmrl.utils.plugins import load_plugin
 
 _BENCHMARKS: Final = (
     Benchmark(name="canonical"),
@@ -78,13 +77,8 @@ def load_benchmark(fn: str, base_dir: Path | None = None, args: Mapping[str, Any
     Raises:
         UserError: there is no such function, an argument does not fit its signature, or it returns no benchmark.
     """
-    make_benchmark = load_object(fn, base_dir or Path.cwd())
-    if not callable(make_benchmark):
-        raise UserError(
-            f"{fn!r} is no function; a benchmark is a function that returns mmrl.benchmarks.benchmark.Benchmark"
-        )
-    options = read_plugin_options(make_benchmark, skip=0)
-    benchmark = make_benchmark(**validate_args(f"benchmark {fn}", options, args or {}))
+    make_benchmark = load_plugin(fn, base_dir or Path.cwd(), args or {}, role="benchmark", parameters=())
+    benchmark = make_benchmark()
     if not isinstance(benchmark, Benchmark):
         raise UserError(f"{fn!r} returned {type(benchmark).__name__}, not a mmrl.benchmarks.benchmark.Benchmark")
     return benchmark

@@ -10,8 +10,8 @@ from mmrl.cli.common import Subparsers, add_command
 
 DETAILS = """\
 examples:
-  mmrl eval runs/mine --bench mathvista --data MathVista   # ask, answer and score: `mmrl eval take --help`
-  mmrl eval score --bench mathvista --items items.jsonl.gz --responses responses.jsonl --out scored
+  mmrl eval runs/mine --benchmark mathvista --data MathVista   # ask, answer and score: `mmrl eval take --help`
+  mmrl eval score --benchmark mathvista --items items.jsonl.gz --responses responses.jsonl --out scored
   mmrl eval diff scored other                              # which answers flipped, and is the difference real?
 
 `mmrl eval COMMAND --help` says more about each.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from mmrl.benchmarks.report.report import ScoredRun
 
 DETAILS = """\
-Items are JSONL in the columns of MathVista's testmini for --bench mathvista, else canonical JSONL (docs/evaluation.md).
+Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista, else canonical JSONL
+(docs/evaluation.md).
 Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one question, `finish` is "length" for one
 that was cut, `tokens` says how many there are; other columns are left alone. Either file may end in .gz.
 
@@ -29,7 +30,10 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "score", "score responses, by rule and by the benchmark's own metric", DETAILS)
     parser.add_argument(
-        "--bench", required=True, metavar="NAME", help="such as mathvista; `canonical` has no own metric"
+        "--benchmark",
+        required=True,
+        metavar="NAME",
+        help="such as mathvista, or ./mine.py:make_benchmark; `canonical` has no own metric",
     )
     parser.add_argument("--items", required=True, type=Path, metavar="FILE", help="questions with their answers")
     parser.add_argument("--responses", required=True, type=Path, metavar="FILE", help="what the model wrote")
@@ -47,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.benchmarks.score_responses import changed_verdicts, score_files, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
-    bench = get_benchmark(arguments.bench)
+    benchmark = get_benchmark(arguments.benchmark)
     known = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
     before = read_verdicts(arguments.out) if known else []
-    scored = score_files(bench, arguments.items, arguments.responses)
+    scored = score_files(benchmark, arguments.items, arguments.responses)
     if arguments.judge or arguments.judge_model:
         scored = _apply_llm_judge(scored, arguments)
     report = write_report(scored, arguments.out, rescore=arguments.rescore)

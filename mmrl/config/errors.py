@@ -107,7 +107,7 @@ def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
 
 
-def _find_tagged_choice(annotation: object, tag: int | str) -> object | None:
+def _find_tagged_choice(annotation: object, tag: int | str) -> Any:
     """Return the choice of a union that is annotated with this `Tag`, or None."""
     bare = _strip_annotated(annotation)
     choices: tuple[object, ...] = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ()

@@ -1,1 +1,1 @@
-"""From YAML to samples: loading, order, mixture, curriculum, prefetch."""
+"""Data: samples are loaded, checked, put in an order, and encoded ahead of the step that trains on them."""

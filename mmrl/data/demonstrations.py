@@ -1,4 +1,4 @@
-"""The text that a demonstration of a sample consists of."""
+"""The part of a sample that supervised training imitates."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ TargetField = Literal["label", "target", "response"]
 
 
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
-    """What a demonstration of this sample answers, or the whole of it.
+    """Return what supervised training imitates: the target, the annotator's label, or a full response.
 
     Raises:
         UserError: the sample has no label or no response.
     """
-    if target_field == "target":
-        return sample.target
-    lesson = sample.label if target_field == "label" else sample.response
-    if lesson is None:
+    match target_field:
+        case "target":
+            return sample.target
+        case "label":
+            demonstration: Target | str | None = sample.label
+        case "response":
+            demonstration = sample.response
+    if demonstration is None:
         raise UserError(
-            f"sample {sample.id} has no {target_field} to imitate; set `imitate: target` or give the data a {target_field}"
+            f"sample {sample.id} has no {target_field} to imitate; set `target_field: target`, or give the data a "
+            f"{target_field}"
         )
-    return lesson
+    return demonstration

@@ -1,77 +1,71 @@
-"""From YAML to usable samples: sources are read, every medium is opened, and what is of no use is listed."""
+"""Loading of samples: dataset functions are called, every image and video is opened, and unusable rows are reported."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from math import isfinite
-from operator import attrgetter
-from pathlib import Path
-from typing import Any, TypeVar
 
-from mmrl.answer import ResponseFormat
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig, MediaLimitsConfig, RlStage, SftStage
-from mmrl.data.demonstrations import demonstration_text
+from mmrl.config.schema import DataConfig, DataSourceConfig
+from mmrl.data.check_stages import check_stages_have_samples
+from mmrl.data.open_media import (
+    FramePlanner,
+    ImageMeasurer,
+    find_media_problem,
+    open_all_media,
+    unique_images,
+    unique_videos,
+)
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
-from mmrl.media.media_workers import Workers
 from mmrl.media.opened_index import OpenedMediaIndex
-from mmrl.media.video import FramePlan, FrameSampling
-from mmrl.types import (
-    DatasetContext,
-    ImageRef,
-    MediaPolicy,
-    PromptTooLongError,
-    RejectedRow,
-    Sample,
-    Size,
-    Target,
-    UserError,
-    VideoRef,
-)
+from mmrl.media.video import FrameSampling
+from mmrl.types import DatasetContext, PromptTooLongError, RejectedRow, Sample, Size, UserError
 from mmrl.utils.plugins import load_plugin
 
 _MAX_LISTED = 5
-_BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.bad_sample=skip"
+_BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "where they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
     "shorten them, shrink their media (model.max_pixels, model.video), raise model.max_prompt_tokens, or leave them "
-    "out with data.over_long=drop"
+    "out with data.on_too_long=skip"
 )
 
-MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 _SourceRows = list[tuple[Sample | RejectedRow, int]]
-OpenedT = TypeVar("OpenedT")
+"""Rows, each with the index of its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """The samples of a run."""
+    """The samples of a run.
+
+    Example: `DataSplits(train=(a, b), validation=(), test=(c,), source_indices={"a": 0, "b": 1})`
+    """
 
     train: tuple[Sample, ...]
+    """Samples to train on."""
     validation: tuple[Sample, ...]
+    """Samples that a stage's `validation` measures."""
     test: tuple[Sample, ...]
+    """Samples that are measured before and after training."""
     source_indices: Mapping[str, int]
-    """Which source, counted from 0, a training sample is from, by id."""
+    """Id of a training sample → index of its source in `data.train`."""
 
     def by_split(self) -> dict[str, tuple[Sample, ...]]:
-        """The samples by part of the data."""
+        """Return the samples by the name of their split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def digests(self) -> dict[str, str]:
-        """A hash over the samples and media of each part, wherever the media lie."""
+        """Return a hash over samples and media of each split, which does not depend on where the media lie."""
         return {name: _digest_samples(samples) for name, samples in self.by_split().items()}
 
 
 class DatasetLoader:
-    """Reads and opens the samples of a run; what is of no use ends it or is left out, as `data` says."""
+    """Reads the samples of a run and opens their media. Unusable rows end the run or are left out, as `data` says."""
 
     def __init__(
         self,
@@ -81,313 +75,187 @@ class DatasetLoader:
         console: Console,
         opened_index: OpenedMediaIndex | None = None,
     ) -> None:
-        """`ledger` tells which pictures need not be opened again."""
+        """Create a loader.
+
+        Args:
+            config: the run's settings.
+            context: what dataset functions are called with.
+            media_cache: gets the size of every image and the frame plan of every video.
+            console: shows progress and warnings.
+            opened_index: images that an earlier start of the run has opened, which are not opened again.
+        """
         self._config, self._context, self._media_cache, self._console = config, context, media_cache, console
         self._opened_index = opened_index
 
     def load(self) -> DataSplits:
-        """The samples whose media open.
+        """Return all samples whose images can be opened.
 
         Raises:
-            UserError: an id that is not unique, a part without a usable sample, fewer samples than a step asks, or bad
-                samples where `data.bad_sample` is `stop`.
+            UserError: two samples share an id, a split has no usable sample, a stage has too few, or there are unusable
+                samples and `data.on_bad_sample` is `stop`.
         """
-        parts: dict[str, tuple[Sample, ...]] = {}
-        origin: dict[str, int] = {}
-        for name, origins in sources_by_split(self._config.data).items():
-            rows = [(row, k) for k, source in enumerate(origins) for row in self._read_source(name, source)]
-            rows = self._filter_rows(name, rows, origins)
-            origin |= {row.id: k for row, k in rows if name == "train"}
-            samples, rejects = separate_rejected(row for row, _ in rows)
+        splits: dict[str, tuple[Sample, ...]] = {}
+        source_indices: dict[str, int] = {}
+        for split, sources in sources_by_split(self._config.data).items():
+            rows = self._read_split(split, sources)
+            if split == "train":
+                source_indices = {row.id: source_index for row, source_index in rows}
+            samples, rejected = separate_rejected(row for row, _ in rows)
             _check_unique_ids(samples)
             problems = self._find_media_problems(samples)
-            rejects += [RejectedRow(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
-            parts[name] = tuple(sample for sample in samples if sample.id not in problems)
-            self._handle_rejected(
-                name, parts[name], rejects, drop=self._config.data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY
-            )
-            if origins and not parts[name]:
-                raise UserError(f"data.{name}: there is not one usable sample")
-        if repeated := {s.id for s in parts["train"]} & {s.id for s in (*parts["validation"], *parts["test"])}:
-            raise UserError(
-                f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
-            )
-        check_stages_have_samples(self._config, parts["train"])
-        return DataSplits(**parts, source_indices=origin)
+            rejected += [RejectedRow(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
+            usable = tuple(sample for sample in samples if sample.id not in problems)
+            skip = self._config.data.on_bad_sample == "skip"
+            self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
+            if sources and not usable:
+                raise UserError(f"data.{split}: there is not one usable sample")
+            splits[split] = usable
+        _check_no_leak(splits)
+        check_stages_have_samples(self._config, splits["train"])
+        return DataSplits(**splits, source_indices=source_indices)
 
     def plan_videos(self, samples: DataSplits, sampling: FrameSampling) -> None:
-        """Open videos in worker processes, so that `askable` finds done what it would do one by one."""
-        if not (workers := self._config.data.media_workers):
+        """Open all videos in worker processes, so that `filter_by_prompt` finds their frame plans in the cache.
+
+        Does nothing without `data.media_workers`: videos are then opened one by one, when they are first needed.
+        """
+        workers = self._config.data.media_workers
+        if not workers:
             return
-        refs = unique_videos(sample for part in samples.by_split().values() for sample in part)
-        look = FramePlanner(self._context.media_policy, self._config.data.media_limits, sampling)
-        for ref, plan in open_all_media(refs, look, workers=workers, console=self._console).items():
+        refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
+        planner = FramePlanner(self._context.media_policy, self._config.data.media_limits, sampling)
+        for ref, plan in open_all_media(refs, planner, workers=workers, console=self._console).items():
             if not isinstance(plan, MediaError):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
-        """The samples whose prompt `measure` does not refuse.
+        """Return the samples whose prompts can be built.
+
+        Args:
+            samples: what `load` returned.
+            measure_prompt: builds a prompt; raises PromptTooLongError for one that is too long, and UserError for one
+                that cannot be built at all.
 
         Raises:
-            UserError: as `load`; too long a prompt is judged by `data.over_long`, everything else by `data.bad_sample`.
+            UserError: a prompt is too long and `data.on_too_long` is `stop`, one cannot be built and
+                `data.on_bad_sample` is `stop`, or too few samples are left.
         """
         data = self._config.data
-        parts: dict[str, tuple[Sample, ...]] = {}
-        for name, given in samples.by_split().items():
-            kept, bad, long = _measure_prompts(given, measure_prompt)
-            parts[name] = tuple(kept)
-            self._handle_rejected(name, kept, bad, drop=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
-            self._handle_rejected(name, kept, long, drop=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
+        splits: dict[str, tuple[Sample, ...]] = {}
+        for split, given in samples.by_split().items():
+            kept, bad, too_long = _measure_prompts(given, measure_prompt)
+            self._report_rejected(split, kept, bad, skip=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
+            self._report_rejected(split, kept, too_long, skip=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
             if given and not kept:
-                raise UserError(f"data.{name}: there is not one usable sample")
-        check_stages_have_samples(self._config, parts["train"])
-        return DataSplits(**parts, source_indices=samples.source_indices)
+                raise UserError(f"data.{split}: there is not one usable sample")
+            splits[split] = tuple(kept)
+        check_stages_have_samples(self._config, splits["train"])
+        return DataSplits(**splits, source_indices=samples.source_indices)
 
-    def _read_source(self, part: str, origin: DataSourceConfig) -> Iterator[Sample | RejectedRow]:
-        """All rows of a source, or of a streamed one as many as are held at once."""
-        stream = self._config.data.streaming if part == "train" else None
-        return islice(read_source(origin, self._context), stream.shuffle_buffer_size if stream else None)
-
-    def _filter_rows(self, name: str, rows: _SourceRows, origins: Sequence[DataSourceConfig]) -> _SourceRows:
-        """The rows that their source's `keep` takes."""
-        taken = [(row, k) for row, k in rows if passes_row_filter(row, origins[k])]
-        if len(taken) < len(rows):
-            self._console.info(f"data.{name}: {len(rows) - len(taken):,} of {len(rows):,} rows are left out by `keep`")
-        return taken
+    def _read_split(self, split: str, sources: Sequence[DataSourceConfig]) -> _SourceRows:
+        """Return the rows of a split's sources that pass their row filters."""
+        streaming = self._config.data.streaming if split == "train" else None
+        # Of a streamed source only as many rows are checked now as training will hold at once.
+        limit = streaming.shuffle_buffer_size if streaming else None
+        rows: _SourceRows = []
+        for source_index, source in enumerate(sources):
+            for row in islice(read_source(source, self._context), limit):
+                rows.append((row, source_index))
+        kept = [(row, source_index) for row, source_index in rows if passes_row_filter(row, sources[source_index])]
+        if len(kept) < len(rows):
+            self._console.info(
+                f"data.{split}: {len(rows) - len(kept):,} of {len(rows):,} rows are left out by `row_filter`"
+            )
+        return kept
 
     def _find_media_problems(self, samples: Sequence[Sample]) -> dict[str, str]:
-        """What is wrong with the media of samples, by id."""
-        refs, workers = unique_images(samples), self._config.data.media_workers
-        sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
-        fresh = [ref for ref in refs if ref not in sizes]
-        look = (
-            ImageMeasurer(self._context.media_policy, self._config.data.media_limits)
-            if workers
-            else self._media_cache.image_size
-        )
-        seen = open_all_media(fresh, look, workers=workers, console=self._console)
-        opened = {ref: size for ref, size in seen.items() if isinstance(size, Size)}
-        for ref, size in {**sizes, **opened}.items():
+        """Open the images of all samples, and return what is wrong with them by sample id."""
+        workers = self._config.data.media_workers
+        refs = unique_images(samples)
+        known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
+        new_refs = [ref for ref in refs if ref not in known_sizes]
+        open_one: Callable[..., Size] = self._media_cache.image_size
+        if workers:
+            open_one = ImageMeasurer(self._context.media_policy, self._config.data.media_limits)
+        opened = open_all_media(new_refs, open_one, workers=workers, console=self._console)
+        new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
+        for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
         if self._opened_index:
-            self._opened_index.add(opened)
-        return {sample.id: problem for sample in samples if (problem := find_media_problem(sample, seen))}
+            self._opened_index.add(new_sizes)
 
-    def _handle_rejected(
-        self, name: str, kept: Sequence[Sample], rejects: Sequence[RejectedRow], *, drop: bool, remedy: str
+        problems = {}
+        for sample in samples:
+            problem = find_media_problem(sample, opened)
+            if problem:
+                problems[sample.id] = problem
+        return problems
+
+    def _report_rejected(
+        self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], *, skip: bool, remedy: str
     ) -> None:
-        if not rejects:
+        """Warn about rejected rows, or raise a UserError unless they may be skipped."""
+        if not rejected:
             return
-        listed = "\n".join(f"  {reject.id}: {reject.reason}" for reject in rejects[:_MAX_LISTED])
-        more = f"\n  and {len(rejects) - _MAX_LISTED} more" if len(rejects) > _MAX_LISTED else ""
-        count = f"data.{name}: {len(rejects)} of {len(rejects) + len(kept)} samples cannot be used"
-        if not drop:
+        listed = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
+        more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
+        count = f"data.{split}: {len(rejected)} of {len(rejected) + len(kept)} samples cannot be used"
+        if not skip:
             raise UserError(f"{count}:\n{listed}{more}\n{remedy}")
         self._console.warn(f"{count} and are left out:\n{listed}{more}")
 
 
-@dataclass(frozen=True, slots=True)
-class ImageMeasurer:
-    """Opens a picture and says its size, in whatever process it is called."""
-
-    media_policy: MediaPolicy
-    limits: MediaLimitsConfig
-
-    def __call__(self, ref: ImageRef) -> Size:
-        """Raises MediaError as the store does."""
-        return MediaCache(self.media_policy, self.limits, max_bytes=0).image_size(ref)
-
-
-@dataclass(frozen=True, slots=True)
-class FramePlanner:
-    """Opens a video and says what will be seen of it, in whatever process it is called."""
-
-    media_policy: MediaPolicy
-    limits: MediaLimitsConfig
-    sampling: FrameSampling
-
-    def __call__(self, ref: VideoRef) -> FramePlan:
-        """Raises MediaError as the store does."""
-        return MediaCache(self.media_policy, self.limits, max_bytes=0).get_frame_plan(ref, self.sampling)
-
-
 def sources_by_split(data: DataConfig) -> dict[str, tuple[DataSourceConfig, ...]]:
-    """The origins by part of the data."""
+    """Return the sources by the name of their split."""
     return {"train": data.train, "validation": data.validation, "test": data.test}
 
 
-def make_dataset_context(config: Config, base: Path, work: Path) -> DatasetContext:
-    """Where dataset functions work: what they make goes under `work`, relative paths start from `base`."""
-    benches = (
-        folder
-        for bench in config.evaluation.benchmarks
-        for folder in benchmark_folders(bench.data, bench.media_root, base)
-    )
-    roots = (work, *(base / root for root in config.data.media_roots), *benches)
-    access = make_media_policy(config.data.media_limits, roots, schemes=config.data.allowed_url_schemes)
-    return DatasetContext(work_dir=work, base_dir=base, seed=config.run.seed, media_policy=access)
-
-
-def make_media_policy(limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str]) -> MediaPolicy:
-    """What may be read: media in these folders, and from these kinds of URLs, as large as `limits` say."""
-    return MediaPolicy(
-        roots=tuple(root.resolve() for root in roots),
-        schemes=tuple(schemes),
-        max_bytes=limits.max_image_bytes,
-        max_video_bytes=limits.max_video_bytes,
-        max_data_url_bytes=limits.max_data_url_bytes,
-    )
-
-
-def benchmark_folders(paths: Iterable[str], media: str | None, base: Path) -> list[Path]:
-    """Where the files of a benchmark and their media lie; relative paths start from `base`."""
-    local = [base / path for path in paths if "://" not in path]
-    folders = [path if path.is_dir() else path.parent for path in local]
-    return [*folders, base / media] if media else folders
-
-
-def read_source(origin: DataSourceConfig, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
-    """What a source yields, its name before the ids.
+def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[Sample | RejectedRow]:
+    """Call a source's dataset function and yield its rows, with the source's name before their ids.
 
     Raises:
-        UserError: it is not a function, not with these options, or cannot be read.
+        UserError: `fn` is not a function, does not take these options, or cannot read its data.
     """
-    read_rows = load_plugin(origin.fn, context.base_dir, origin.args, role="data source", parameters=("context",))
-    rows = read_rows(context)
-    if origin.name:
-        rows = (_with_id(f"{origin.name}/{row.id}", row) for row in rows)
-    yield from rows
+    read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
+    for row in read_rows(context):
+        yield _with_prefix(row, source.name) if source.name else row
 
 
-def _with_id(name: str, row: Sample | RejectedRow) -> Sample | RejectedRow:
-    return row._replace(id=name) if isinstance(row, RejectedRow) else replace(row, id=name)
-
-
-def passes_row_filter(row: Sample | RejectedRow, origin: DataSourceConfig) -> bool:
-    """Whether a row is taken, by the number that it carries; one that is no sample is told of elsewhere.
+def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
+    """Return True if the source's `row_filter` takes a row. A rejected row passes, since it is reported elsewhere.
 
     Raises:
-        UserError: a sample has no number there.
+        UserError: a sample has no number in the filter's column.
     """
-    keep = origin.row_filter
-    if keep is None or isinstance(row, RejectedRow):
+    row_filter = source.row_filter
+    if row_filter is None or isinstance(row, RejectedRow):
         return True
-    value = row.meta.get(keep.column)
+    value = row.meta.get(row_filter.column)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise UserError(
-            f"data source {origin.fn!r}: keep: sample {row.id} has no number in column {keep.column!r} of its meta "
-            f"({value!r}); there is {', '.join(map(str, row.meta)) or 'nothing'}"
+            f"data source {source.fn!r}: row_filter: sample {row.id} has no number in column {row_filter.column!r} of "
+            f"its meta ({value!r}); there is {', '.join(map(str, row.meta)) or 'nothing'}"
         )
-    return (keep.low is None or value >= keep.low) and (keep.high is None or value <= keep.high)
+    above_low = row_filter.low is None or value >= row_filter.low
+    below_high = row_filter.high is None or value <= row_filter.high
+    return above_low and below_high
 
 
 def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample], list[RejectedRow]]:
-    """Samples and rejects apart, each in order."""
+    """Return samples and rejected rows apart, each in order."""
     samples: list[Sample] = []
-    rejects: list[RejectedRow] = []
+    rejected: list[RejectedRow] = []
     for row in rows:
         if isinstance(row, RejectedRow):
-            rejects.append(row)
+            rejected.append(row)
         else:
             samples.append(row)
-    return samples, rejects
+    return samples, rejected
 
 
-def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
-    """Every picture of the samples once, in order."""
-    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
-
-
-def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
-    """Every video of the samples once, in order."""
-    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
-
-
-def open_all_media(
-    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
-) -> dict[MediaRefT, OpenedT | MediaError]:
-    """`look` at every medium, in `workers` processes or in this one (0); what cannot be used maps to its error, and so
-    does what kills the process that opens it.
-    """
-    attempt = partial(_open_or_error, open_one)
-    if not refs:
-        return {}
-    if not workers:
-        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
-        coming = [pool.submit(ref) for ref in refs]
-        return dict(zip(refs, console.track("opening media", map(_wait_for_media, coming), len(refs)), strict=True))
-
-
-def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:
-    try:
-        return future.result()
-    except UserError as error:  # it was the end of its process
-        return MediaError(str(error))
-
-
-def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> OpenedT | MediaError:
-    try:
-        return open_one(ref)
-    except MediaError as error:
-        return error
-
-
-def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
-    """Why a sample's media cannot be used, as far as they were looked at and if they cannot."""
-    looks = (opened.get(ref) for ref in sample.media)
-    return next((str(look) for look in looks if isinstance(look, MediaError)), None)
-
-
-def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
-    """A step must not draw a sample twice.
-
-    Raises:
-        UserError: the stage has not one sample, or asks more prompts a step than the `count` it has.
-    """
-    whose = f"stage {stage.from_stage!r} kept {count} of its" if stage.from_stage else f"there are {count}"
-    whose += " (see its `when`)" if stage.when else ""
-    if not count:
-        raise UserError(f"stage {stage.name!r} has nothing to train on: {whose} samples")
-    if not isinstance(stage, RlStage):
-        return
-    asked = max_prompts_per_step(stage)
-    if asked > max(count, stage.repeat_samples_to or 0):
-        raise UserError(
-            f"stage {stage.name!r} asks {asked} prompts a step and {whose} samples: one would get the same rollouts "
-            "twice; set repeat_to, or lower prompts_per_step"
-            + (" or filter.rounds" if stage.dynamic_sampling else "")
-            + (" or over_sample" if stage.max_prompts_in_flight > stage.prompts_per_step else "")
-        )
-
-
-def max_prompts_per_step(stage: RlStage) -> int:
-    """Samples that a step may draw, with all rounds of its filter."""
-    return stage.max_prompts_in_flight * (stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1)
-
-
-def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
-    """`refuse_too_few` for the stages that train on the training samples themselves."""
-    for stage in config.training_stages:
-        if stage.from_stage is None:
-            check_stage_has_samples(stage, sum(map(stage.accepts, samples)))
-
-
-def check_demonstrations(config: Config, samples: Iterable[Sample], grammar: ResponseFormat) -> None:
-    """What an sft stage imitates must exist and be writable for every sample it takes, before the first step.
-
-    Raises:
-        UserError: it does not, or is not.
-    """
-    stages = [stage for stage in config.stages if isinstance(stage, SftStage) and stage.from_stage is None]
-    for sample in samples:
-        for imitate in sorted({stage.target_field for stage in stages if stage.accepts(sample)}):
-            taught = demonstration_text(sample, imitate)
-            try:
-                if isinstance(taught, Target):
-                    grammar.render(taught, sample.thinking)
-            except UserError as error:
-                raise UserError(f"sample {sample.id}: {error}") from error
+def _with_prefix(row: Sample | RejectedRow, name: str) -> Sample | RejectedRow:
+    row_id = f"{name}/{row.id}"
+    return row._replace(id=row_id) if isinstance(row, RejectedRow) else replace(row, id=row_id)
 
 
 def _check_unique_ids(samples: Iterable[Sample]) -> None:
@@ -398,23 +266,33 @@ def _check_unique_ids(samples: Iterable[Sample]) -> None:
         seen.add(sample.id)
 
 
+def _check_no_leak(splits: Mapping[str, Sequence[Sample]]) -> None:
+    """Raise a UserError if a training sample is a validation or test sample too."""
+    held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
+    repeated = held_out & {sample.id for sample in splits["train"]}
+    if repeated:
+        raise UserError(
+            f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+        )
+
+
 def _measure_prompts(
     samples: Iterable[Sample], measure_prompt: Callable[[Sample], object]
 ) -> tuple[list[Sample], list[RejectedRow], list[RejectedRow]]:
-    """Samples that can be asked, those that cannot, and those whose prompt is too long."""
+    """Return samples whose prompts can be built, those whose cannot, and those whose are too long."""
     kept: list[Sample] = []
     bad: list[RejectedRow] = []
-    long: list[RejectedRow] = []
+    too_long: list[RejectedRow] = []
     for sample in samples:
         try:
             measure_prompt(sample)
         except PromptTooLongError as error:
-            long.append(RejectedRow(sample.id, str(error)))
+            too_long.append(RejectedRow(sample.id, str(error)))
         except UserError as error:
             bad.append(RejectedRow(sample.id, str(error)))
         else:
             kept.append(sample)
-    return kept, bad, long
+    return kept, bad, too_long
 
 
 def _digest_samples(samples: Iterable[Sample]) -> str:

@@ -1,4 +1,4 @@
-"""Several orders in one, in given shares; still a function of the cursor alone."""
+"""Mixtures: several orders in one, in given shares. What comes at a position still depends on the position alone."""
 
 from __future__ import annotations
 
@@ -16,105 +16,128 @@ from mmrl.types import UserError
 BLOCK_SIZE: Final = 1000
 """Positions over which fixed shares are exact."""
 SCHEDULED_BLOCK_SIZE: Final = 100
-"""The same for shares that change."""
+"""Positions over which scheduled shares stay the same and are exact."""
 
 
 class MixtureOrder:
-    """Blocks of positions in which every source has its quota, shuffled anew for each block.
+    """Mixes sources in blocks of positions. Each source has its quota of a block, shuffled anew for each block.
 
-    A source goes through its own epochs, faster or slower than the others.
+    Every source runs through its own epochs, so a small one with a large share comes around more often.
     """
 
     def __init__(self, sources: Sequence[DataOrder], quotas_of: Callable[[int], Sequence[int]], seed: int) -> None:
-        """`quotas_of` says how many positions of a block each source has; all blocks are of one size."""
+        """Create a mixture.
+
+        Args:
+            sources: orders to mix.
+            quotas_of: returns how many positions of a block each source has. All blocks are of one size.
+            seed: of the shuffling.
+        """
         self._sources, self._quotas_of, self._seed = sources, quotas_of, seed
         self._size = sum(quotas_of(0))
-        self._block_starts: list[tuple[int, ...]] = [(0,) * len(sources)]  # positions of each source before each block
+        # Entry b holds, for each source, how many of its rows come before block b; it grows as blocks are reached.
+        self._block_starts: list[tuple[int, ...]] = [(0,) * len(sources)]
         self._cached_block: tuple[int, list[tuple[int, int]]] = (-1, [])
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
-        """The `count` rows that follow position `cursor`."""
+        """Return the `count` rows from `start_position` on."""
         taken: list[DataRow] = []
         for position in range(start_position, start_position + count):
-            block, place = divmod(position, self._size)
-            source, rank = self._plan_block(block)[place]
-            taken += self._sources[source].take(rank, 1)
+            block, offset = divmod(position, self._size)
+            source_index, source_position = self._plan_block(block)[offset]
+            taken += self._sources[source_index].take(source_position, 1)
         return taken
 
     def _plan_block(self, block: int) -> list[tuple[int, int]]:
-        """For each place of a block, the source and the position in that source's own order."""
+        """Return, for each position of a block, the index of a source and the position in that source's own order."""
         if self._cached_block[0] != block:
-            sources = [source for source, quota in enumerate(self._quotas_of(block)) for _ in range(quota)]
-            random.Random(derive_seed(self._seed, "block", block)).shuffle(sources)
-            ranks = list(self._source_positions(block))
+            source_indices: list[int] = []
+            for source_index, quota in enumerate(self._quotas_of(block)):
+                source_indices += [source_index] * quota
+            random.Random(derive_seed(self._seed, "block", block)).shuffle(source_indices)
+            next_positions = list(self._source_positions(block))
             plan = []
-            for source in sources:
-                plan.append((source, ranks[source]))
-                ranks[source] += 1
+            for source_index in source_indices:
+                plan.append((source_index, next_positions[source_index]))
+                next_positions[source_index] += 1
             self._cached_block = (block, plan)
         return self._cached_block[1]
 
     def _source_positions(self, block: int) -> tuple[int, ...]:
+        """Return the position of each source at the start of a block."""
         for done in range(len(self._block_starts) - 1, block):
-            passed = zip(self._block_starts[done], self._quotas_of(done), strict=True)
-            self._block_starts.append(tuple(before + quota for before, quota in passed))
+            pairs = zip(self._block_starts[done], self._quotas_of(done), strict=True)
+            self._block_starts.append(tuple(before + quota for before, quota in pairs))
         return self._block_starts[block]
 
 
 def fixed_mixture(sources: Sequence[DataOrder], weights: Sequence[float], seed: int) -> MixtureOrder:
-    """A mixture whose shares stay; `weights` are relative.
+    """Return a mixture whose shares stay the same; `weights` are relative.
 
     Raises:
-        UserError: a weight so small that its source would never be drawn from.
+        UserError: a weight is so small that its source would never be drawn from.
     """
-    shares = _checked_quotas(weights, BLOCK_SIZE, "data.train")
-    return MixtureOrder(sources, lambda _: shares, seed)
+    quotas = _checked_quotas(weights, BLOCK_SIZE, "data.train")
+    return MixtureOrder(sources, lambda _: quotas, seed)
 
 
 def scheduled_mixture(
     sources: Sequence[DataOrder], options: MixtureOrderConfig, *, per_step: int, seed: int
 ) -> MixtureOrder:
-    """A mixture whose shares follow the steps, each of `per_step` positions.
+    """Return a mixture whose shares follow the steps of the stage, each of `per_step` positions.
 
     Raises:
-        UserError: as `fixed`.
+        UserError: a weight is so small that its source would never be drawn from.
     """
     for step, weights in options.points:
-        _checked_quotas(weights, SCHEDULED_BLOCK_SIZE, f"order.points: at step {step}")
+        _checked_quotas(weights, SCHEDULED_BLOCK_SIZE, f"data_order.points: at step {step}")
     return MixtureOrder(sources, partial(_quotas_at, options, per_step), seed)
 
 
 def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
-    """The weights of the sources at a step, each point's brought to the sum 1 beforehand."""
-    points = [(at, [weight / sum(weights) for weight in weights]) for at, weights in options.points]
-    after = bisect_right([at for at, _ in points], step)
-    if after == 0 or after == len(points):
-        return tuple(points[max(after - 1, 0)][1])
-    (start, low), (end, high) = points[after - 1 : after + 1]
-    gone = 0.0 if options.interpolation == "steps" else (step - start) / (end - start)
-    return tuple(a + (b - a) * gone for a, b in zip(low, high, strict=True))
+    """Return the weights of the sources at a step.
+
+    The weights of each point are scaled to the sum 1 first, so that interpolation mixes shares.
+    """
+    steps = [point_step for point_step, _ in options.points]
+    shares = []
+    for _, weights in options.points:
+        total = sum(weights)
+        shares.append(tuple(weight / total for weight in weights))
+    following = bisect_right(steps, step)
+    if following == 0:
+        return shares[0]
+    if following == len(steps) or options.interpolation == "steps":
+        return shares[following - 1]
+    start, end = steps[following - 1], steps[following]
+    progress = (step - start) / (end - start)
+    pairs = zip(shares[following - 1], shares[following], strict=True)
+    return tuple(before + (after - before) * progress for before, after in pairs)
 
 
 def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
-    """`places` shared out in proportion to `weights`: rounded down, the rest to the largest remainders (Hamilton)."""
-    exact = [weight / sum(weights) * total for weight in weights]
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
-    for i in by_remainder[: total - sum(shares)]:
-        shares[i] += 1
-    return shares
+    """Split `total` positions in proportion to `weights`, by the largest remainders (Hamilton's method)."""
+    weight_sum = sum(weights)
+    exact = [weight / weight_sum * total for weight in weights]
+    quotas = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda index: quotas[index] - exact[index])
+    for index in by_remainder[: total - sum(quotas)]:
+        quotas[index] += 1
+    return quotas
 
 
 def _quotas_at(options: MixtureOrderConfig, per_step: int, block: int) -> list[int]:
-    return allocate_quotas(weights_at(options, block * SCHEDULED_BLOCK_SIZE // per_step), SCHEDULED_BLOCK_SIZE)
+    step = block * SCHEDULED_BLOCK_SIZE // per_step
+    return allocate_quotas(weights_at(options, step), SCHEDULED_BLOCK_SIZE)
 
 
 def _checked_quotas(weights: Sequence[float], total: int, key: str) -> list[int]:
-    shares = allocate_quotas(weights, total)
-    for weight, share in zip(weights, shares, strict=True):
-        if weight and not share:
+    """Return the quotas of a block; raise a UserError that names the YAML `key` if a positive weight gets none."""
+    quotas = allocate_quotas(weights, total)
+    for weight, quota in zip(weights, quotas, strict=True):
+        if weight and not quota:
             raise UserError(
                 f"{key}: weight {weight:g} of {sum(weights):g} in all is less than one sample in {total}; raise "
                 "it, or take the source out"
             )
-    return shares
+    return quotas

@@ -1,4 +1,8 @@
-"""The order in which samples are seen: seeded, endless, and a function of the cursor alone."""
+"""Data orders: which sample comes at which position. Seeded and endless.
+
+Training keeps one number, the position of the next sample. An order maps positions to rows without a memory of what was
+taken before, so that a resumed run goes on exactly and workers can look ahead.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,31 @@ from mmrl.algo.seeds import derive_seed
 from mmrl.types import RejectedRow, Sample, UserError
 
 DataRow = Sample | RejectedRow
-"""What a data source gives: a sample, or a row it could not turn into one."""
+"""A row of a data source: a sample, or a row that could not be turned into one."""
 RowT = TypeVar("RowT", bound=DataRow)
 
 
 class DataOrder(Protocol):
-    """An endless order of rows. A row that is no sample has a position like any other, so positions are lasting."""
+    """An endless order of rows. A rejected row has a position like any other, so positions never shift."""
 
     def take(self, start_position: int, count: int) -> Sequence[DataRow]:
-        """The `count` rows that follow position `cursor`."""
+        """Return the `count` rows from `start_position` on."""
 
 
 class ShuffledOrder(Generic[RowT]):
-    """Every sample once per epoch, in an order drawn anew for each; position `cursor` always means the same sample."""
+    """Takes every sample once per epoch, in a new random order each time."""
 
     def __init__(self, samples: Sequence[RowT], seed: int, *, min_gap: int = 0) -> None:
-        """From epoch to epoch too no sample comes again within `apart` positions, or a third of the samples if that is
-        less.
+        """Create an order.
+
+        Args:
+            samples: at least one.
+            seed: of all epochs.
+            min_gap: positions between the last visit of a sample in one epoch and its first in the next; reduced to a
+                third of the samples if there are few.
+
+        Raises:
+            ValueError: there are no samples.
         """
         if not samples:
             raise ValueError("there are no samples to draw from")
@@ -37,19 +49,21 @@ class ShuffledOrder(Generic[RowT]):
         self._cached_epoch: tuple[int, list[int]] = (-1, [])
 
     def take(self, start_position: int, count: int) -> list[RowT]:
-        """The `count` samples that follow position `cursor`."""
+        """Return the `count` samples from `start_position` on."""
         taken: list[RowT] = []
         while len(taken) < count:
             epoch, start = divmod(start_position + len(taken), len(self._samples))
-            order = self._epoch_order(epoch)
-            taken += [self._samples[i] for i in order[start : start + count - len(taken)]]
+            end = start + count - len(taken)
+            taken += [self._samples[index] for index in self._epoch_order(epoch)[start:end]]
         return taken
 
     def _epoch_order(self, epoch: int) -> list[int]:
+        """Return the indices of the samples in the order of one epoch."""
         if self._cached_epoch[0] != epoch:
             order = self._permutation(epoch)
             if epoch and self._min_gap:
-                _separate_recent(order, set(self._permutation(epoch - 1)[-self._min_gap :]), self._min_gap)
+                recent = set(self._permutation(epoch - 1)[-self._min_gap :])
+                _move_recent_back(order, recent, self._min_gap)
             self._cached_epoch = (epoch, order)
         return self._cached_epoch[1]
 
@@ -59,41 +73,33 @@ class ShuffledOrder(Generic[RowT]):
         return order
 
 
-def _separate_recent(order: list[int], recent: Set[int], width: int) -> None:
-    """Whatever is recent among the first `width` changes places with what is not, and not among the last `width`: an
-    epoch's end stays as it was drawn, so that the next one knows it.
-    """
-    free = (place for place in range(width, len(order) - width) if order[place] not in recent)
-    for place in range(width):
-        if order[place] in recent:
-            other = next(free)
-            order[place], order[other] = order[other], order[place]
-
-
 class SequentialOrder(Generic[RowT]):
-    """The same order in every epoch."""
+    """Takes the samples in the same order in every epoch."""
 
     def __init__(self, samples: Sequence[RowT]) -> None:
+        """Create an order of at least one sample; raises ValueError if there are none."""
         if not samples:
             raise ValueError("there are no samples to draw from")
         self._samples = samples
 
     def take(self, start_position: int, count: int) -> list[RowT]:
-        """The `count` samples that follow position `cursor`."""
-        return [
-            self._samples[position % len(self._samples)] for position in range(start_position, start_position + count)
-        ]
+        """Return the `count` samples from `start_position` on."""
+        positions = range(start_position, start_position + count)
+        return [self._samples[position % len(self._samples)] for position in positions]
 
 
 class CachedOrder:
-    """An order that reads no row twice for those who look ahead, and take again from there more rows or fewer."""
+    """Keeps the rows of the last take, so that an order is not read twice by a caller that looks ahead.
+
+    A prefetching caller takes the rows of the next step early, and takes them again, more or fewer, when it begins.
+    """
 
     def __init__(self, order: DataOrder) -> None:
         self._order = order
         self._start, self._rows = 0, list[DataRow]()
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
-        """The `count` rows that follow position `cursor`."""
+        """Return the `count` rows from `start_position` on."""
         held = self._rows[start_position - self._start :] if start_position >= self._start else []
         missing = count - len(held)
         if missing > 0:
@@ -103,7 +109,7 @@ class CachedOrder:
 
 
 def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) -> list[Sample]:
-    """Samples in the order of a number in their `meta`; equal ones as they were.
+    """Return the samples sorted by a number in their `meta`; equal ones keep their order.
 
     Raises:
         UserError: a sample has no number there.
@@ -113,3 +119,17 @@ def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) 
         if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
             raise UserError(f"sample {sample.id}: meta has no number {column!r} to sort by, but {value!r}")
     return sorted(samples, key=lambda sample: float(sample.meta[column]), reverse=descending)
+
+
+def _move_recent_back(order: list[int], recent: Set[int], width: int) -> None:
+    """Swap recent samples among the first `width` with others from the middle.
+
+    The last `width` stay as they were drawn, because the next epoch recomputes them from its seed to know what is
+    recent.
+    """
+    middle = range(width, len(order) - width)
+    free = (position for position in middle if order[position] not in recent)
+    for position in range(width):
+        if order[position] in recent:
+            other = next(free)
+            order[position], order[other] = order[other], order[position]

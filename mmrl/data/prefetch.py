@@ -1,4 +1,4 @@
-"""What stands between the order of samples and the loop: the media of a step are ready when the step begins."""
+"""Prefetching: the media of a step are opened and encoded by worker processes while the step before it trains."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 
 _MAX_WARNINGS: Final = 5
 EncodedT = TypeVar("EncodedT")
+_ScheduledRow = tuple[DataRow, Future[EncodedT] | None]
+"""A row, and the result of its worker; None if no worker has it."""
 
 
 class CachingEncoder(Protocol[EncodedT]):
-    """Turns samples into what the model's forward needs of them, and keeps that."""
+    """Turns samples into the inputs of the model's forward pass, and keeps them."""
 
     def encode(self, sample: Sample) -> EncodedT:
-        """The feed of a sample, from its text and media alone. Raises UserError naming the sample."""
+        """Return a sample's inputs, from its text and media alone; raises a UserError that names the sample."""
 
     def get_cached(self, sample: Sample) -> EncodedT | None:
-        """The feed of a sample, if it is kept."""
+        """Return a sample's inputs if they are kept."""
 
     def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedT]) -> None:
-        """Keep the feeds of a step's samples until those of the next step are held."""
+        """Keep the inputs of a step's samples at least until those of the next step are retained."""
 
 
 class Prefetcher(Generic[EncodedT]):
-    """A source whose samples are processed when they are taken, and by `workers` one step before that: as many as a
-    step has taken so far, at most. What the next step leaves of them is there for the one after it.
+    """Takes samples from an order and encodes them; implements `ports.SampleSource`.
 
-    An order that cannot be foreseen is taken from as it comes: workers do one step's samples at a time. Without workers
-    it is done here and now, to the same bytes.
+    With workers, the rows of the next step are encoded while this one trains: as many as the largest take so far. Rows
+    that the next step leaves are there for the one after it. Without workers, samples are encoded when they are taken,
+    to the same bytes.
     """
 
     def __init__(
@@ -46,45 +48,58 @@ class Prefetcher(Generic[EncodedT]):
         can_prefetch: bool = True,
         warn: Callable[[str], None],
     ) -> None:
-        """With `skip`, what cannot be used is left out and `warn` hears of the first few; otherwise it ends the run.
+        """Create a source.
 
-        Whether too long a prompt ends it, `drop_long` says.
+        Args:
+            order: rows by position.
+            encoder: encodes without workers, and keeps what was encoded.
+            workers: processes that encode; None for this one alone.
+            skip_unusable: leave out rows that cannot be used, instead of ending the run.
+            drop_too_long: leave out prompts that are too long, instead of ending the run.
+            can_prefetch: False for an order whose next rows are not known before the step ends; workers then encode
+                the rows of a step when it begins.
+            warn: is told of the first few rows that are left out.
         """
         self._order, self._encoder, self._workers = order, encoder, workers
-        self._skip_unusable, self._drop_too_long, self._warn, self._num_dropped = skip_unusable, drop_too_long, warn, 0
+        self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn
         self._can_prefetch = can_prefetch
+        self._num_dropped = 0
         self._in_flight: list[_ScheduledRow[EncodedT]] = []
         self._max_count = 0
 
     def take(self, start_position: int, count: int) -> list[Sample]:
-        """The samples at the `count` positions from `cursor` on; unusable ones are left out.
+        """Return the samples at `count` positions from `start_position` on, without unusable ones.
 
         Raises:
-            UserError: not one is usable, or an unusable one is to stop the run.
+            UserError: none is usable, or one is not and may not be left out.
         """
         samples: list[Sample] = []
-        feeds: list[EncodedT] = []
-        coming = self._schedule(start_position, count)
+        encoded: list[EncodedT] = []
+        scheduled = self._schedule(start_position, count)
         self._max_count = max(self._max_count, count)
-        for row, future in coming:
+        for row, future in scheduled:
             try:
                 sample = _check_row(row, samples)
-                feeds.append(self._wait_or_encode(sample, future))
+                encoded.append(self._wait_or_encode(sample, future))
                 samples.append(sample)
             except UserError as error:
                 self._drop_or_raise(error)
-        if not samples and len(coming) == count:  # of a rank's part of them, it is the ranks that count
+        # A rank that holds only a part of the step may find nothing usable in it: then the other ranks decide.
+        if not samples and len(scheduled) == count:
             raise UserError(f"data.train: not one of the {count} samples from position {start_position} on can be used")
-        self._encoder.retain(samples, feeds)
+        self._encoder.retain(samples, encoded)
         if self._workers is not None and self._can_prefetch:
             self._in_flight = self._schedule(start_position + count, self._max_count)
         return samples
 
-    def _schedule(self, cursor: int, count: int) -> list[_ScheduledRow[EncodedT]]:
-        """The rows of a step; those that nobody works at yet are begun."""
-        begun = {id(row): future for row, future in self._in_flight}
-        rows = self._order.take(cursor, count)
-        return [(row, begun[id(row)] if id(row) in begun else self._submit(row)) for row in rows]
+    def _schedule(self, start_position: int, count: int) -> list[_ScheduledRow[EncodedT]]:
+        """Return the rows of a step, and submit those to the workers that no worker has yet."""
+        futures = {id(row): future for row, future in self._in_flight}
+        scheduled: list[_ScheduledRow[EncodedT]] = []
+        for row in self._order.take(start_position, count):
+            future = futures[id(row)] if id(row) in futures else self._submit(row)
+            scheduled.append((row, future))
+        return scheduled
 
     def _submit(self, row: DataRow) -> Future[EncodedT] | None:
         if self._workers is None or isinstance(row, RejectedRow) or self._encoder.get_cached(row) is not None:
@@ -98,21 +113,22 @@ class Prefetcher(Generic[EncodedT]):
         return self._encoder.encode(sample) if cached is None else cached
 
     def _drop_or_raise(self, error: UserError) -> None:
-        if not (self._drop_too_long if isinstance(error, PromptTooLongError) else self._skip_unusable):
+        may_drop = self._drop_too_long if isinstance(error, PromptTooLongError) else self._skip_unusable
+        if not may_drop:
             raise error
         self._num_dropped += 1
-        if self._num_dropped <= _MAX_WARNINGS:
-            rest = "; from here on they are only counted, in data/dropped" if self._num_dropped == _MAX_WARNINGS else ""
-            self._warn(f"left out: {error}{rest}")
-
-
-_ScheduledRow = tuple[DataRow, Future[EncodedT] | None]
+        if self._num_dropped > _MAX_WARNINGS:
+            return
+        is_last = self._num_dropped == _MAX_WARNINGS
+        note = "; from here on they are only counted, in data/dropped" if is_last else ""
+        self._warn(f"left out: {error}{note}")
 
 
 def _check_row(row: DataRow, earlier: Sequence[Sample]) -> Sample:
-    """The row as a sample that may stand in one step with those before it."""
+    """Return the row if it is a sample whose id is not taken by another one of the same step."""
     if isinstance(row, RejectedRow):
-        raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.bad_sample=skip")
+        raise UserError(f"row {row.id}: {row.reason}; repair it, or leave such rows out with data.on_bad_sample=skip")
+    # The same sample may come twice, at the border of two epochs.
     if any(sample.id == row.id and sample.parts != row.parts for sample in earlier):
         raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
     return row

@@ -1,6 +1,6 @@
-"""Tables that stages write: RUN/outputs/NAME.jsonl, a row per line, for `mmrl_datasets.readers.table:rows` to read.
+"""Tables that stages write: `RUN/outputs/NAME.jsonl`, one row a line, for `mmrl_datasets.readers.table:rows` to read.
 
-Every row has the columns of its sample, media by path: relative ones start from the table's folder.
+A row has the columns of its sample. Media are named by path; relative ones start from the table's folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from mmrl.utils.files import json_line, report_write_errors, write_atomically
 from mmrl_datasets.export import sample_columns
 
 SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward_std", "limr")
-"""What a row may say of its sample, which then is in the sample's `meta`."""
+"""Columns that a `select` stage adds to a row; they end up in the `meta` of the sample."""
 
 
 def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
-    """A sample as a row of a table in `folder`, its `meta` included; raises UserError as `columns_of`."""
+    """Return a sample as a row of a table in `folder`, with its `meta`.
+
+    Raises:
+        UserError: the sample has media that a table cannot name, such as a crop of an image.
+    """
     columns = sample_columns(sample, partial(_relative_media_path, folder=folder))
     form = {
         "task": sample.task,
@@ -33,12 +37,13 @@ def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table.
+    """Read the rows of a table.
 
     Raises:
         UserError: it cannot be read.
     """
     try:
+        # str.splitlines would also split at separators such as U+2028, which JSON allows within a text.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise UserError(
@@ -47,37 +52,47 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def save_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table in one move; raises UserError where it cannot be."""
+    """Write a table atomically.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(map(json_line, rows)))
 
 
 def write_history_table(path: Path, samples: Iterable[Sample], history: Mapping[str, Sequence[SampleStats]]) -> None:
-    """Write the samples that were drawn, each with the mean and standard deviation of its reward at every visit."""
-    drawn = (sample for sample in samples if sample.id in history)
-    save_table(path, ({**build_sample_row(sample, path.parent), "visits": history[sample.id]} for sample in drawn))
+    """Write the samples that training took, each with mean and standard deviation of its reward at every visit."""
+    rows = []
+    for sample in samples:
+        if sample.id in history:
+            rows.append({**build_sample_row(sample, path.parent), "visits": history[sample.id]})
+    save_table(path, rows)
 
 
 def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples that a `select` stage chose among the `known` ones, with what it found out in their `meta`.
+    """Return the training samples that a `select` stage chose, with its findings in their `meta`.
+
+    A sample comes once for each row, with the id and the response of the row.
 
     Raises:
-        UserError: the table cannot be read, or names a sample that is not known.
+        UserError: the table cannot be read, or names a sample that is not in the training data.
     """
     by_id = {sample.id: sample for sample in train_samples}
-    samples = []
+    selected = []
     for row in read_table(path):
         if row["sample"] not in by_id:
             raise UserError(f"{path}: sample {row['sample']!r} is no training sample any more; begin the run anew")
         sample = by_id[row["sample"]]
-        found: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
+        findings: dict[str, Any] = {name: row[name] for name in SELECTION_COLUMNS if name in row}
         response = row["response"] or sample.response
-        samples.append(replace(sample, id=row["id"], response=response, meta={**sample.meta, **found}))
-    return tuple(samples)
+        selected.append(replace(sample, id=row["id"], response=response, meta={**sample.meta, **findings}))
+    return tuple(selected)
 
 
 def _relative_media_path(ref: MediaRef, *, folder: Path) -> str:
-    """From the table's folder where the file belongs to the run, so that a run may be moved; else in full."""
-    path, home = Path(ref.path).resolve(), folder.resolve()
-    return os.path.relpath(path, home) if path.is_relative_to(home.parent) else str(path)
+    """Return a path relative to the table if the file belongs to the run, which may be moved, else the full path."""
+    path, table_folder = Path(ref.path).resolve(), folder.resolve()
+    belongs_to_run = path.is_relative_to(table_folder.parent)
+    return os.path.relpath(path, table_folder) if belongs_to_run else str(path)

@@ -1,4 +1,4 @@
-"""An order over rows that are read as training goes and never held."""
+"""An order over rows that are read while training goes on, without holding them all in memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from mmrl.types import UserError
 
 
 class StreamingOrder:
-    """Rows through a shuffle buffer: each is drawn once per epoch, at most about `buffer` rows before its turn.
+    """Passes rows through a shuffle buffer. Each comes once per epoch, at most about `buffer` rows before its turn.
 
-    `open_rows` starts a pass over the rows, the same ones each time; it may be endless. Going on in order costs
-    nothing; to return to a cursor the rows before it are read again, at most one whole epoch and a part of another.
+    Going on from the last position costs nothing. A jump to another position reads the rows before it again, at most
+    one whole epoch and a part of another.
     """
 
     def __init__(self, open_rows: Callable[[], Iterable[DataRow]], *, buffer: int, seed: int) -> None:
+        """Create an order.
+
+        Args:
+            open_rows: starts a pass over the rows, the same ones each time; it may be endless.
+            buffer: rows that are held to be shuffled.
+            seed: of the shuffling.
+        """
         self._open_rows, self._buffer, self._seed = open_rows, buffer, seed
         self._position = 0
         self._rows = self._rows_from_epoch(0)
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
-        """The `count` rows that follow position `cursor`.
+        """Return the `count` rows from `start_position` on.
 
         Raises:
-            UserError: there are no rows; as `open_rows`.
+            UserError: there are no rows, or `open_rows` cannot read them.
         """
         if start_position != self._position:
             self._rows = self._rows_from_position(start_position)
@@ -37,10 +44,11 @@ class StreamingOrder:
 
     def _rows_from_position(self, start_position: int) -> Iterator[DataRow]:
         rows = self._shuffle_epoch(0)
-        passed = sum(1 for _ in islice(rows, start_position))
-        if passed == start_position:
+        num_passed = sum(1 for _ in islice(rows, start_position))
+        if num_passed == start_position:
             return chain(rows, self._rows_from_epoch(1))
-        epoch, start = divmod(start_position, passed)  # the first epoch is over, and as long as all others
+        # The first epoch ended before the position, so its length is known now, and all epochs are equally long.
+        epoch, start = divmod(start_position, num_passed)
         rows = self._rows_from_epoch(epoch)
         deque(islice(rows, start), maxlen=0)
         return rows
@@ -56,8 +64,8 @@ class StreamingOrder:
         if not held:
             raise UserError("data.train: a streamed source gave no rows; look at its path and options")
         for row in rows:
-            place = rng.randrange(len(held))
-            drawn, held[place] = held[place], row
+            index = rng.randrange(len(held))
+            drawn, held[index] = held[index], row
             yield drawn
         rng.shuffle(held)
         yield from held

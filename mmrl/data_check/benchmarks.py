@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import MutableMapping, Sequence
 
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.data.load import find_media_problem, open_all_media, unique_images, unique_videos
+from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.data_check.duplicates import DuplicateFinding
 from mmrl.data_check.findings import FindingCode
 from mmrl.data_check.open_media import ImageInspector, OpenedImage, OpenedVideo, VideoInspector

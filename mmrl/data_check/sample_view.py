@@ -12,7 +12,8 @@ from random import Random
 from PIL import Image
 
 from mmrl.config import Config
-from mmrl.data.load import make_dataset_context, read_source, separate_rejected, sources_by_split
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import read_source, separate_rejected, sources_by_split
 from mmrl.data_check.out_of_frame import target_coordinates
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache

@@ -22,7 +22,7 @@ class RankLostError(UserError):
 
 
 class Ranks(Protocol):
-    """The processes of one run. Every method is collective: all ranks must call it, in the same order."""
+    """The processes of one run. All methods but `set_activity` are collective: all ranks call them in one order."""
 
     @property
     def rank(self) -> int:

@@ -18,7 +18,7 @@ from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
 from mmrl.config import EvalConfig, load_eval_config
 from mmrl.config.schema.eval_command import LlmJudgeConfig
-from mmrl.data.load import benchmark_folders, make_media_policy
+from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
 from mmrl.evaluation.provenance import describe_generation, evaluation_identity

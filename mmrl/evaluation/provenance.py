@@ -55,7 +55,7 @@ def describe_generation(
         "left_out": questions.num_unscorable,
         "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
         "dtype": eval_config.model.dtype,
-        "engine": eval_config.rollout.engine,
+        "engine": eval_config.rollout.engine_name,
         "temperature": generation.temperature,
         "top_p": eval_config.top_p,
         "top_k": eval_config.top_k,

@@ -11,7 +11,8 @@ from typing import Final
 from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples, read_questions
 from mmrl.config import Config, EvalConfig
-from mmrl.data.load import make_dataset_context, read_source, separate_rejected, sources_by_split
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import read_source, separate_rejected, sources_by_split
 from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
 from mmrl.policy.build import build_response_format
 from mmrl.ports import RewardScorer

@@ -246,7 +246,9 @@ def build_eval_pipeline(
     steps = eval_config.evaluation.rollout_steps
     seed = eval_config.run.seed
     sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.grammar.all_stop_strings)
-    check_steps(steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool)
+    check_steps(
+        steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=samplers.base_dir
+    )
     context = RolloutContext(
         sampler=samplers.make_sampler(seed, "evaluation"),
         scorer=question_set.scorer,
@@ -256,6 +258,7 @@ def build_eval_pipeline(
         groups_per_step=eval_config.evaluation.batch_size,
         seed=derive_seed(seed, "evaluation"),
         tool_runner=tool_runner,
+        base_dir=samplers.base_dir,
     )
     return build_pipeline(steps, context)
 

@@ -1,4 +1,4 @@
-"""The resize rule of the Qwen-VL families, which is that of qwen-vl-utils."""
+"""Resize images as `qwen_vl_utils` does for the Qwen-VL families."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from mmrl.types import Size
 
 
 def resized_size(size: Size, *, factor: int, min_pixels: int, max_pixels: float) -> Size:
-    """Return the size that an image is resized to: sides multiples of `factor`, area in limits, shape nearly kept."""
+    """Return the size that an image is resized to.
+
+    Its sides are multiples of `factor`, its area lies within the limits, and its aspect ratio is nearly kept.
+    """
     height, width = smart_resize(size.height, size.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return Size(width, height)

@@ -76,6 +76,7 @@ def check_steps(
     banned_token_ids: Collection[int],
     reward_terms: Collection[str],
     load_tool: ToolLoader,
+    *,
     base_dir: Path = Path(),
 ) -> None:
     """Check, before any training, that the steps can run.

@@ -19,7 +19,7 @@ from mmrl.benchmarks.registry import get_benchmark, load_benchmark
 from mmrl.benchmarks.score_responses import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
-from mmrl.data.load import benchmark_folders, make_media_policy
+from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.evaluation.model_source import inherit_settings
 from mmrl.evaluation.provenance import describe_generation, evaluation_identity
 from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, read_benchmark_files

@@ -26,8 +26,10 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.data.load import DatasetLoader, DataSplits, check_demonstrations, make_dataset_context
-from mmrl.data.source import StageData
+from mmrl.data.check_stages import check_demonstrations
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader, DataSplits
+from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks
 from mmrl.distributed.sharing import (
     MediaCheck,
@@ -147,6 +149,7 @@ class RunContext:
             run_dir=run_dir,
             ranks=ranks,
             warn=console.warn,
+            base_dir=base_dir,
         )
 
     def build_evaluator(self) -> Evaluator:
@@ -161,6 +164,7 @@ class RunContext:
             groups_per_step=options.batch_size,
             seed=derive_seed(seed, "evaluation"),
             tool_runner=self.tool_runner,
+            base_dir=self.base_dir,
         )
         return Evaluator(
             prompt_builder=self.processor,
@@ -183,6 +187,7 @@ class RunContext:
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,
             ranks=self.ranks,
+            base_dir=self.base_dir,
         )
         return build_pipeline(stage.rollout_steps, rollout_context)
 
@@ -348,7 +353,12 @@ class RunContext:
                 scored_terms.append(name)
         for owner in _configs_with_rollout_steps(self.config):
             check_steps(
-                owner.rollout_steps, self.processor, self.banned_token_ids, scored_terms, self.tool_runner.load_tool
+                owner.rollout_steps,
+                self.processor,
+                self.banned_token_ids,
+                scored_terms,
+                self.tool_runner.load_tool,
+                base_dir=self.base_dir,
             )
 
     def _print_overview(self) -> None:

@@ -153,7 +153,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (unknown_reward_option, ["tolerence", "did you mean 'tolerance'"]),
     (unknown_data_option, ["mmrl_datasets.generators.scenes:counting", "'colors'", "did you mean 'colours'"]),
     (no_reward_for_the_task, ["no reward term applies", "task 'count'"]),
-    (no_label, ["count/train/r0", "no label", "imitate: target"]),
+    (no_label, ["count/train/r0", "no label", "target_field: target"]),
     (nan_reward, ["reward 'nan'", "count/train/000000", "returned nan"]),
     (raising_reward, ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"]),
     (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),

@@ -91,7 +91,7 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
     saved = taken / "run" / "checkpoints" / "00-000007"
     for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
         out = tmp_path / f"{given.name}-out"
-        done = here("eval", given, "--bench", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
+        done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
         assert done.code == 0, done.errors
         for name in ("predictions.jsonl", "verdicts.jsonl"):
             assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), given
@@ -146,7 +146,7 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     assert done.code == 0, done.errors
     last = tmp_path / "run" / "benchmarks" / "ten" / "00-000007"
     done = here(
-        *("eval", tmp_path / "run", "--bench", "counting", "--data", path, "--out", tmp_path / "out"),
+        *("eval", tmp_path / "run", "--benchmark", "counting", "--data", path, "--out", tmp_path / "out"),
         *("evaluation.temperature=1", "responses_per_question=4"),
     )
     assert done.code == 0, done.errors

@@ -46,7 +46,7 @@ def take(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any:
 
     def run(*settings: str) -> Taken:
         out = tmp_path / str(len([*tmp_path.iterdir()]))
-        done = here("eval", whole / "model", "--bench", "counting", "--data", questions, "--out", out, *settings)
+        done = here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings)
         assert done.code == 0, done.errors
         return Taken(out)
 
@@ -120,7 +120,7 @@ def test_no_place_can_be_shown_in_a_picture_that_is_left_out(whole: Path, tmp_pa
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
     (tmp_path / "box.jsonl").write_text(json.dumps(row | {"frame": "px_original"}))
-    asked = ("--bench", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "corruption=left_out")
+    asked = ("--benchmark", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "corruption=left_out")
     done = here("eval", whole / "model", *asked)
     assert done.code == 2
     assert "corruption=left_out" in done.errors

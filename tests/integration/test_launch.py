@@ -67,7 +67,7 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in done.errors
     assert "mmrl: error: rank 0" in done.errors
-    assert "The same command goes on from the last checkpoint" in done.errors
+    assert "it continues from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
     assert processes_of(config) == []
     done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process

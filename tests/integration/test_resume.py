@@ -111,7 +111,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     }
     done = here("train", again, "checkpoints.async_save=true", "checkpoints.every=2")
     assert done.code == 0
-    assert "This run goes on with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
+    assert "This run continues with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
     assert contents(again.parent / "run") == contents(whole)
 
 

@@ -45,7 +45,7 @@ def score(tmp_path, capsys):
 
     def run(items=ITEMS, responses=RESPONSES, out="out", *more, bench="mathvista", suffix=".jsonl"):
         files = write(tmp_path / f"items{suffix}", items), write(tmp_path / f"responses{suffix}", responses)
-        arguments = ["eval", "score", "--bench", bench, "--items", files[0], "--responses", files[1]]
+        arguments = ["eval", "score", "--benchmark", bench, "--items", files[0], "--responses", files[1]]
         code = main([*map(str, arguments), "--out", str(tmp_path / out), *more])
         return code, tmp_path / out, capsys.readouterr()
 
@@ -159,9 +159,9 @@ def test_files_that_are_no_jsonl(tmp_path, capsys, text, complaint):
     path = tmp_path / "items.jsonl"
     path.write_text(text)
     arguments = ["--items", path, "--responses", path, "--out", tmp_path / "out"]
-    assert main(["eval", "score", "--bench", "mathvista", *map(str, arguments)]) == 2
+    assert main(["eval", "score", "--benchmark", "mathvista", *map(str, arguments)]) == 2
     assert f"items.jsonl:1: {complaint}" in capsys.readouterr().err
-    assert main(["eval", "score", "--bench", "mathvista", *map(str, ["--items", tmp_path / "no", *arguments[2:]])]) == 2
+    assert main(["eval", "score", "--benchmark", "mathvista", *map(str, ["--items", tmp_path / "no", *arguments[2:]])]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -43,7 +43,7 @@ def score(tmp_path, capsys):
 
     def run(*more, out="out"):
         files = ("--items", tmp_path / "items.jsonl", "--responses", tmp_path / "responses.jsonl")
-        arguments = ["eval", "score", "--bench", "canonical", *files, "--out", tmp_path / out, *more]
+        arguments = ["eval", "score", "--benchmark", "canonical", *files, "--out", tmp_path / out, *more]
         return main([*map(str, arguments)]), tmp_path / out, capsys.readouterr()
 
     return run

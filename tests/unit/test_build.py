@@ -86,10 +86,10 @@ def test_sources_whose_ids_meet_are_told_apart_by_name(tmp_path):
 
 
 def test_a_step_does_not_draw_more_samples_than_there_are(world):
-    with pytest.raises(UserError, match="stage 'rl' asks 2 prompts a step and there are 1 samples"):
+    with pytest.raises(UserError, match="stage 'rl' needs 2 prompts a step and there are 1 samples"):
         world(train={"ids": ["a"]}, prompts_per_step=2)
     chunked = [{"kind": "generate", "partial_rollout_tokens": 8, "oversampling": 1.5}]
-    with pytest.raises(UserError, match="stage 'rl' asks 3 prompts a step and there are 2 .* or over_sample"):
+    with pytest.raises(UserError, match="stage 'rl' needs 3 prompts a step and there are 2 .* or oversampling"):
         world(train={"ids": ["a", "b"]}, prompts_per_step=2, program=chunked)
 
 

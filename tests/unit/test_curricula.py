@@ -15,7 +15,7 @@ from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, Platea
 from mmrl.data.curriculum import CurriculumOrder, PriorityOrder
 from mmrl.data.mixture import SCHEDULED_BLOCK_SIZE, scheduled_mixture, weights_at
 from mmrl.data.order import SequentialOrder, ShuffledOrder, sort_by_column
-from mmrl.data.source import repeat_samples
+from mmrl.data.stage_data import repeat_samples
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,

@@ -14,7 +14,9 @@ from PIL import Image
 
 from mmrl.config import Config
 from mmrl.config.schema import MediaLimitsConfig
-from mmrl.data.load import DatasetLoader, ImageMeasurer, make_dataset_context, open_all_media
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader
+from mmrl.data.open_media import ImageMeasurer, open_all_media
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -123,8 +125,8 @@ def refuse_even(sample) -> None:
 
 def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsys):
     for data, refused in (
-        ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.over_long=drop"),
-        ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.bad_sample=skip"),
+        ({"on_bad_sample": "skip"}, r"13 of 49 samples cannot be used:\n  train-0: 999 tokens.*data\.on_too_long=skip"),
+        ({"on_too_long": "skip"}, r"1 of 37 samples cannot be used:\n  train-49: its text.*data\.on_bad_sample=skip"),
     ):
         loader, _ = intake(folder, **data)
         with pytest.raises(UserError, match=f"(?s){refused}"):
@@ -143,10 +145,10 @@ def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
     source = {"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}, "row_filter": keep}
     loader, _ = intake(folder, train=[source])
     assert [sample.id for sample in loader.load().train] == [f"train-{n}" for n in range(5, 26)]
-    assert "data.train: 29 of 50 rows are left out by `keep`" in capsys.readouterr().out
+    assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
     for name, value, shown in (("text", "'0.5'", "'0.5'"), ("nan", "float('nan')", "nan"), ("flag", "True", "True")):
         (folder / f"{name}.py").write_text(rows.replace("number / 50", value))
-        with pytest.raises(UserError, match=f"keep: sample train-0 has no number in column 'pass_rate' .*{shown}"):
+        with pytest.raises(UserError, match=f"row_filter: sample train-0 has no number in column 'pass_rate' .*{shown}"):
             intake(folder, train=[{**source, "fn": f"./{name}.py:rows"}])[0].load()
     with pytest.raises(UserError, match=r"no number in column 'rate' of its meta \(None\); there is pass_rate"):
         intake(folder, train=[{**source, "row_filter": {"column": "rate", "low": 0}}])[0].load()
@@ -156,7 +158,8 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from PIL import Image
-from mmrl.data.load import DatasetLoader, make_dataset_context
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import DatasetLoader
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 sys.path.insert(0, {tests!r})

@@ -118,7 +118,7 @@ def test_a_truncated_file_is_refused(keep, format_, keepable):
 
 
 def test_text_by_the_name_of_a_picture_is_refused(keep):
-    with pytest.raises(MediaError, match=r"photo\.jpg: not a PNG, JPEG, WEBP, BMP, GIF picture; convert"):
+    with pytest.raises(MediaError, match=r"photo\.jpg: not a PNG, JPEG, WEBP, BMP, GIF image; convert"):
         open_image(keep(b"This is a text.\n", name="photo.jpg"), MediaLimitsConfig())
 
 
@@ -171,12 +171,12 @@ def blank_ref(keep, side):
 def test_an_expansion_over_the_limit_is_refused_before_decoding(keep):
     ref, expansion = blank_ref(keep, 800)
     assert open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion) + 1)).size == (800, 800)
-    with pytest.raises(MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_expansion=\d+, as decompression"):
+    with pytest.raises(MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_decompression_ratio=\d+, as decompression"):
         open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion)))
 
 
 def test_a_huge_size_in_a_tiny_file_is_refused_by_its_expansion(keep):
-    with pytest.raises(MediaError, match=r"8000x8000 pixels in \d+ bytes exceed max_expansion=2000"):
+    with pytest.raises(MediaError, match=r"8000x8000 pixels in \d+ bytes exceed max_decompression_ratio=2000"):
         open_image(keep(huge_png(8000, 8000)), MediaLimitsConfig())
 
 

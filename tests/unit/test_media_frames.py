@@ -109,7 +109,7 @@ def test_what_is_no_folder_of_pictures_is_refused(folder: Path, tmp_path: Path) 
             good, RULE
         )
     (folder / "notes.txt").touch()
-    with pytest.raises(MediaError, match=r"holds notes\.txt, which is no picture"):
+    with pytest.raises(MediaError, match=r"holds notes\.txt, which is no image"):
         store(folder).get_frame_plan(good, RULE)
 
 

@@ -209,7 +209,7 @@ def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
 
 
 def test_sound_alone_is_refused(tmp_path):
-    with pytest.raises(MediaError, match="has no moving pictures"):
+    with pytest.raises(MediaError, match="has no video stream"):
         store().get_frame_plan(write_sound(tmp_path / "v.mp4"), SMALL)
 
 

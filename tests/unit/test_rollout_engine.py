@@ -198,9 +198,9 @@ def test_a_probe_warns_of_another_policy_and_stops_the_run(tiny):
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
     gaps = prober(world, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
-    assert len(warnings) == 3 and "rollout.parity.warn is 0.001" in warnings[0]
+    assert len(warnings) == 3 and "rollout.logprob_check.warn_above is 0.001" in warnings[0]
     limit = min(gaps.values()) / 2
-    with pytest.raises(UserError, match=r"rollout\.parity\.stop"):
+    with pytest.raises(UserError, match=r"rollout\.logprob_check\.stop_above"):
         prober(world, other, warnings, stop_above=limit).measure(0)
 
 
@@ -240,7 +240,7 @@ def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
     overrides = ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config
     with pytest.raises(
-        UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_chars of tools"
+        UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_result_chars of tools"
     ):
         prompt_limit(config, tiny().policy)
 

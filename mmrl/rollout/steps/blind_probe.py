@@ -95,22 +95,22 @@ class BlindProbe:
                 return self._build_prompt(replace(sample, parts=text_parts))
             case "cropped":
                 return self._build_prompt(self._crop_media(prompt)) if sample.images else None
-            case "shuffled":
-                return self._corrupt_media(sample, Corruption.SHUFFLED, (VideoRef,))
-            case "grey":
-                return self._corrupt_media(sample, Corruption.GREY, (ImageRef, VideoRef))
-            case "noise":
-                return self._corrupt_media(sample, Corruption.NOISE, (ImageRef, VideoRef))
+            case "grey" | "noise" | "shuffled":
+                return self._corrupt_media(sample, Corruption(corruption))
 
     def _build_prompt(self, sample: Sample) -> Prompt:
         """Build a prompt of a sample with an id of its own, from which its rollouts' random numbers derive."""
         return self.prompt_builder.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
-    def _corrupt_media(self, sample: Sample, corruption: Corruption, affected: tuple[type, ...]) -> Prompt | None:
-        """Return the prompt with its media of the types `affected` marked as corrupted, or None if it has none."""
+    def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
+        """Return the prompt with its media marked as corrupted, or None if there are none to corrupt.
+
+        The loader of media paints, replaces or shuffles their pixels. Only videos have frames to shuffle.
+        """
+        affected = VideoRef if corruption is Corruption.SHUFFLED else (ImageRef, VideoRef)
         if not any(isinstance(ref, affected) for ref in sample.media):
             return None
-        media = []
+        media: list[MediaRef] = []
         for ref in sample.media:
             media.append(replace(ref, corruption=corruption) if isinstance(ref, affected) else ref)
         return self._build_prompt(_replace_media(sample, media))

@@ -1,6 +1,6 @@
 """Partial rollouts: a step does not wait for the longest responses, which go on in later steps under newer weights.
 
-Source: APRIL, arXiv:2509.18521. Departure: a group waits as a whole, so that every group that is trained on is complete.
+Source: APRIL, arXiv:2509.18521. Departure: a group waits as a whole, so that every group that trains is complete.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class PartialRollouts:
         groups = self.sampler.generate(
             prompts, self.group_size, replace(self.sampling_params, max_new_tokens=chunk), step=step
         )
-        # A rollout carries the params of the whole response. Were they those of the chunk, the length of the chunk would
-        # stand in checkpoints and records as the limit of the response.
+        # A rollout carries the parameters of the whole response. With those of the chunk, records and checkpoints would
+        # name the length of a chunk as the limit of the response.
         started = []
         for group in groups:
             started.append(tuple(replace(rollout, sampling_params=self.sampling_params) for rollout in group))

@@ -48,8 +48,8 @@ class CorrectnessCheck:
             if not values:
                 sample = rollout.prompt.sample
                 raise UserError(
-                    f"no term of `correct: [{', '.join(self.correct_terms)}]` says whether sample {sample.id!r} of task "
-                    f"{sample.task!r} is right; there is {', '.join(score.terms)}"
+                    f"no term of `correct: [{', '.join(self.correct_terms)}]` says whether sample {sample.id!r} of "
+                    f"task {sample.task!r} is right; there is {', '.join(score.terms)}"
                 )
             verdicts.append(min(values) >= self.threshold)
         return verdicts
@@ -195,8 +195,8 @@ class ForcedRethink:
         verdicts = self.is_correct(rollouts)
         continuations = []
         for attempt, rollout, correct in zip(attempts, rollouts, verdicts, strict=True):
-            rollout = replace(rollout, is_correct=correct)
-            continuations.append(Continuation(attempt=attempt, rollout=rollout, correct=correct))
+            judged = replace(rollout, is_correct=correct)
+            continuations.append(Continuation(attempt=attempt, rollout=judged, correct=correct))
         return continuations
 
     def _is_kept(self, continuation: Continuation) -> bool:

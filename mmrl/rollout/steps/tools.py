@@ -28,7 +28,7 @@ class ToolStep:
     executor: ToolExecutor
     sampler: Sampler
     sampling_params: SamplingParams
-    """The distribution of first responses, which goes on to hold behind results; a call's closing tag is a stop string."""
+    """The distribution of first responses, which holds behind results too. A call's closing tag is a stop string."""
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
         """Return the batch with every call answered, as far as the limits of turns and tokens allow.
@@ -40,7 +40,7 @@ class ToolStep:
         groups = [list(group) for group in batch.groups]
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
-            # All rollouts of the batch that call a tool go on together, so that the engine gets one large request a turn.
+            # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
             places = self._find_open_calls(groups)
             if not places:
                 break

@@ -1,6 +1,6 @@
 """Executes tool calls and writes their results into responses.
 
-A text result is one segment. An image or video has a segment of its own, behind words that say which part of what it is:
+A text result is one segment. An image or video has a segment of its own, behind words that say what it is:
 
     <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
 

@@ -1,6 +1,6 @@
 """Parts of images and videos that a tool may return in place of text. Imports without torch, for worker processes.
 
-Media are counted from 1 in the order in which a response saw them: those of the question, then those of earlier results.
+Media are counted from 1 in the order in which a response saw them: the question's, then those of earlier results.
 """
 
 from __future__ import annotations

@@ -1,0 +1,51 @@
+"""Folders and media policy of a run's datasets and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mmrl.config import Config
+from mmrl.config.schema import MediaLimitsConfig
+from mmrl.types import DatasetContext, MediaPolicy
+
+
+def make_dataset_context(config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
+    """Return what the config's dataset functions are called with.
+
+    Media may lie in `work_dir`, in `data.media_roots`, and beside the files of benchmarks.
+
+    Args:
+        config: the run's settings.
+        base_dir: folder that relative paths start from: the config's.
+        work_dir: folder for files that dataset functions make.
+    """
+    roots = [work_dir, *(base_dir / root for root in config.data.media_roots)]
+    for benchmark in config.evaluation.benchmarks:
+        roots += benchmark_folders(benchmark.data, benchmark.media_root, base_dir)
+    policy = make_media_policy(config.data.media_limits, roots, schemes=config.data.allowed_url_schemes)
+    return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=policy)
+
+
+def make_media_policy(limits: MediaLimitsConfig, roots: Iterable[Path], *, schemes: Sequence[str]) -> MediaPolicy:
+    """Return a policy that allows media in these folders and from these kinds of URLs, within the size limits."""
+    return MediaPolicy(
+        # Resolved, so that a link or `..` in a sample's path cannot lead out of a root unnoticed.
+        roots=tuple(root.resolve() for root in roots),
+        schemes=tuple(schemes),
+        max_bytes=limits.max_image_bytes,
+        max_video_bytes=limits.max_video_bytes,
+        max_data_url_bytes=limits.max_data_url_bytes,
+    )
+
+
+def benchmark_folders(paths: Iterable[str], media_root: str | None, base_dir: Path) -> list[Path]:
+    """Return the folders of a benchmark's local files, and its media folder; relative paths start from `base_dir`."""
+    folders = []
+    for path in paths:
+        if "://" not in path:
+            local = base_dir / path
+            folders.append(local if local.is_dir() else local.parent)
+    if media_root:
+        folders.append(base_dir / media_root)
+    return folders

@@ -1,0 +1,191 @@
+"""The training data of a stage: its samples, their order, and the processes that encode them ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+
+from mmrl.algo.seeds import derive_seed
+from mmrl.config import Config, schema
+from mmrl.config.schema import RlStage, SftStage
+from mmrl.data.check_stages import check_stage_has_samples, max_prompts_per_step
+from mmrl.data.curriculum import CurriculumOrder, PriorityOrder
+from mmrl.data.load import DataSplits, passes_row_filter, read_source
+from mmrl.data.mixture import fixed_mixture, scheduled_mixture
+from mmrl.data.order import CachedOrder, DataOrder, DataRow, SequentialOrder, ShuffledOrder, sort_by_column
+from mmrl.data.prefetch import Prefetcher
+from mmrl.data.stage_tables import read_selected_samples
+from mmrl.data.streaming import StreamingOrder
+from mmrl.distributed.ranks import Ranks, RankShard
+from mmrl.log.console import Console
+from mmrl.media.media_workers import Workers
+from mmrl.policy.encoder import PromptEncoder
+from mmrl.policy.processor import QwenProcessor
+from mmrl.ports import SampleSource
+from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
+
+
+class StageData:
+    """Makes the sample source of each stage from the run's training samples."""
+
+    def __init__(
+        self, config: Config, context: DatasetContext, samples: DataSplits, processor: QwenProcessor, outputs: Path
+    ) -> None:
+        """Keep what all stages share.
+
+        Args:
+            config: the run's settings.
+            context: what the dataset functions of streamed sources are called with.
+            samples: of the run, after all checks.
+            processor: keeps encoded samples for the policy.
+            outputs: folder with the tables that earlier stages wrote.
+        """
+        self._config, self._context, self._samples, self._processor = config, context, samples, processor
+        self._outputs = outputs
+
+    @contextmanager
+    def open_source(
+        self,
+        stage: SftStage | RlStage,
+        state: TrainingState,
+        worker_encoder: PromptEncoder,
+        console: Console,
+        ranks: Ranks,
+    ) -> Iterator[SampleSource]:
+        """Yield this rank's share of the stage's samples.
+
+        `data.media_workers` processes encode ahead while the block is open, except where the next samples depend on
+        the rewards of the step that is still running.
+        """
+        data = self._config.data
+        with ExitStack() as stack:
+            workers = None
+            if data.media_workers:
+                pool = Workers(worker_encoder.encode, data.media_workers, name=_describe_sample)
+                workers = stack.enter_context(closing(pool))
+            order = CachedOrder(self.build_order(stage, state))
+            yield Prefetcher(
+                RankShard(order, ranks, stage.max_prompts_in_flight),
+                self._processor,
+                workers,
+                skip_unusable=data.on_bad_sample == "skip",
+                drop_too_long=data.on_too_long == "skip",
+                can_prefetch=not stage.order_depends_on_rewards,
+                warn=console.warn,
+            )
+
+    def stage_samples(self, stage: SftStage | RlStage | schema.SampleStage) -> tuple[Sample, ...]:
+        """Return the samples that a stage uses: the training samples, or those that `from_stage` selected.
+
+        Only samples that meet the stage's `when` are among them.
+
+        Raises:
+            UserError: the table of `from_stage` cannot be read.
+        """
+        samples = self._samples.train
+        if stage.from_stage is not None:
+            samples = read_selected_samples(self._outputs / f"{stage.from_stage}.jsonl", samples)
+        return tuple(sample for sample in samples if stage.accepts(sample))
+
+    def build_order(self, stage: SftStage | RlStage, state: TrainingState) -> DataOrder:
+        """Return the order of a stage's samples that `data_order` asks for.
+
+        Raises:
+            UserError: there are too few samples, or they lack the column that the order sorts by.
+        """
+        order, seed = stage.data_order, self._config.run.seed
+        # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
+        min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
+        if isinstance(order, schema.MixtureOrderConfig):
+            sources = [self._build_source_order(index, min_gap) for index in range(len(self._config.data.train))]
+            return scheduled_mixture(sources, order, per_step=stage.samples_per_step, seed=seed)
+        is_plain = stage.from_stage is None and stage.repeat_samples_to is None
+        if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
+            return self._build_shuffled_order(stage, min_gap)
+
+        samples = repeat_samples(self.stage_samples(stage), stage.repeat_samples_to)
+        check_stage_has_samples(stage, len(samples))
+        match order:
+            case schema.ShuffledOrderConfig():
+                return ShuffledOrder(samples, seed, min_gap=min_gap)
+            case schema.SortedOrderConfig(column=column, descending=descending):
+                ordered = samples if column is None else sort_by_column(samples, column, descending=descending)
+                return SequentialOrder(ordered)
+            case schema.PriorityOrderConfig():
+                return PriorityOrder(samples, order, state, seed)
+            case schema.CurriculumOrderConfig(phases=phases):
+                orders = []
+                for index, phase in enumerate(phases):
+                    phase_samples = _select_phase_samples(stage, index, phase, samples)
+                    phase_seed = derive_seed(seed, "phase", index)
+                    orders.append(ShuffledOrder(phase_samples, phase_seed, min_gap=min_gap))
+                return CurriculumOrder(orders, phases, state)
+
+    def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int) -> DataOrder:
+        """Return the order of all training data: streamed, in the shares of its sources, or plainly shuffled."""
+        data, seed = self._config.data, self._config.run.seed
+        weights = [source.weight for source in data.train if source.weight is not None]
+        if not data.streaming and not weights:
+            return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
+        orders = [self._build_source_order(index, min_gap) for index in range(len(data.train))]
+        # The config allows a single streamed source without a weight, and several only with one each.
+        return fixed_mixture(orders, weights, seed) if weights else orders[0]
+
+    def _build_source_order(self, source_index: int, min_gap: int) -> DataOrder:
+        data, seed = self._config.data, derive_seed(self._config.run.seed, "source", source_index)
+        if data.streaming:
+            open_rows = partial(self._read_rows, source_index)
+            return StreamingOrder(open_rows, buffer=data.streaming.shuffle_buffer_size, seed=seed)
+        samples = [sample for sample in self._samples.train if self._samples.source_indices[sample.id] == source_index]
+        if not samples:
+            raise UserError(
+                f"data.train: source {data.train[source_index].fn!r} has a weight and not one usable sample"
+            )
+        return ShuffledOrder(samples, seed, min_gap=min_gap)
+
+    def _read_rows(self, source_index: int) -> Iterator[DataRow]:
+        """Start a new pass over a streamed source; its held-out samples come as rejected rows."""
+        held_out = {sample.id for sample in (*self._samples.validation, *self._samples.test)}
+        source = self._config.data.train[source_index]
+        for row in read_source(source, self._context):
+            if not passes_row_filter(row, source):
+                continue
+            if row.id in held_out:
+                yield RejectedRow(row.id, "it is in the held-out data too")
+            else:
+                yield row
+
+
+def repeat_samples(samples: Sequence[Sample], size: int | None) -> tuple[Sample, ...]:
+    """Repeat samples until there are at least `size`.
+
+    The first copy keeps its id, the others are called `<id>#2`, `<id>#3` and so on: random draws derive from ids, so
+    each copy gets rollouts of its own.
+    """
+    missing = (size or 0) - len(samples)
+    if not samples or missing <= 0:
+        return tuple(samples)
+    num_turns = ceil(missing / len(samples))
+    copies = [replace(sample, id=f"{sample.id}#{turn + 2}") for turn in range(num_turns) for sample in samples]
+    return (*samples, *copies[:missing])
+
+
+def _select_phase_samples(
+    stage: SftStage | RlStage, phase_index: int, phase: schema.CurriculumPhaseConfig, samples: Sequence[Sample]
+) -> list[Sample]:
+    """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
+    selected = [sample for sample in samples if phase.matches(sample)]
+    if len(selected) < stage.max_prompts_in_flight:
+        raise UserError(
+            f"stage {stage.name!r} needs {stage.max_prompts_in_flight} samples a step and phase {phase_index} of its "
+            f"data_order has {len(selected)}: see its `when`"
+        )
+    return selected
+
+
+def _describe_sample(sample: Sample) -> str:
+    return f"sample {sample.id}"
