@@ -79,7 +79,10 @@ class ReferencePolicy:
         return self._options.update == "reset"
 
     def state(self) -> dict[str, dict[int, torch.Tensor]]:
-        """Return this rank's share of the averages by index, float32; empty for a reference that never changes."""
+        """Return this rank's share of the averages by index, float32 in the shape of their weights.
+
+        Empty for a reference that never changes.
+        """
         if self.is_frozen:
             return {}
         own = balanced_range([average.numel() for average in self._averages], self._ranks)
@@ -87,7 +90,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
-        """Continue from the joined `state()` of all ranks."""
+        """Continue from the joined `state()` of all ranks: averages by index, in the shape of their weights."""
         for index, saved in state["reference"].items():
             self._averages[index].copy_(saved)
         self._copy_averages_to_model()

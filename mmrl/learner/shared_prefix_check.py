@@ -68,7 +68,8 @@ def check_shared_prefix(
         raise UserError(
             f"shared_prefix: on sample {groups[0][0].rollout.prompt.sample.id} it differs from the plain forward by "
             f"{found.logprobs:.2g} nats and {found.gradient:.2g} of the gradient; {bound.logprobs:g} and "
-            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of torch and transformers"
+            f"{bound.gradient:g} would be rounding. Set shared_prefix: off, and report the model and the versions of "
+            "torch and transformers"
         )
 
 
@@ -114,6 +115,7 @@ def _logprobs_and_gradient(policy: Policy, batch: Batch) -> tuple[torch.Tensor, 
     computed = []
 
     def loss() -> torch.Tensor:
+        """Return the weighted mean, a scalar, and keep the log-probs."""
         logprobs_N = policy.compute_logprobs(batch).logprobs_N
         computed.append(logprobs_N.detach())
         # With equal weights, errors that only move gradient from one token to another would cancel.

@@ -1,4 +1,4 @@
-"""examples/policy_loss.py, through a real learner step: its gradient is that of the formula, however the step is cut."""
+"""examples/policy_loss.py in a real learner step: its gradient is that of the formula, however the step is cut."""
 
 from dataclasses import replace
 from pathlib import Path
