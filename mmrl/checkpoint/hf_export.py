@@ -71,8 +71,8 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     loaded = build_model(
         config, partial(load_processor, config.model.model_copy(update={"path": str(run_dir.processor)}))
     )
-    adapter = create_adapter(loaded.model, config.model.lora, config.run.seed)
-    policy = Policy(loaded.model, freeze=config.model.freeze)
+    adapter = create_adapter(loaded.model, config.model.lora, config.run.seed, loaded.family)
+    policy = Policy(loaded.model, family=loaded.family, freeze=config.model.freeze)
     given = checkpoint.fingerprint_weights(policy.frozen.items())
     checkpoint.load_weights(folder, checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=given))
     return RestoredModel(loaded, adapter, policy)
