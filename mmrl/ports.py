@@ -1,8 +1,11 @@
-"""The verbs: what the loop asks of its parts. Standard library only; concrete classes meet only in `build`."""
+"""The interfaces between the training loop and its parts. Each says who calls it and who implements it.
+
+Standard library only: concrete classes meet in `mmrl.training.build` and `mmrl.training.run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from mmrl.types import (
@@ -21,21 +24,31 @@ from mmrl.types import (
 
 
 class SampleSource(Protocol):
-    """Where samples come from: an endless, seeded order that a cursor can return to."""
+    """An endless, seeded order of samples that can be read from any position.
+
+    Called by the loops; implemented by `mmrl.data.prefetch.Prefetcher`.
+    """
 
     def take(self, start_position: int, count: int) -> Sequence[Sample]:
-        """The samples at the `count` positions from `cursor` on; unusable ones are left out.
+        """Return this rank's share of the `count` samples from `start_position` on, without unusable ones.
 
         Raises:
-            UserError: not one is usable, or an unusable one is to stop the run.
+            UserError: none of them is usable, or one is unusable and `data.on_bad_sample` is `stop`.
         """
 
 
 class PromptBuilder(Protocol):
-    """Turns a sample into what the model reads."""
+    """Turns samples into token ids with expanded media placeholders.
+
+    Called by the loops, evaluation and blind probes; implemented by `mmrl.policy.processor.QwenProcessor`.
+    """
 
     def build(self, sample: Sample) -> Prompt:
-        """Open and measure the media once; expand placeholders. Raises UserError naming the sample."""
+        """Return the prompt of a sample. Its media are opened once and kept for the sampler and the learner.
+
+        Raises:
+            UserError: a medium cannot be opened or the prompt is too long; the message names the sample.
+        """
 
     def build_demonstration(
         self,
@@ -45,71 +58,81 @@ class PromptBuilder(Protocol):
         with_thinking: bool,
         loss_on: Literal["response", "answer"],
     ) -> Rollout:
-        """The response a teacher would give: a right answer, or a whole response as it stands.
+        """Return a rollout to imitate: a response that states the target, or a full response as it stands.
 
-        Without `thinks` its thinking is left out; where the answer alone is to be learned, it alone is the teacher's.
+        Args:
+            prompt: The prompt it responds to.
+            demonstration: The correct answer, or the text of a whole response.
+            with_thinking: Keep the thinking of a full response.
+            loss_on: Train on the whole response, or on the answer alone.
         """
 
 
 class Sampler(Protocol):
-    """Draws responses from the current policy."""
+    """Generates tokens from the policy.
+
+    Called by the steps of a rollout pipeline, and by the loops after each update. Implemented by
+    `mmrl.rollout.engines`: transformers in process, a copy of the policy, and vLLM in process or as a server.
+    """
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> Sequence[Sequence[Rollout]]:
-        """`group_size` rollouts for each prompt, in order. Seeds derive from (run, step, sample, index)."""
+        """Return `group_size` rollouts for each prompt, in order.
+
+        Random choices derive from the run's seed, `step`, the sample and the rollout's index.
+        """
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Go on behind each rollout's last token, whoever wrote it; what is drawn becomes one more segment of POLICY.
+        """Continue each rollout behind its last token, whoever wrote that; add one segment written by the policy.
 
-        `law.max_new_tokens` bounds what is drawn now. Seeds derive from the segments there are, too.
+        `sampling_params.max_new_tokens` bounds the added tokens alone. Random choices derive from the segments that
+        are there, too.
         """
 
     def sync(self, version: int) -> None:
-        """Use the learner's weights from here on, and stamp segments with `version`."""
+        """Take over the learner's current weights; segments generated from here on carry `version`."""
 
     def close(self) -> None:
-        """End what was started: processes, connections, memory."""
+        """Release processes, connections and memory."""
 
 
 class RolloutPipeline(Protocol):
-    """From prompts to rollouts: sampling once, and whatever YAML adds to it (a second look, tools, probes)."""
+    """Makes groups of rollouts from prompts: generates, then runs the steps of `rollout_steps`.
+
+    Called by the loops and by evaluation; implemented in `mmrl.rollout.pipeline`, and for several ranks by
+    `mmrl.distributed.sharing`.
+    """
 
     def run(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
     ) -> RolloutBatch:
-        """A group of rollouts for each prompt, in order, those `pending` from the step before first.
+        """Return a group for each group in `unfinished` and then for each prompt, in order.
 
-        A program may leave groups pending again, but not all of them.
+        With partial rollouts a batch may leave groups unfinished again, but not all of them.
         """
-
-
-class AsyncRollouts(Protocol):
-    """Answers the first round of a step while the step before it is learned."""
-
-    def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], RolloutBatch]:
-        """Begin to answer for `step`, by policy `version`; what is returned waits for all ranks' answers.
-
-        Until it has been called, nobody else may draw, and no sampler may `sync`.
-        """
-
-    def take(self, batch: RolloutBatch, *, version: int) -> RolloutBatch:
-        """This rank's part of answers from all, to be learned from at policy `version`."""
 
 
 class DemonstrationCompleter(Protocol):
-    """Answers the calls that demonstrations make."""
+    """Runs the tool calls that demonstrations contain.
+
+    Called by the supervised loop; implemented in `mmrl.rollout.tools.demonstrations`.
+    """
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
-        """Demonstrations with what tools say to their calls, in order; and counts of the calls.
+        """Return the demonstrations with tool results inserted, in order, and the counts of calls.
 
         Raises:
-            UserError: a tool failed, or a response could not hold what a demonstration does.
+            UserError: a tool failed, or the completed response would be too long.
         """
 
 
 class RewardScorer(Protocol):
-    """Scores rollouts; the only caller of reward functions."""
+    """Calls the reward functions; nothing else does.
+
+    Called by the loops, evaluation and `rethink` steps. Implemented by `mmrl.scoring.scorer.RewardFunctionScorer`, and
+    for several ranks by `mmrl.distributed.sharing`.
+    """
 
     def score_groups(
         self,
@@ -118,57 +141,54 @@ class RewardScorer(Protocol):
         step: int,
         probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
     ) -> Sequence[Group]:
-        """One group per prompt, in order; weights are those of `step`. What cannot be judged may be left out.
+        """Return one scored group for each prompt, in order, with the reward weights of `step`.
 
-        `probes`, where there are any, has an entry for each prompt.
+        Args:
+            rollouts: The rollouts of each prompt. Those that cannot be scored move to `Group.dropped`.
+            step: Training step, for weight schedules.
+            probes: By prompt, the rollouts of each blind probe; empty when the pipeline has no probes.
         """
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
-        """One score per rollout, in order, without the terms that only shape training; nothing is left out."""
+        """Return one score for each rollout, in order, without training-only terms. No rollout is dropped."""
 
 
 class ExperienceSelector(Protocol):
-    """Decides what a step learns from: filters, advantages, replay."""
+    """Decides what a step trains on: dynamic sampling, advantages, staleness, replay.
+
+    Called by the RL loops; implemented in `mmrl.algo.select_experiences`.
+    """
 
     def needs_another_round(self, groups: Sequence[Group], state: TrainingState, *, rounds: int) -> bool:
-        """Whether to ask another round of prompts, after `rounds` of them gave `groups`; True for the first."""
+        """Return True while another sampling round is needed, after `rounds` of them gave `groups`; True for 0."""
 
     def select(self, groups: Sequence[Group], state: TrainingState) -> SelectedExperiences:
-        """What of the groups is learned, and what of the state's memory beside it."""
+        """Return the experiences of a step, from its groups and the replay buffer; update the buffer in `state`."""
 
 
 class Learner(Protocol):
-    """Turns experiences into new weights."""
+    """Updates the weights.
+
+    Called by the loops; implemented by `mmrl.learner.learner.GrpoLearner`.
+    """
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """One optimizer step over all experiences, empty or not; returns metrics named `learner/...`."""
+        """Train on all experiences of a step, which may be none; return metrics named `learner/...` or `policy/...`.
 
-
-class StopCriterion(Protocol):
-    """Decides whether a stage has reached its goal."""
-
-    def should_stop(self, state: TrainingState) -> bool:
-        """Look when a look is due; True ends the stage."""
-
-
-class Checkpointer(Protocol):
-    """Saves a run so that it can go on exactly."""
-
-    def save(self, state: TrainingState) -> None:
-        """Called after every step: save when a checkpoint is due or the user wants to stop.
-
-        Raises:
-            Interrupted: the user wanted to stop; everything is saved.
+        Every rank passes the same experiences and trains on its own share of them.
         """
 
 
 class MetricsLogger(Protocol):
-    """Tells people what happens."""
+    """Writes what a run did to the console and its files.
+
+    Called by `mmrl.training.callbacks.StepLogger`; implemented by `mmrl.log.logger`.
+    """
 
     def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Record one step. `times` are wall-clock seconds and live apart from the reproducible metrics."""
+        """Record one step. `times` are wall-clock seconds, kept apart from the reproducible `metrics`."""
 
     def log_rollouts(
         self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
     ) -> str | None:
-        """Keep the step's rollouts for reading, if it is their turn or `at_all_events`; returns the file."""
+        """Write the step's rollouts if the schedule or `force` says so; return the file's path, None if not written."""

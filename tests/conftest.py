@@ -54,7 +54,7 @@ class Tiny:
         self,
         *,
         store_bytes: int = 0,
-        instruct: bool = False,
+        add_instruction: bool = False,
         max_prompt_tokens: int = 500,
         video: VideoConfig = SMALL,
         root: Path = Path("/"),
@@ -62,7 +62,7 @@ class Tiny:
         """A processor like this world's with nothing in its caches."""
         known = self.processor.encoder
         store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
-        options = {"video": video, "instruct": instruct, "max_prompt_tokens": max_prompt_tokens}
+        options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
         return QwenProcessor(PromptEncoder(known.hf_processor, known.family, known.grammar, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:

@@ -21,7 +21,8 @@ from rich.table import Table
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.learner.shared_prefix_check import compare_layouts
-from mmrl.policy.batch import Batch, Placeholders, PrefixGroup, PromptTensors, collate
+from mmrl.policy.batch import Batch, PrefixGroup, collate
+from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
 from mmrl.policy.families import FAMILIES, VideoTimeEncoding, get_family
 from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
 from mmrl.policy.pretrained import ModelBundle, load_pretrained

@@ -31,7 +31,8 @@ TINY_MODEL = {
 }
 DATASET_ARGS = {"split": "train", "size": 8, "image_px": 32}
 CONFIG = {
-    "run": {"name": "faults", "cpu_threads": 1, "keep_rollouts_every": 3},
+    "run": {"name": "faults", "cpu_threads": 1},
+    "logging": {"save_rollouts_every": 3},
     "model": {"from_scratch": TINY_MODEL, "dtype": "float32", "device": "cpu", "min_pixels": 1024, "max_pixels": 1024},
     "data": {
         "train": [{"fn": "mmrl_datasets.generators.scenes:counting", "args": DATASET_ARGS}],

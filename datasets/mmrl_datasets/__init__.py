@@ -1,1 +1,1 @@
-"""Datasets: functions from a place and a split to samples."""
+"""Dataset functions: each takes a `DatasetContext` and options, and yields samples."""

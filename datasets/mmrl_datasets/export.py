@@ -1,9 +1,9 @@
-"""Samples as a table and files beside it, which `table.rows` reads back to equal samples.
+"""Write samples as a table with media files beside it, which `readers.table.rows` reads back to equal samples.
 
-    DIR/samples.jsonl     a row per sample: id, images, videos, question, answer, label, thought, then the keys of meta
-    DIR/media/            pictures and videos; the table names them relative to DIR
+    DIR/samples.jsonl     a row for each sample, with the columns of `ROLES` and the keys of `meta`
+    DIR/media/            images and videos; the table names them relative to DIR
 
-A column that no sample needs is left out. In the question `<image>` and `<video>` stand where the media do.
+A column that no sample needs is left out. In a question, `<image>` and `<video>` stand where the media do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
     DatasetContext,
     ImageRef,
     MediaPolicy,
@@ -38,13 +36,14 @@ TableFormat = Literal["jsonl", "parquet"]
 MEDIA_DIR: Final = "media"
 TABLE_READER: Final = "mmrl_datasets.readers.table:rows"
 ROLES: Final = (
-    *("id", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response", "medium"),
+    *("id", "images", "videos", "start", "end", "question", "answer", "label", "thinking", "response", "media_index"),
 )
+"""The columns of an exported table, each named as the role that it plays for the reader."""
 
 
 @contextmanager
 def atomic_output_dir(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place when all went well, and leaves nothing behind otherwise.
+    """Yield a temporary folder that is renamed to `out` if the block succeeds, and removed otherwise.
 
     Raises:
         UserError: `out` holds something already, or cannot be written.
@@ -53,42 +52,84 @@ def atomic_output_dir(out: Path) -> Iterator[Path]:
         raise UserError(f"{out} is not an empty folder; choose another place, or remove it first")
     with _report_write_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+        # The folder lies beside `out`, so that renaming it is one step of the file system.
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         yield folder
         with _report_write_errors(out):
-            folder.chmod(0o755)  # a temporary folder is the owner's alone
+            # mkdtemp lets nobody but the owner read.
+            folder.chmod(0o755)
             folder.replace(out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, form: TableFormat) -> dict[str, Any]:
-    """Write samples below a folder; returns the options with which `table.rows` reads them, relative to the folder.
+def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_format: TableFormat) -> dict[str, Any]:
+    """Write samples into a folder and return the options with which `table.rows` reads them.
 
-    Media that do not lie in `folder`/media yet are copied there.
+    The path in the options is relative to the folder. Media that do not lie in `folder`/media yet are copied there.
 
     Raises:
-        UserError: there is no sample, or a rejected one; they are not of one task, split and kind; one of them does not
-            read back as it was.
+        UserError: there is no sample, or a rejected row; the samples differ in task, split or type of answer; one of
+            them does not read back as it was.
     """
-    kept = [_require_sample(sample) for sample in samples]
-    if not kept:
+    checked = [_require_sample(sample) for sample in samples]
+    if not checked:
         raise UserError("there is not one sample to write")
-    options = _shared_options(kept)
-    own = [sample_columns(sample, partial(_copy_media, who=sample.id, folder=folder)) for sample in kept]
-    for row in own:
-        row["id"] = row["id"].removeprefix(f"{options['task']}/{options['split']}/")
-    used = [role for role in ROLES if any(row[role] not in (None, []) for row in own)]
-    rows = [{role: row[role] for role in used} | dict(sample.meta) for sample, row in zip(kept, own, strict=True)]
-    options |= {"path": f"samples.{form}", "columns": {role: role for role in used}}
-    with _report_write_errors(folder / options["path"]):
-        if form == "parquet":
-            parquet.write_rows(folder / options["path"], rows)
+    options = _shared_options(checked)
+    prefix = f"{options['task']}/{options['split']}/"
+    columns = []
+    for sample in checked:
+        row = sample_columns(sample, partial(_copy_media, sample_id=sample.id, folder=folder))
+        row["id"] = row["id"].removeprefix(prefix)
+        columns.append(row)
+    used = [role for role in ROLES if any(row[role] not in (None, []) for row in columns)]
+    rows = []
+    for sample, row in zip(checked, columns, strict=True):
+        rows.append({role: row[role] for role in used} | dict(sample.meta))
+    options |= {"path": f"samples.{file_format}", "columns": {role: role for role in used}}
+    file = folder / options["path"]
+    with _report_write_errors(file):
+        if file_format == "parquet":
+            parquet.write_rows(file, rows)
         else:
-            (folder / options["path"]).write_text("".join(map(json_line, rows)), encoding="utf-8")
-    _check_reads_back(kept, folder, options)
+            file.write_text("".join(map(json_line, rows)), encoding="utf-8")
+    _check_reads_back(checked, folder, options)
     return options
+
+
+def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[str, Any]:
+    """Return the value of a sample for each column of `ROLES`.
+
+    Args:
+        sample: the sample.
+        path_of: returns the path that the table gives for an image or a video.
+
+    Raises:
+        UserError: a table cannot hold the sample: it shows a crop of an image, a frame of a video, a folder of frames,
+            or a part of one of several videos.
+    """
+    if any((ref.timestamp, ref.crop) != (None, None) for ref in sample.images):
+        raise UserError(f"sample {sample.id} shows a crop of an image or a video's frame: write that to a file first")
+    videos = [ref for ref in sample.media if isinstance(ref, VideoRef)]
+    if any(ref.fps is not None for ref in videos):
+        raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot say: make it a video file")
+    if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
+        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")
+    return {
+        "id": sample.id,
+        "images": [path_of(ref) for ref in sample.images],
+        "videos": [path_of(ref) for ref in videos],
+        "start": videos[0].start if videos else None,
+        "end": videos[0].end if videos else None,
+        "question": _question_text(sample),
+        "answer": sample.target.value,
+        "label": None if sample.label is None else sample.label.value,
+        "thinking": sample.thinking,
+        "response": sample.response,
+        # 0 is what the reader takes anyway, so a table whose samples have one image needs no such column.
+        "media_index": sample.target.media_index or None,
+    }
 
 
 @contextmanager
@@ -106,104 +147,83 @@ def _require_sample(sample: Sample | RejectedRow) -> Sample:
 
 
 def _shared_options(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What the reader's options say of all samples at once."""
+    """Return the options of the reader that must be the same for all samples."""
     first = samples[0]
     split = first.id.removeprefix(f"{first.task}/").partition("/")[0]
     for sample in samples:
-        if (sample.task, _answer_type(sample.target)) != (first.task, _answer_type(first.target)):
+        if sample.task != first.task or _answer_form(sample.target) != _answer_form(first.target):
             raise UserError(
-                f"{first.id} and {sample.id} differ in task, kind or frame: write each to a table of its own"
+                f"{first.id} and {sample.id} differ in task, answer type or coordinates: "
+                "write each to a table of its own"
             )
         if not sample.id.startswith(f"{first.task}/{split}/"):
             raise UserError(f"sample {sample.id!r} is not called <task>/<split>/<name>, as a table calls its rows")
-    frame = {} if first.target.coordinate_system is None else {"frame": str(first.target.coordinate_system)}
-    return {"split": split, "task": first.task, "kind": str(first.target.answer_type), **frame}
-
-
-def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[str, Any]:
-    """What a sample has in each of the table's own columns; `stored` says how the table names a medium.
-
-    Raises:
-        UserError: it shows a part of one of several videos, or of a picture, which a table cannot say.
-    """
-    if any((ref.timestamp, ref.crop) != (None, None) for ref in sample.images):
-        raise UserError(f"sample {sample.id} shows a part of a picture or a video's frame: write that to a file first")
-    videos = [ref for ref in sample.media if isinstance(ref, VideoRef)]
-    if any(ref.fps is not None for ref in videos):
-        raise UserError(f"sample {sample.id} shows a folder of frames, which a table cannot say: make it a video file")
-    if len(videos) > 1 and any((ref.start, ref.end) != (None, None) for ref in videos):
-        raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")
-    return {
-        "id": sample.id,
-        "images": [path_of(ref) for ref in sample.images],
-        "videos": [path_of(ref) for ref in videos],
-        "start": videos[0].start if videos else None,
-        "end": videos[0].end if videos else None,
-        "question": _question_text(sample),
-        "answer": sample.target.value,
-        "label": None if sample.label is None else sample.label.value,
-        "thought": sample.thinking,
-        "response": sample.response,
-        "medium": sample.target.media_index or None,
-    }
+    options = {"split": split, "task": first.task, "answer_type": str(first.target.answer_type)}
+    if first.target.coordinate_system is not None:
+        options["coordinates"] = str(first.target.coordinate_system)
+    return options
 
 
 def _question_text(sample: Sample) -> str:
-    markers = {ImageRef: "<image>", VideoRef: "<video>"}
-    return "".join(part if isinstance(part, str) else markers[type(part)] for part in sample.parts)
+    """Return the parts of a sample as one text, with a placeholder for each image and video."""
+    placeholders = {ImageRef: "<image>", VideoRef: "<video>"}
+    return "".join(part if isinstance(part, str) else placeholders[type(part)] for part in sample.parts)
 
 
-def _copy_media(ref: MediaRef, *, who: str, folder: Path) -> str:
-    """The medium's path within the folder, which it is copied to unless it lies there."""
-    source, media = Path(ref.path).resolve(), folder.resolve() / MEDIA_DIR
-    if not source.is_relative_to(media):
-        copy = media / f"{ref.sha256}{source.suffix}"
+def _copy_media(ref: MediaRef, *, sample_id: str, folder: Path) -> str:
+    """Return the path of an image or video within the folder, where it is copied to unless it lies there already."""
+    source, media_dir = Path(ref.path).resolve(), folder.resolve() / MEDIA_DIR
+    if not source.is_relative_to(media_dir):
+        copy = media_dir / f"{ref.sha256}{source.suffix}"
         try:
-            media.mkdir(exist_ok=True)
+            media_dir.mkdir(exist_ok=True)
             shutil.copyfile(source, copy)
         except OSError as error:
-            raise UserError(f"sample {who}: {source} cannot be copied: {error.strerror}") from error
+            raise UserError(f"sample {sample_id}: {source} cannot be copied: {error.strerror}") from error
         source = copy
     return source.relative_to(folder.resolve()).as_posix()
 
 
 def _check_reads_back(samples: Sequence[Sample], folder: Path, options: Mapping[str, Any]) -> None:
-    """Read the table as a run will, and compare."""
-    place = DatasetContext(
+    """Read the table as a run would, and refuse it if a sample differs from the one that was written."""
+    context = DatasetContext(
         work_dir=folder, base_dir=folder, seed=0, media_policy=MediaPolicy(roots=(folder.resolve(),))
     )
-    for sample, again in zip(samples, table.rows(place, **options), strict=True):
-        if isinstance(again, RejectedRow):
-            raise UserError(f"sample {sample.id} cannot be read back: {again.reason}")
-        if _comparable_facts(sample) != _comparable_facts(again):
+    for sample, read_sample in zip(samples, table.rows(context, **options), strict=True):
+        if isinstance(read_sample, RejectedRow):
+            raise UserError(f"sample {sample.id} cannot be read back: {read_sample.reason}")
+        written, read = _comparable_facts(sample), _comparable_facts(read_sample)
+        if written != read:
             raise UserError(
-                f"sample {sample.id} reads back as another: {_comparable_facts(again)} instead of {_comparable_facts(sample)}; "
-                "a key of `meta` may have the name of a column, or a text say <image>"
+                f"sample {sample.id} reads back as another: {read} instead of {written}; a key of `meta` may have the "
+                "name of a column, or a text say <image>"
             )
 
 
 def _comparable_facts(sample: Sample) -> dict[str, Any]:
-    """A sample as JSON would have it, media by their digests; a missing key of `meta` is as good as null."""
+    """Return a sample as JSON holds it: media by their digests, and a key of `meta` that is null left out."""
+    answers = []
+    for answer in (sample.target, sample.label):
+        answers.append(answer and (*_answer_form(answer), answer.media_index, answer.value))
     facts = {
         "id": sample.id,
         "question": _question_text(sample),
         "media": [(ref.sha256, *_time_range(ref)) for ref in sample.media],
-        "answers": [
-            answer and (*_answer_type(answer), answer.media_index, answer.value)
-            for answer in (sample.target, sample.label)
-        ],
-        "thought": sample.thinking,
+        "answers": answers,
+        "thinking": sample.thinking,
         "response": sample.response,
         "meta": {key: value for key, value in sample.meta.items() if value is not None},
     }
+    # Through JSON, because a tuple comes back as a list.
     plain: dict[str, Any] = json.loads(json_line(facts))
     return plain
 
 
-def _answer_type(target: Target) -> tuple[AnswerType, CoordinateSystem | None]:
+def _answer_form(target: Target) -> tuple[str, str | None]:
+    """Return the type of an answer and its coordinate system."""
     return target.answer_type, target.coordinate_system
 
 
 def _time_range(ref: MediaRef) -> tuple[float | None, float | None]:
-    """The part of a video that is shown; of a picture there is none."""
+    """Return the part of a video that is shown; an image has none."""
     return (ref.start, ref.end) if isinstance(ref, VideoRef) else (None, None)

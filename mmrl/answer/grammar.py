@@ -56,9 +56,9 @@ class ResponseFormat:
         names = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
         for name in names:
             if not _TAG_NAME.fullmatch(name):
-                raise UserError(f"answer: {name!r} cannot be a tag: use letters, digits, - and _, a letter first")
+                raise UserError(f"response_format: {name!r} cannot be a tag: use letters, digits, - and _, a letter first")
             if names.count(name) > 1:
-                raise UserError(f"answer: two parts of a response are named {name!r}")
+                raise UserError(f"response_format: two parts of a response are named {name!r}")
 
     @property
     def all_stop_strings(self) -> tuple[str, ...]:

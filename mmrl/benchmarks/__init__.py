@@ -1,4 +1,5 @@
-"""Benchmarks scored offline: what a response answers, by rule, and whether that is right, strictly and officially.
+"""Benchmarks: read their files, find the answer in each response by rule, and score it. Nothing here needs a network.
 
-`strict` is what a careful reader would say; `compat` is the benchmark's own rule, quirks included. No network.
+Every response gets two verdicts: `strict`, that of a careful reader, and `official`, that of the benchmark's own
+published rule with all its quirks.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark asks, as scorers see it: the columns of an item file, checked; and responses, matched with them."""
+"""Items, which hold what scoring needs of a question, and responses to them: both as rows of JSONL files."""
 
 from __future__ import annotations
 
@@ -15,72 +15,85 @@ from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
 
 ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
 ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
-ITEM_COLUMNS: Final = (
-    *("id", "question", "options", "answer", "answer_type"),
-    *("precision", "unit", "frame", "image_size", "meta"),
-)
-"""The columns of canonical JSONL that scoring reads; only some questions need those after `answer_type`."""
-_REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
 COORDINATE_TYPES: Final = ("box", "boxes", "point")
-"""Answers with coordinates."""
+"""Answer types with coordinates."""
+_REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
+_MAX_OPTIONS: Final = 26
+_MAX_DECIMALS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One question and its right answer. The answer to a choice is the text of an option.
-
-    `groups` are the values by which a report breaks results down, several for a question of several skills. Answers
-    with coordinates are in `frame`, of a picture of `size`.
-    """
+    """A question as scoring sees it."""
 
     id: str
+    """Unique within the benchmark."""
     answer_type: ItemAnswerType
+    """Decides how an answer is found and compared."""
     answer: Any
+    """The correct answer: an option's text, a number, a text, a list of accepted texts, or checked coordinates."""
     question: str = ""
+    """Text of the question; extraction tells a number of the question from the answer by it."""
     options: tuple[str, ...] = ()
+    """Texts of the options, the first is A; empty for other questions."""
     precision: int | None = None
+    """Decimals to which numbers are compared; None compares them exactly."""
     unit: str | None = None
+    """Unit of a number."""
     coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    """Coordinate system of the answer, where it has coordinates."""
     image_size: Size | None = None
+    """Width and height of the image in pixels; None when the file does not say it."""
     cluster: str = ""
+    """Items of one cluster share their image, so that intervals resample them together."""
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Subsets by the column that makes them; an item may be in several, such as those of its skills."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else that the benchmark's own rule needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResponse:
-    """One response to an item. Coordinates in it are in `frame`, of a picture resized to `resized`."""
+    """A response to an item as scoring sees it."""
 
     id: str
+    """Id of the item."""
     text: str
+    """Everything the model wrote."""
     response_index: int = 0
+    """Number of the response among those to the same item, from 0."""
     finished: bool = True
+    """False when the response was cut off by the limit of tokens."""
     num_tokens: int | None = None
+    """Length in tokens; None when unknown."""
     coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    """Coordinate system of coordinates in the text."""
     resized_size: Size | None = None
+    """Width and height in pixels of the image as the model saw it; None when unknown."""
 
 
 def parse_canonical_item(row: Mapping[str, Any]) -> Item:
-    """An item of canonical JSONL.
+    """Return the item of a row of canonical JSONL.
 
     Raises:
-        ValueError: a column is missing or says what cannot be.
+        ValueError: a column is missing or holds an impossible value.
     """
-    if absent := [column for column in _REQUIRED_COLUMNS if column not in row]:
+    absent = [column for column in _REQUIRED_COLUMNS if column not in row]
+    if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}")
-    kind = row["answer_type"]
-    if kind not in ITEM_ANSWER_TYPES:
-        raise ValueError(f"answer_type is {kind!r}, not one of {', '.join(ITEM_ANSWER_TYPES)}")
-    if kind in COORDINATE_TYPES and "frame" not in row:
-        raise ValueError(f"a {kind} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
+    answer_type = row["answer_type"]
+    if answer_type not in ITEM_ANSWER_TYPES:
+        raise ValueError(f"answer_type is {answer_type!r}, not one of {', '.join(ITEM_ANSWER_TYPES)}")
+    if answer_type in COORDINATE_TYPES and "frame" not in row:
+        raise ValueError(f"a {answer_type} needs the column 'frame': one of {', '.join(CoordinateSystem)}")
     meta = row.get("meta") or {}
     if not isinstance(meta, Mapping):
         raise ValueError(f"meta is {meta!r:.40}, not an object")
     options = parse_options(row.get("options"))
     return Item(
         id=parse_id(row["id"]),
-        answer_type=kind,
-        answer=parse_answer(kind, row["answer"], options),
+        answer_type=answer_type,
+        answer=parse_answer(answer_type, row["answer"], options),
         question=text_cell(row, "question") or "",
         options=options,
         precision=parse_precision(row.get("precision")),
@@ -94,11 +107,13 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
 
 
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
-    """The right answer in the form that scorers compare: coordinates checked, a choice as its text. A point is due
-    anywhere in a box.
+    """Return the correct answer in the form that scoring compares.
+
+    Coordinates are checked, and a choice becomes the text of its option. The answer to a point question is a box: any
+    point in it is correct.
 
     Raises:
-        ValueError: it is none of this kind.
+        ValueError: the answer does not fit its type.
     """
     match answer_type:
         case "choice":
@@ -109,7 +124,7 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
             return validate_value(AnswerType.BOXES, answer)
         case "integer" | "float" | "count" if next(find_numbers(str(answer)), None) is None:
             raise ValueError(f"the answer {answer!r:.60} has no number")
-        case "list" if not (_all_have_numbers(answer) if isinstance(answer, list) else any(find_numbers(str(answer)))):
+        case "list" if not _is_list_of_numbers(answer):
             raise ValueError(f"the answer {answer!r:.60} is no list of numbers")
         case "text" if answer is None or answer in ("", [], {}):
             raise ValueError(f"the answer is {answer!r}: nothing could be right")
@@ -117,18 +132,14 @@ def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str
             return answer
 
 
-def _all_have_numbers(values: Sequence[object]) -> bool:
-    return bool(values) and all(any(find_numbers(str(value))) for value in values)
-
-
 def text_cell(row: Mapping[str, Any], column: str) -> str | None:
-    """The text of a column, None where there is none.
+    """Return the text of a column, or None for a column that is missing, null or NaN.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: the value is no text.
     """
     value = row.get(column)
-    if isinstance(value, float) and isnan(value):  # tables hold NaN for none
+    if _is_nan(value):
         return None
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{column} is {value!r:.40}, not text")
@@ -136,10 +147,10 @@ def text_cell(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def parse_id(value: object) -> str:
-    """An id, as text.
+    """Return an id as text.
 
     Raises:
-        ValueError: it is empty, or neither text nor a whole number.
+        ValueError: the id is empty, or neither text nor a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ValueError(f"the id is {value!r:.40}, neither text nor a whole number")
@@ -147,54 +158,54 @@ def parse_id(value: object) -> str:
 
 
 def parse_precision(value: object) -> int | None:
-    """How many decimals; published tables hold them as floats, 2.0.
+    """Return a number of decimals, which published tables hold as a float such as 2.0.
 
     Raises:
-        ValueError: it is no whole number from 0 to 12.
+        ValueError: the value is no whole number from 0 to 12.
     """
-    if value is None or (isinstance(value, float) and isnan(value)):  # tables hold NaN for none
+    if value is None or _is_nan(value):
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(13):
-        raise ValueError(f"precision is {value!r}, not a whole number of decimals from 0 to 12")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(_MAX_DECIMALS + 1):
+        raise ValueError(f"precision is {value!r}, not a whole number of decimals from 0 to {_MAX_DECIMALS}")
     return int(value)
 
 
 def parse_options(value: object) -> tuple[str, ...]:
-    """Options as a list of texts; at most one per letter.
+    """Return the texts of options, at most one for each letter.
 
     Raises:
-        ValueError: they are anything else.
+        ValueError: the value is no list of texts, or too long.
     """
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"options are {value!r:.60}, not a list of texts")
-    if len(value) > 26:
-        raise ValueError(f"{len(value)} options, there are 26 letters")
+    if len(value) > _MAX_OPTIONS:
+        raise ValueError(f"{len(value)} options, there are {_MAX_OPTIONS} letters")
     return tuple(value)
 
 
 def answer_option(answer: object, options: tuple[str, ...]) -> str:
-    """The text of the right option, which the answer gives, or its letter.
+    """Return the text of the correct option; the answer is that text, or its letter.
 
     Raises:
-        ValueError: it is none of the options.
+        ValueError: the answer is none of the options.
     """
     if isinstance(answer, str) and answer in options:
         return answer
-    place = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
-    if not 0 <= place < len(options):
+    index = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
+    if not 0 <= index < len(options):
         raise ValueError(
             f"the answer {answer!r:.60} is none of the options {', '.join(map(repr, options)) or '(none)'}"
         )
-    return options[place]
+    return options[index]
 
 
 def parse_coordinate_system(value: object) -> CoordinateSystem:
-    """What coordinates are measured in.
+    """Return the coordinate system of a name.
 
     Raises:
-        ValueError: it is none of the frames there are.
+        ValueError: there is no such coordinate system.
     """
     if value not in list(CoordinateSystem):
         raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(CoordinateSystem)}")
@@ -202,32 +213,29 @@ def parse_coordinate_system(value: object) -> CoordinateSystem:
 
 
 def parse_size(value: object) -> Size | None:
-    """Width and height.
+    """Return width and height.
 
     Raises:
         ValueError: they are not two positive whole numbers.
     """
     if value is None:
         return None
-    if (
-        not isinstance(value, list | tuple)
-        or len(value) != 2
-        or not all(isinstance(side, int) and side > 0 for side in value)
-    ):
+    sides = value if isinstance(value, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(f"the size is {value!r:.40}, not [width, height]")
-    return Size(*value)
+    return Size(*sides)
 
 
 def subset_values(value: object) -> tuple[str, ...]:
-    """The groups that a cell of metadata puts an item in."""
+    """Return the subsets that a cell puts an item in: one, or one for each entry of a list."""
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
 def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> dict[str, Item]:
-    """The items of a file by id, in its order.
+    """Return the items of a file by id, in the order of the file.
 
     Raises:
-        UserError: a row cannot be parsed, an id stands twice, or there is none.
+        UserError: a row cannot be parsed, an id repeats, or the file has no rows.
     """
     items: dict[str, Item] = {}
     for number, row in read_rows(path):
@@ -244,12 +252,13 @@ def read_items(path: Path, parse: Callable[[Mapping[str, Any]], Item]) -> dict[s
 
 
 def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
-    """The responses of a file: rows `{pid, response}`, where `sample`, `finish`, `tokens`, `frame`, `resized` may be.
+    """Return the responses of a file.
 
-    Other columns are left alone: published files have them.
+    A row has `pid` and `response`, and may have `sample`, `finish`, `tokens`, `frame` and `resized`. Other columns are
+    ignored: published files have some.
 
     Raises:
-        UserError: a row has no id or response, answers no item, or answers one twice with the same `sample`.
+        UserError: a row has no id or response, its id is that of no item, or it repeats id and `sample` of another.
     """
     responses: dict[tuple[str, int], ItemResponse] = {}
     for number, row in read_rows(path):
@@ -268,28 +277,43 @@ def read_responses(path: Path, items: Mapping[str, Item]) -> list[ItemResponse]:
     return list(responses.values())
 
 
+def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) -> list[str]:
+    """Return the ids of items without a response."""
+    answered = {response.id for response in responses}
+    return [id for id in items if id not in answered]
+
+
 def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
-    if absent := [column for column in ("pid", "response") if column not in row]:
+    absent = [column for column in ("pid", "response") if column not in row]
+    if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
-    text, sample, tokens = row["response"], row.get("sample", 0), row.get("tokens")
+    text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"the response is {text!r:.40}, not text")
-    if isinstance(sample, bool) or not isinstance(sample, int) or sample < 0:
-        raise ValueError(f"sample is {sample!r:.40}, not a whole number from 0 on")
-    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
-        raise ValueError(f"tokens is {tokens!r:.40}, not how many there are")
+    if not _is_count(response_index):
+        raise ValueError(f"sample is {response_index!r:.40}, not a whole number from 0 on")
+    if num_tokens is not None and not _is_count(num_tokens):
+        raise ValueError(f"tokens is {num_tokens!r:.40}, not how many there are")
     return ItemResponse(
         id=parse_id(row["pid"]),
         text=text or "",
-        response_index=sample,
+        response_index=response_index,
         finished=row.get("finish") != "length",
-        num_tokens=tokens,
+        num_tokens=num_tokens,
         coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
         resized_size=parse_size(row.get("resized")),
     )
 
 
-def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) -> list[str]:
-    """Ids of the items without a response."""
-    answered = {response.id for response in responses}
-    return [id for id in items if id not in answered]
+def _is_list_of_numbers(answer: object) -> bool:
+    entries = answer if isinstance(answer, list) else [answer]
+    return bool(entries) and all(any(find_numbers(str(entry))) for entry in entries)
+
+
+def _is_nan(value: object) -> bool:
+    """Return True for NaN, which tables hold where they have no value."""
+    return isinstance(value, float) and isnan(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,8 +1,10 @@
-"""What a language model says of responses in which no rule finds an answer. It is asked about these alone, never
-overrules a rule, and its verdicts stand in a column of their own.
+"""Verdicts of a language model on responses in which no rule finds an answer.
 
-Source: judges fill in where rules cannot read, as in the official pipelines of MathVista and EMMA. Departures: rules go
-first and are final, nobody is asked by default, and the report has the accuracy with and without.
+The judge sees no other response, never overrules a rule, and has a column of its own in verdicts and reports.
+
+Source: judges complete the rules in the official pipelines of MathVista (arXiv:2310.02255) and EMMA (arXiv:2501.05444).
+Departures: rules come first and are final, no judge is asked by default, and reports give the accuracy with and
+without it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from mmrl.benchmarks.items import COORDINATE_TYPES, Item
 from mmrl.benchmarks.report.report import JudgeSummary, ScoredRun
 from mmrl.benchmarks.verdict import MISSING_RULE, ResponseOutcome, Verdict
 from mmrl.types import Unscorable, UserError
-from mmrl_datasets.readers.row_to_sample import format_choices
+from mmrl_datasets.choices import format_choices
 from mmrl_rewards.services.endpoint import RequestRejected
 from mmrl_rewards.services.judge import JudgeService
 
@@ -30,56 +32,77 @@ _JUDGE_RUBRIC: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _JudgeReply:
-    """What the judge says of a response, or why it said nothing."""
+    """The judge's verdict, or the reason why there is none."""
 
     correct: bool | None
+    """None when the judge gave no verdict."""
     failure: str = ""
+    """The reason for None."""
 
 
 def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:
-    """The same run with the judge's verdicts, `at_once` questions under way at a time.
+    """Ask a judge about every response in which no rule found an answer.
+
+    Args:
+        run: scored responses.
+        service: client of the judge; it keeps replies, so that nothing is asked twice.
+        max_concurrent: requests under way at a time.
+
+    Returns:
+        The run with the judge's verdicts and a summary of them.
 
     Raises:
-        UserError: not one of its verdicts could be had.
+        UserError: the judge gave no verdict at all.
     """
     texts = {(response.id, response.response_index): response.text for response in run.responses}
     unread = [verdict for verdict in run.verdicts if _needs_judge(verdict, run.items[verdict.id])]
+
+    def ask(verdict: Verdict) -> _JudgeReply:
+        return _ask_judge(service, run.items[verdict.id], texts[verdict.id, verdict.response_index])
+
     with ThreadPoolExecutor(max_concurrent) as pool:
-        said = [*pool.map(lambda one: _ask_judge(service, run.items[one.id], texts[one.id, one.sample]), unread)]
-    failures = [one.failure for one in said if one.correct is None]
+        replies = list(pool.map(ask, unread))
+    failures = [reply.failure for reply in replies if reply.correct is None]
     if unread and len(failures) == len(unread):
         raise UserError(
             f"the judge said nothing of {len(unread)} responses: {failures[0]}; the rest is kept, try again"
         )
-    verdicts = _with_judge_replies(
-        run.verdicts, {(v.id, v.response_index): one.correct for v, one in zip(unread, said, strict=True)}
-    )
     return replace(
         run,
-        verdicts=verdicts,
+        verdicts=_with_judge_replies(run.verdicts, unread, replies),
         judge_summary=JudgeSummary(model=service.model, num_asked=len(unread), failures=tuple(failures)),
     )
 
 
 def _needs_judge(verdict: Verdict, item: Item) -> bool:
-    """Whether there is something to read and no rule could: coordinates are for rules alone."""
+    """Return True for a response with text in which no rule found an answer; coordinates are for rules alone."""
     has_text = verdict.outcome is ResponseOutcome.NO_ANSWER and verdict.rule not in (MISSING_RULE, "empty")
     return has_text and item.answer_type not in COORDINATE_TYPES
 
 
 def _ask_judge(service: JudgeService, item: Item, text: str) -> _JudgeReply:
-    part = answer_span(text)
-    shown = text[part.start : part.end] if part else text
+    answer = answer_span(text)
+    shown = text[answer.start : answer.end] if answer else text
     if len(shown) > service.max_chars:
         return _JudgeReply(None, f"{item.id} has {len(shown)} characters, the judge reads {service.max_chars}")
-    reference = f"{item.answer} {item.unit or ''}".strip()
-    question = item.question + (format_choices(item.options) if item.options else "")
+    material = {
+        "question": item.question + (format_choices(item.options) if item.options else ""),
+        "reference": f"{item.answer} {item.unit or ''}".strip(),
+        "response": shown,
+    }
     try:
-        grades = service.grade({"question": question, "reference": reference, "response": shown}, _JUDGE_RUBRIC, 1)
+        grades = service.grade(material, _JUDGE_RUBRIC, 1)
     except (Unscorable, RequestRejected) as error:
         return _JudgeReply(None, str(error))
     return _JudgeReply(median(grades) == 1)
 
 
-def _with_judge_replies(verdicts: Sequence[Verdict], replies: dict[tuple[str, int], bool | None]) -> list[Verdict]:
-    return [replace(verdict, judge_correct=replies.get((verdict.id, verdict.response_index))) for verdict in verdicts]
+def _with_judge_replies(
+    verdicts: Sequence[Verdict], unread: Sequence[Verdict], replies: Sequence[_JudgeReply]
+) -> list[Verdict]:
+    by_response = {}
+    for verdict, reply in zip(unread, replies, strict=True):
+        by_response[verdict.id, verdict.response_index] = reply.correct
+    return [
+        replace(verdict, judge_correct=by_response.get((verdict.id, verdict.response_index))) for verdict in verdicts
+    ]

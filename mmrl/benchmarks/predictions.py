@@ -1,4 +1,7 @@
-"""predictions.jsonl: what a model answered, appended batch by batch. Half a batch, as a kill leaves it, is dropped."""
+"""predictions.jsonl: the responses of a model, appended batch by batch.
+
+Whole batches make an evaluation resumable: a kill leaves half a batch at most, which the next start drops.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,43 @@ from mmrl.utils.files import json_line, report_write_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One response to the item `id`. `draft` is how many characters stand before the last trigger, where there is one;
-    `prompt` the digest of what the model read, coordinates in `frame`.
-    """
+    """One response to an item, with what is needed to score it again."""
 
     id: str
+    """Id of the item."""
     response_index: int
+    """Number of the response among those to the same item, from 0."""
     text: str
+    """Everything the model wrote, forced text included."""
     finish_reason: FinishReason
+    """Reason why generation ended."""
     num_tokens: int
+    """Length of the response in tokens."""
     prompt_digest: str
+    """Hash of the text, images and positions that the model read."""
     coordinate_system: CoordinateSystem
+    """Coordinate system that the prompt asked for."""
     resize_maps: tuple[ResizeMap, ...]
+    """Resize of each image, from its own size to the one the model saw."""
     first_response_chars: int | None = None
+    """Characters before the last forced trigger; None for a response without one."""
 
     def to_row(self) -> dict[str, Any]:
-        """The row of predictions.jsonl."""
+        """Return the row of predictions.jsonl."""
         return {
             "pid": self.id,
             "sample": self.response_index,
             "response": self.text,
             "finish": self.finish_reason,
             "tokens": self.num_tokens,
-            "draft": self.first_response_chars,
+            "first_response_chars": self.first_response_chars,
             "prompt": self.prompt_digest,
             "frame": self.coordinate_system,
             "sizes": [[*resize.original, *resize.resized] for resize in self.resize_maps],
         }
 
     def to_item_response(self) -> ItemResponse:
-        """What scoring sees of it; the picture that coordinates belong to is the first."""
+        """Return what scoring needs. Coordinates belong to the first image."""
         return ItemResponse(
             id=self.id,
             text=self.text,
@@ -58,55 +68,61 @@ class Prediction:
 
 
 def parse_prediction(row: dict[str, Any]) -> Prediction:
-    """A row read back.
+    """Return the prediction of a row of predictions.jsonl.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError: a column is missing.
+        TypeError: a column has the wrong type.
+        ValueError: a column holds an unknown value.
     """
-    sizes = [(Size(*size[:2]), Size(*size[2:])) for size in row["sizes"]]
     return Prediction(
         id=row["pid"],
         response_index=row["sample"],
         text=row["response"],
         finish_reason=FinishReason(row["finish"]),
         num_tokens=row["tokens"],
-        first_response_chars=row["draft"],
+        first_response_chars=row["first_response_chars"],
         prompt_digest=row["prompt"],
         coordinate_system=CoordinateSystem(row["frame"]),
-        resize_maps=tuple(ResizeMap(*pair) for pair in sizes),
+        resize_maps=tuple(ResizeMap(Size(*sides[:2]), Size(*sides[2:])) for sides in row["sizes"]),
     )
 
 
 def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Add a batch, and wait until it is on disk.
+    """Append a batch, and return once it is on disk.
 
     Raises:
         UserError: the file cannot be written.
     """
     with report_write_errors(path), path.open("ab") as file:
         lines = "".join(json_line(prediction.to_row()) for prediction in predictions)
+        # A model may write half of a surrogate pair, which UTF-8 cannot encode.
         file.write(lines.encode("utf-8", errors="backslashreplace"))
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
-    """The predictions of the batches that are whole, of so many rows each; what comes behind them is cut off.
+    """Return the predictions of the complete batches at the start of a file, and cut the file off behind them.
+
+    Args:
+        path: the file; it need not exist.
+        batch_sizes: rows of each batch, in order.
 
     Raises:
-        UserError: a row in them cannot be read.
+        UserError: a row cannot be read.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    torn = bool(lines) and not lines[-1].endswith(b"\n")
-    whole = len(lines) - torn
-    kept = 0
+    has_torn_line = bool(lines) and not lines[-1].endswith(b"\n")
+    num_whole = len(lines) - has_torn_line
+    num_kept = 0
     for size in batch_sizes:
-        if kept + size > whole:
+        if num_kept + size > num_whole:
             break
-        kept += size
-    if kept < len(lines):
-        os.truncate(path, sum(map(len, lines[:kept])))
-    return [_parse_line(path, number, line) for number, line in enumerate(lines[:kept], 1)]
+        num_kept += size
+    if num_kept < len(lines):
+        os.truncate(path, sum(map(len, lines[:num_kept])))
+    return [_parse_line(path, number, line) for number, line in enumerate(lines[:num_kept], 1)]
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Prediction:

@@ -1,4 +1,4 @@
-"""Training rewards asked about a benchmark's answer: what evaluates is what trains."""
+"""Training rewards applied to benchmark answers, so that evaluation and training measure alike."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from mmrl_rewards import maths
 from mmrl_rewards.contract import Reward
 
 _IDENTITY_RESIZE: Final = ResizeMap(Size(1, 1), Size(1, 1))
-_MAX_FORMULA_CHARS: Final = 120  # characters of a formula
+_MAX_FORMULA_CHARS: Final = 120
+"""Characters of the longest formula that is compared algebraically."""
 _EXPENSIVE_FORMULA: Final = re.compile(r"\^[^\\]{0,20}\^|\^\{?\d{3}|\d{16}|!|\\(?:sum|prod|int|lim)|\^\{[^}]*\^")
-"""What may keep a computer algebra system busy for ever."""
+"""Formulas that may keep the computer algebra system busy without end: towers of powers, factorials, integrals."""
 
 
 def reward_score(
@@ -41,40 +42,46 @@ def reward_score(
     resize_map: ResizeMap = _IDENTITY_RESIZE,
     **options: object,
 ) -> float:
-    """What a reward gives a value, in [0, 1]; `frames` are the answer's and the target's; 0 for a target it refuses."""
-    framed = answer_type in (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT)
-    sample = Sample(
-        id="",
-        task="",
-        parts=(),
-        target=Target(
-            answer_type=answer_type, value=target, coordinate_system=coordinate_systems[1] if framed else None
-        ),
+    """Return the reward of an answer, in [0, 1]; 0 where the reward cannot score the target.
+
+    Args:
+        reward: the reward function.
+        answer_type: type of both answers.
+        value: the answer found.
+        target: the correct answer.
+        coordinate_systems: that of the answer found and that of the target.
+        resize_map: resize of the image between the two.
+        **options: options of the reward.
+    """
+    has_coordinates = answer_type in (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT)
+    sample_target = Target(
+        answer_type=answer_type, value=target, coordinate_system=coordinate_systems[1] if has_coordinates else None
     )
-    answer = Answer(text=str(value), thinking=None, value=value)
+    sample = Sample(id="", task="", parts=(), target=sample_target)
     response = Response(
         text="",
-        answer=answer,
+        answer=Answer(text=str(value), thinking=None, value=value),
         finish_reason=FinishReason.EOS,
         num_tokens=0,
         resize_maps=(resize_map,),
         coordinate_system=coordinate_systems[0],
     )
     try:
-        term = reward(response, sample, **options)
+        result = reward(response, sample, **options)
     except Unscorable:
         return 0.0
-    return term.value if isinstance(term, RewardValue) else term
+    return result.value if isinstance(result, RewardValue) else result
 
 
 def formulas_equal(value: str, target: str, decimals: int = 6) -> bool:
-    """Whether two formulas are equal to math-verify; those too long, or too costly to expand, only if written alike."""
+    """Return True when math-verify finds two formulas equal to so many decimals.
+
+    Formulas that are too long or too expensive to expand are equal only if written alike.
+    """
     if value.strip() == target.strip():
         return True
-    if (
-        max(len(value), len(target)) > _MAX_FORMULA_CHARS
-        or _EXPENSIVE_FORMULA.search(value)
-        or _EXPENSIVE_FORMULA.search(target)
-    ):
+    if max(len(value), len(target)) > _MAX_FORMULA_CHARS:
+        return False
+    if _EXPENSIVE_FORMULA.search(value) or _EXPENSIVE_FORMULA.search(target):
         return False
     return reward_score(maths.equal, AnswerType.LATEX, value, target, decimals=decimals) == 1.0

@@ -1,4 +1,4 @@
-"""A verdict on one response: what it answers, where, by which rule, and whether that is right."""
+"""Verdicts on single responses, and the JSONL files that hold them."""
 
 from __future__ import annotations
 
@@ -14,73 +14,85 @@ from mmrl.types import UserError
 from mmrl.utils.files import json_line
 
 SCORER_VERSION: Final = "2"
+"""Version of the extraction and scoring rules; increase it whenever any verdict may change."""
 MISSING_RULE: Final = "missing"
-"""The rule of a verdict on an item without a response."""
-"""Version of the rules; it changes whenever a verdict may."""
+"""Rule named by the verdict on an item without a response."""
 _EXCERPT_CHARS: Final = 120
+"""Characters of answers and texts that a row of verdicts.jsonl repeats."""
 
 
 class ResponseOutcome(StrEnum):
-    """What became of a response. All but `right` count as wrong."""
+    """The end that a response came to. All but `correct` count as wrong."""
 
-    RIGHT = "right"
-    WRONG = "wrong"
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
     NO_ANSWER = "no_answer"
+    """No rule found an answer."""
     REFUSAL = "refusal"
+    """The response declines to answer."""
     TRUNCATED = "truncated"
+    """The response was cut off before it gave an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`start` and `end` delimit in the response what the rule read; `value` is what it read there.
-
-    `strict`: a careful reader calls it right. `compat`: the official rule gives full credit; `score` is its credit, in
-    [0, 1], which some benchmarks grade. Questions of one `cluster` share their picture; `groups` are the subsets they
-    are of. `judged` is what a judge says where no rule found an answer, None where none was asked or could tell.
-    """
+    """The verdict on one response."""
 
     id: str
+    """Id of the item."""
     outcome: ResponseOutcome
+    """By the strict verdict."""
     rule: str
+    """Extraction rule that found the answer."""
     start: int
+    """First character of the answer in the response."""
     end: int
+    """Character behind the answer."""
     value: str | None
+    """The answer found; None when there is none."""
     strict: bool
+    """True when a careful reader would call the answer correct."""
     official: bool
+    """True when the benchmark's own rule gives full marks."""
     score: float
+    """Score by the benchmark's own rule, in [0, 1]."""
     response_index: int = 0
+    """Number of the response among those to the same item, from 0."""
     cluster: str = ""
+    """Items of one cluster share their image, so that intervals resample them together."""
     subsets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Subsets that the item belongs to, by the column that makes them."""
     judge_correct: bool | None = None
+    """Verdict of a language model where no rule found an answer; None when it was not asked or did not say."""
 
     @property
     def correct_with_judge(self) -> bool:
-        """Right by rule, or by the judge where the rules abstain."""
+        """True when the rules, or the judge where they found nothing, call the answer correct."""
         return self.strict or self.judge_correct is True
 
     def to_row(self, response: str) -> dict[str, Any]:
-        """The row of verdicts.jsonl, with the text that the rule read."""
+        """Return the row of verdicts.jsonl, which quotes the text that the rule read."""
         return {
             "pid": self.id,
             "sample": self.response_index,
             "strict": self.strict,
-            "compat": self.official,
+            "official": self.official,
             "score": self.score,
-            "class": str(self.outcome),
+            "outcome": str(self.outcome),
             "rule": self.rule,
             "value": None if self.value is None else self.value[:_EXCERPT_CHARS],
             "start": self.start,
             "end": self.end,
             "text": response[self.start : min(self.end, self.start + _EXCERPT_CHARS)],
             "cluster": self.cluster,
-            "groups": {name: list(values) for name, values in self.subsets.items()},
-            "judged": self.judge_correct,
+            "subsets": {name: list(values) for name, values in self.subsets.items()},
+            "judge_correct": self.judge_correct,
             "scorer": SCORER_VERSION,
         }
 
 
 def parse_verdict(row: Mapping[str, Any]) -> Verdict:
-    """A verdict read back.
+    """Return the verdict of a row of verdicts.jsonl.
 
     Raises:
         ValueError: a column is missing or of the wrong type.
@@ -89,36 +101,66 @@ def parse_verdict(row: Mapping[str, Any]) -> Verdict:
         verdict = Verdict(
             id=row["pid"],
             response_index=row["sample"],
-            outcome=ResponseOutcome(row["class"]),
+            outcome=ResponseOutcome(row["outcome"]),
             rule=row["rule"],
             start=row["start"],
             end=row["end"],
             value=row["value"],
             strict=row["strict"],
-            official=row["compat"],
+            official=row["official"],
             score=float(row["score"]),
             cluster=row["cluster"],
-            subsets={name: tuple(values) for name, values in row["groups"].items()},
-            judge_correct=row["judged"],
+            subsets={name: tuple(values) for name, values in row["subsets"].items()},
+            judge_correct=row["judge_correct"],
         )
     except KeyError as error:
         raise ValueError(f"has no column {error}; verdicts are written by `mmrl eval score`") from None
     except AttributeError:
-        raise ValueError(f"groups are {row['groups']!r:.40}, not an object") from None
+        raise ValueError(f"subsets are {row['subsets']!r:.40}, not an object") from None
     if not (isinstance(verdict.strict, bool) and isinstance(verdict.official, bool) and isinstance(verdict.id, str)):
-        raise ValueError("pid must be text, strict and compat true or false")
+        raise ValueError("pid must be text, strict and official true or false")
     return verdict
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
+def read_verdicts(path: Path) -> list[Verdict]:
+    """Read a verdicts.jsonl, or the one in the folder `path`.
 
     Raises:
-        UserError: the file cannot be read, or a line is no JSON object; the message names both.
+        UserError: there is no such file, or a row is no verdict.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
+    file = path / "verdicts.jsonl" if path.is_dir() else path
+    verdicts = []
+    for number, row in read_rows(file):
+        try:
+            verdicts.append(parse_verdict(row))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{file}:{number}: {error}") from error
+    return verdicts
+
+
+def verdict_lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
+    """Return the text of verdicts.jsonl.
+
+    Args:
+        verdicts: one for each line.
+        responses: texts by item id and response index.
+    """
+    lines = []
+    for verdict in verdicts:
+        text = responses.get((verdict.id, verdict.response_index), "")
+        lines.append(json_line(verdict.to_row(text)))
+    return "".join(lines)
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no JSON object.
+    """
+    open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
+        with open_text(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, _parse_row(path, number, line)
@@ -134,26 +176,3 @@ def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
     return row
-
-
-def read_verdicts(path: Path) -> list[Verdict]:
-    """The verdicts of a file written by `mmrl eval`, or of the folder it wrote.
-
-    Raises:
-        UserError: no such file, or a row is no verdict.
-    """
-    file = path / "verdicts.jsonl" if path.is_dir() else path
-    verdicts = []
-    for number, row in read_rows(file):
-        try:
-            verdicts.append(parse_verdict(row))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file}:{number}: {error}") from error
-    return verdicts
-
-
-def verdict_lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
-    """verdicts.jsonl, one line each; `responses` by id and sample."""
-    return "".join(
-        json_line(verdict.to_row(responses.get((verdict.id, verdict.response_index), ""))) for verdict in verdicts
-    )

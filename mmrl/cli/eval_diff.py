@@ -34,9 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.benchmarks.verdict import read_verdicts
 
     a, b = read_verdicts(arguments.a), read_verdicts(arguments.b)
-    columns: tuple[VerdictColumn, ...] = ("strict", "compat")
+    columns: tuple[VerdictColumn, ...] = ("strict", "official")
     if any(verdict.judge_correct is not None for verdict in (*a, *b)):
-        columns = (*columns, "judged")
+        columns = (*columns, "with_judge")
     for column in columns:
         _print_comparison(column, compare_runs(a, b, column), arguments.flips)
     for name, rows in compare_subsets(a, b, "strict").items():

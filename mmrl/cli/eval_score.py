@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from mmrl.benchmarks.report.report import ScoredRun
 
 DETAILS = """\
-Items are JSONL in the columns of MathVista's testmini for --bench mathvista, else canonical JSONL (docs/evaluation.md).
+Items are JSONL in the columns of MathVista's testmini for --benchmark mathvista, else canonical JSONL
+(docs/evaluation.md).
 Responses are rows {"pid": .., "response": ..}; `sample` numbers several to one question, `finish` is "length" for one
 that was cut, `tokens` says how many there are; other columns are left alone. Either file may end in .gz.
 
 --judge asks a language model about responses in which no rule finds an answer, and about no other: its verdicts are the
-column `judged`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
+column `judge_correct`, and the report has the accuracy with and without. Its replies are kept in DIR/judge.
 
 Writes verdicts.jsonl, report.json and report.md into DIR. Items without a response are named, and count as wrong.
 """
@@ -29,7 +30,10 @@ def add_parser(commands: Subparsers) -> None:
     """Declare the command."""
     parser = add_command(commands, "score", "score responses, by rule and by the benchmark's own metric", DETAILS)
     parser.add_argument(
-        "--bench", required=True, metavar="NAME", help="such as mathvista; `canonical` has no own metric"
+        "--benchmark",
+        required=True,
+        metavar="NAME",
+        help="such as mathvista, or ./mine.py:make_benchmark; `canonical` has no own metric",
     )
     parser.add_argument("--items", required=True, type=Path, metavar="FILE", help="questions with their answers")
     parser.add_argument("--responses", required=True, type=Path, metavar="FILE", help="what the model wrote")
@@ -44,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Score, write and tell."""
     from mmrl.benchmarks.registry import get_benchmark
     from mmrl.benchmarks.report.markdown import report_markdown
-    from mmrl.benchmarks.score_files import changed_verdicts, score_files, write_report
+    from mmrl.benchmarks.score_responses import changed_verdicts, score_files, write_report
     from mmrl.benchmarks.verdict import read_verdicts
 
-    bench = get_benchmark(arguments.bench)
+    benchmark = get_benchmark(arguments.benchmark)
     known = arguments.rescore and (arguments.out / "verdicts.jsonl").exists()
     before = read_verdicts(arguments.out) if known else []
-    scored = score_files(bench, arguments.items, arguments.responses)
+    scored = score_files(benchmark, arguments.items, arguments.responses)
     if arguments.judge or arguments.judge_model:
         scored = _apply_llm_judge(scored, arguments)
     report = write_report(scored, arguments.out, rescore=arguments.rescore)
@@ -59,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"mmrl: {len(scored.missing_ids)} items have no response and count as wrong: {named}", file=sys.stderr)
     print(report_markdown(report).partition("\n## ")[0].rstrip())
     for old, new in changed_verdicts(before, scored.verdicts):
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
     print(f"Written: {arguments.out / 'verdicts.jsonl'}, report.json, report.md")
     return 0
 

@@ -9,11 +9,11 @@ from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports
 
 DETAILS = """\
 examples:
-  mmrl eval runs/mine --bench mathvista --data MathVista
-  mmrl eval runs/mine/checkpoints/01-000500 --bench refcoco --data RefCOCO --split testA
-  mmrl eval models/Qwen2.5-VL-3B --bench mmmu --data MMMU/Art --data MMMU/Biology model.max_pixels=1003520
-  mmrl eval runs/mine --bench mathvista --data MathVista.tsv evaluation.temperature=1 samples=8   # pass@k, maj@k
-  mmrl eval runs/mine --bench run:test          # the run's own held-out data, by its own rewards
+  mmrl eval runs/mine --benchmark mathvista --data MathVista
+  mmrl eval runs/mine/checkpoints/01-000500 --benchmark refcoco --data RefCOCO --split testA
+  mmrl eval models/Qwen2.5-VL-3B --benchmark mmmu --data MMMU/Art --data MMMU/Biology model.max_pixels=1003520
+  mmrl eval runs/mine --benchmark mathvista --data MathVista.tsv evaluation.temperature=1 responses_per_question=8   # pass@k, maj@k
+  mmrl eval runs/mine --benchmark run:test          # the run's own held-out data, by its own rewards
 
 Benchmarks: canonical, coco, counting, docvqa, emma, geometry3k, mathverse, mathvision, mathvista, megabench, mmmu,
 mmmu_pro, mvbench, ocrbench, refcoco, screenspot, seed_bench_r1, textvqa, video_mme; run:test, run:validation.
@@ -31,7 +31,9 @@ def add_parser(commands: Subparsers) -> None:
     parser = add_command(commands, "take", "take a benchmark; `take` may be left out", DETAILS)
     parser.add_argument("model", metavar="MODEL", help="a folder of transformers, a run, or a checkpoint of one")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="set one value by dotted path")
-    parser.add_argument("--bench", required=True, metavar="NAME", help="such as mathvista, canonical, run:test")
+    parser.add_argument(
+        "--benchmark", required=True, metavar="NAME", help="such as mathvista, run:test, ./mine.py:make_benchmark"
+    )
     parser.add_argument(
         "--data",
         action="append",
@@ -43,9 +45,9 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--engine", choices=("hf", "vllm"), help="what draws responses")
     parser.add_argument("--checkpoint", metavar="NAME", help="of a run: a name, or `best`; the newest when left out")
     parser.add_argument("--split", metavar="NAME", help="of a folder: the split to take")
-    parser.add_argument("--media", metavar="DIR", help="where relative paths of pictures and videos start")
+    parser.add_argument("--media-root", metavar="DIR", help="where relative paths of pictures and videos start")
     parser.add_argument(
-        "--frame",
+        "--coordinates",
         choices=("px_original", "norm_1", "norm_1000"),
         help="what boxes are measured in, of a table that does not say (VLMEvalKit's RefCOCO)",
     )
@@ -61,31 +63,32 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.log.console import Console
     from mmrl.types import CoordinateSystem
 
-    if not arguments.bench.startswith("run:"):
-        get_benchmark(arguments.bench)
+    label = arguments.benchmark.replace(":", "-")
+    if not arguments.benchmark.startswith("run:"):
+        label = get_benchmark(arguments.benchmark).name
     with pause_gc_for_imports():  # after the name is known to be right
         from mmrl.distributed.torch_ranks import require_single_process
         from mmrl.evaluation.evaluate import EvalRequest, evaluate
 
     require_single_process("mmrl eval")
-    name = f"{Path(arguments.model).resolve().name}-{arguments.bench.replace(':', '-')}"
+    name = f"{Path(arguments.model).resolve().name}-{label}"
     request = EvalRequest(
         model=arguments.model,
-        benchmark=arguments.bench,
+        benchmark=arguments.benchmark,
         data_files=tuple(arguments.data),
         out_dir=arguments.out or Path("evals") / name,
         overrides=arguments.overrides,
         engine=arguments.engine,
         checkpoint=arguments.checkpoint,
         split=arguments.split,
-        media_root=arguments.media,
-        coordinate_system=CoordinateSystem(arguments.frame) if arguments.frame else None,
+        media_root=arguments.media_root,
+        coordinate_system=CoordinateSystem(arguments.coordinates) if arguments.coordinates else None,
         allow_missing=arguments.allow_missing,
         rescore=arguments.rescore,
     )
     result = evaluate(request, Console())
     print(report_markdown(result.report).partition("\n## ")[0].rstrip())
     for old, new in result.changed_verdicts:
-        print(f"{new.id}: strict {old.strict} -> {new.strict}, compat {old.official} -> {new.official} ({new.rule})")
+        print(f"{new.id}: strict {old.strict} -> {new.strict}, official {old.official} -> {new.official} ({new.rule})")
     print(f"Written: {request.out_dir}/predictions.jsonl, verdicts.jsonl, report.json, report.md")
     return 0

@@ -10,21 +10,21 @@ from mmrl.types import UserError
 
 _CODE_TEMPLATE = '''"""The reward `{name}`."""
 
-from mmrl.types import Kind, Response, Sample, Term
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import AnswerType, Response, RewardValue, Sample
+from mmrl_rewards.contract import reward, target_value
 
 
-@reward(name="{name}", kinds=(Kind.NUMBER,))
-def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> Term:
+@reward(name="{name}", answer_types=(AnswerType.NUMBER,))
+def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> RewardValue:
     """1 if |answer - target| <= tolerance, else 0.
 
     Source: where the formula comes from. Departures: what is different here.
     """
-    target = gold(sample, Kind.NUMBER)
+    target = target_value(sample, AnswerType.NUMBER)
     value = response.answer.value
     if value is None:
-        return Term(0.0, response.answer.problems[0])
-    return Term(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
+        return RewardValue(0.0, response.answer.problems[0])
+    return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
 '''
 _CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
     ("<answer>3</answer>", {}, 1, "right"),

@@ -1,7 +1,7 @@
 """Settings: a strict schema, a loader that says what is wrong and where, and an explanation in words."""
 
 from mmrl.config.diff import SettingChange, diff_configs
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.export import config_json_schema, dump_yaml
 from mmrl.config.load import (
     LoadedConfig,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 from pydantic_core import ErrorDetails
 
 from mmrl.config.schema import Config
@@ -67,6 +67,10 @@ def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[Ke
     owner: Any = None
     here: Any = schema
     for step in loc:
+        tagged = _find_tagged_choice(here, step)
+        if tagged is not None:  # the step is the tag of a union, not a place in the file
+            here = tagged
+            continue
         here = _strip_annotated(here)
         models = _models_in(here)
         if len(models) > 1:  # the step is the tag of a discriminated union, not a place in the file
@@ -99,7 +103,18 @@ def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
     """The models a value of this type may be."""
     bare = _strip_annotated(annotation)
     choices = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
+    choices = tuple(_strip_annotated(choice) for choice in choices)
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
+
+
+def _find_tagged_choice(annotation: object, tag: int | str) -> Any:
+    """Return the choice of a union that is annotated with this `Tag`, or None."""
+    bare = _strip_annotated(annotation)
+    choices: tuple[object, ...] = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ()
+    for choice in choices:
+        if Tag(str(tag)) in getattr(choice, "__metadata__", ()):
+            return choice
+    return None
 
 
 def _kind_of(model: type[BaseModel]) -> str:

@@ -1,1 +1,1 @@
-"""Ranks: one process or several, and what they share."""
+"""Runs of one process or several: ranks and their collectives, sharing of ports among ranks, the launcher."""

@@ -1,4 +1,4 @@
-"""Several processes of one command on this machine, which end together."""
+"""The launcher of `mmrl train --nproc`: several processes of one command on this machine, which end together."""
 
 from __future__ import annotations
 
@@ -10,82 +10,106 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
-SHUTDOWN_GRACE_S: Final = 15.0  # for the others to say what they lost, once one has failed
+SHUTDOWN_GRACE_S: Final = 15.0
+"""Time that the other ranks have to report what they lost, once one has failed."""
+_POLL_INTERVAL_S: Final = 0.1
+
+RankProcess = subprocess.Popen[bytes]
+
+
+class FailedRank(NamedTuple):
+    """A rank that ended with an error."""
+
+    rank: int
+    return_code: int
+    """The exit code, or minus the number of the signal that ended the process."""
 
 
 def launch(argv: Sequence[str], num_processes: int) -> int:
-    """Run `mmrl WORDS` in `count` processes that find each other; returns the exit code of the first to fail, or 0.
+    """Run `mmrl ARGV` in `num_processes` processes that form one run.
 
-    Signals go on to all of them. When one fails, the others are given a moment and then killed: none is left behind.
+    Signals are passed on to all of them. When one fails, the others get `SHUTDOWN_GRACE_S` and are then killed: no
+    process outlives this call.
+
+    Returns:
+        The exit code of the first rank that failed, or 0.
     """
     port = _find_free_port()
     processes = [_start_rank(argv, rank, num_processes, port) for rank in range(num_processes)]
 
-    def pass_on(which: int, _frame: FrameType | None) -> None:
+    def pass_on(signal_number: int, _frame: FrameType | None) -> None:
         for process in processes:
-            _signal_process_group(process, which)
+            _signal_process_group(process, signal_number)
 
-    kept = {which: signal.signal(which, pass_on) for which in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _wait_for_ranks(processes)
     finally:
         for process in processes:
             _signal_process_group(process, signal.SIGKILL)
             process.wait()
-        for which, handler in kept.items():
-            signal.signal(which, handler)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
 
 
-def _wait_for_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all, or until one has failed and the grace is over."""
-    failed: tuple[int, int] | None = None
+def _wait_for_ranks(processes: Sequence[RankProcess]) -> int:
+    """Wait until all ranks have ended, or until one has failed and the grace period is over; return the exit code."""
+    failed: FailedRank | None = None
     deadline = float("inf")
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(0.1)
-        if failed is None and (failed := _find_failed_rank(processes)):
-            deadline = time.monotonic() + SHUTDOWN_GRACE_S
-    rank, code = failed or _find_failed_rank(processes) or (0, 0)
-    if code < 0:
-        print(f"mmrl: error: rank {rank} was ended by {signal.Signals(-code).name}; all are stopped", file=sys.stderr)
-    return code if code >= 0 else 128 - code
+        time.sleep(_POLL_INTERVAL_S)
+        if failed is None:
+            failed = _find_failed_rank(processes)
+            if failed is not None:
+                deadline = time.monotonic() + SHUTDOWN_GRACE_S
+    failed = failed or _find_failed_rank(processes)
+    if failed is None:
+        return 0
+    if failed.return_code < 0:
+        name = signal.Signals(-failed.return_code).name
+        print(f"mmrl: error: rank {failed.rank} was ended by {name}; all are stopped", file=sys.stderr)
+        return 128 - failed.return_code
+    return failed.return_code
 
 
-def _find_failed_rank(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """The rank that failed, and its code; of several one that a signal ended, as the others lost it."""
-    codes = [(rank, code) for rank, process in enumerate(processes) if (code := process.poll())]
-    return min(codes, key=lambda failed: failed[1] > 0, default=None)
+def _find_failed_rank(processes: Sequence[RankProcess]) -> FailedRank | None:
+    """Return a rank that failed, if there is one.
+
+    A rank that a signal ended is preferred to one with an exit code: the latter only lost its connection to it.
+    """
+    failed = []
+    for rank, process in enumerate(processes):
+        return_code = process.poll()
+        if return_code:
+            failed.append(FailedRank(rank, return_code))
+    return min(failed, key=lambda rank: rank.return_code > 0, default=None)
 
 
-def _start_rank(argv: Sequence[str], rank: int, num_processes: int, port: int) -> subprocess.Popen[bytes]:
-    """A process in a session of its own: a Ctrl-C reaches it once, from us."""
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": num_processes,
-        "LOCAL_WORLD_SIZE": num_processes,
-        "MASTER_PORT": port,
+def _start_rank(argv: Sequence[str], rank: int, num_processes: int, port: int) -> RankProcess:
+    """Start one rank in a session of its own, so that Ctrl-C reaches it once, through this process."""
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # This process may be gone before the rank first asks for its parent, so the rank is told whom to watch.
+        "MMRL_LAUNCHER": str(os.getpid()),
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "mmrl", *argv],
-        env={
-            **os.environ,
-            **{name: str(value) for name, value in place.items()},
-            "MASTER_ADDR": "127.0.0.1",
-            "MMRL_LAUNCHER": str(os.getpid()),  # it may be gone before the process can ask for its parent
-        },
-        start_new_session=True,
-    )
+    return subprocess.Popen([sys.executable, "-m", "mmrl", *argv], env=environment, start_new_session=True)
 
 
-def _signal_process_group(process: subprocess.Popen[bytes], signal_number: int) -> None:
-    """To a process and what it has started, if it is there."""
+def _signal_process_group(process: RankProcess, signal_number: int) -> None:
+    """Send a signal to a rank and the processes it started, if it still runs."""
     if process.poll() is None:
         os.killpg(process.pid, signal_number)
 
 
 def _find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

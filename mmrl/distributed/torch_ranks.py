@@ -1,7 +1,7 @@
-"""Where ranks meet: every collective of mmrl itself, each bounded in time and named when it fails.
+"""Ranks of `torch.distributed`: every collective of mmrl, each with a deadline and an error that names its cause.
 
-Objects travel by gloo, whatever moves the gradients. Beside them a thread on each rank keeps a diary for the others:
-when a rank has waited too long, it can say for whom, and what that one was doing.
+Objects travel over gloo, whichever backend reduces the gradients. A thread on each rank publishes what it is doing in
+the shared store, so that a rank that waits too long can say for whom it waits and what that rank is doing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from mmrl.distributed.ranks import RankLostError, Ranks, SingleProcess
 from mmrl.types import UserError
 
 T = TypeVar("T")
-_BUCKET_BYTES: Final = 64 * 2**20
+_BUCKET_BYTES: Final = 64 * 2**20  # tensors are summed together up to this size, to save round trips
+_MAX_PUBLISH_INTERVAL_S: Final = 1.0
+_SILENT_AFTER_S: Final = 5.0  # a rank that published nothing for longer is reported as silent
 _LAUNCHER_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TorchRanks:
-    """The processes of `torch.distributed`, as a launcher has started them."""
+    """The processes of a run that a launcher has started. Implements `mmrl.distributed.ranks.Ranks`."""
 
     def __init__(self, options: DistributedConfig) -> None:
-        """Join the others.
+        """Join the other ranks.
 
         Raises:
-            UserError: they did not all come within `options.timeout_s`.
+            UserError: they did not all arrive within `options.timeout_s`.
         """
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         limit = timedelta(seconds=options.timeout_s)
@@ -54,48 +56,57 @@ class TorchRanks:
                 f"not all processes met within {options.timeout_s} s at "
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}"
             ) from error
+        # The heartbeat gets a connection of its own: a call that waits on a shared one would stop it.
         self._heartbeat = Heartbeat(store.clone(), self.rank, self.size, patience_s=options.heartbeat_s)
         self._heartbeat.start()
 
     def all_gather(self, value: T) -> list[T]:
-        """What each rank gave, in rank order; at this rank's place stands the very object `mine`."""
+        """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""
         gathered: list[T] = [value] * self.size
-        with self._report_waiting("gather"):
+        with self._report_waiting("all_gather"):
             dist.all_gather_object(gathered, value, group=self._object_group)
         gathered[self.rank] = value
         return gathered
 
     def on_rank0(self, work: Callable[[], T]) -> T:
-        """What `work` returns on the first rank, which alone does it. A UserError there is raised on every rank."""
+        """Run `work` on rank 0 alone and return its result on every rank. A UserError is raised on every rank."""
         result: list[T | UserError | None] = [None]
         if self.rank == 0:
             try:
                 result[0] = work()
             except UserError as error:
                 result[0] = error
-        with self._report_waiting("once"):
+        with self._report_waiting("on_rank0"):
             dist.broadcast_object_list(result, src=0, group=self._object_group)
         if isinstance(result[0], UserError):
             raise result[0]
         return result[0]  # type: ignore[return-value]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sum tensors over ranks, in place, many at a time; all of one type."""
-        with self._report_waiting("add"), torch.no_grad():
+        """Sum tensors of one dtype over ranks, in place, in buckets of up to 64 MiB."""
+        with self._report_waiting("all_reduce"), torch.no_grad():
             for bucket in _split_into_buckets(tensors):
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
                 dist.all_reduce(flat)
-                for tensor, summed in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+                sums = torch.split(flat, [tensor.numel() for tensor in bucket])
+                for tensor, summed in zip(bucket, sums, strict=True):
                     tensor.copy_(summed.view_as(tensor))
 
     def set_activity(self, activity: str) -> None:
-        """Write into the diary what this rank is doing now."""
+        """Publish what this rank is doing. Not collective."""
         self._heartbeat.set_activity(activity)
 
     def close(self) -> None:
-        """Part from the others, when all is done."""
+        """Leave the process group. All ranks must have finished."""
         self._heartbeat.stop()
         dist.destroy_process_group()
+
+    def rank_lost_error(self, error: RuntimeError) -> RankLostError:
+        """Return the error to raise when a collective fails: what this rank did, and what the others did last."""
+        return RankLostError(
+            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({_first_line(error)}). Last heard: "
+            f"{self._heartbeat.describe_others()}. Run the same command again: it continues from the last checkpoint"
+        )
 
     @contextmanager
     def _report_waiting(self, collective: str) -> Iterator[None]:
@@ -103,55 +114,51 @@ class TorchRanks:
         self._heartbeat.set_activity(f"waiting in {collective} after: {before}")
         try:
             yield
-        except RuntimeError as error:  # what gloo raises has no class of its own
+        # gloo raises plain RuntimeError when a peer is gone or the deadline has passed.
+        except RuntimeError as error:
             raise self.rank_lost_error(error) from error
         self._heartbeat.set_activity(before)
 
-    def rank_lost_error(self, error: RuntimeError) -> RankLostError:
-        """What to say when a collective fails."""
-        return RankLostError(
-            f"rank {self.rank}, {self._heartbeat.activity}, lost another ({_first_line(error)}). Last heard: "
-            f"{self._heartbeat.describe_others()}. The same command goes on from the last checkpoint"
-        )
-
 
 class KeyValueStore(Protocol):
-    """What torch.distributed keeps for all ranks: bytes by name."""
+    """The part of `torch.distributed.Store` that the heartbeat uses."""
 
     def set(self, key: str, value: str) -> None:
-        """Write."""
+        """Write a value."""
 
     def get(self, key: str) -> bytes:
-        """Read; waits until it has been written."""
+        """Read a value; wait until it has been written."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all have been written."""
+        """Return True if all keys have been written."""
 
 
 class Heartbeat(threading.Thread):
-    """What each rank is doing and since when, in a store that all can read.
+    """Publishes this rank's current activity to the shared store, where the other ranks can read it.
 
-    A rank that has written nothing new for `patience_s` tells so on standard error, with all its stacks and what the
-    others are doing.
+    When the activity has not changed for `patience_s` seconds, it prints a warning with the activities of all ranks and
+    the stacks of all threads of this process, once. It also ends this process when its launcher is gone.
     """
 
     def __init__(self, store: KeyValueStore, rank: int, size: int, *, patience_s: float) -> None:
-        super().__init__(name="diary", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.activity = "starting"
         self._store, self._rank, self._size, self._patience_s = store, rank, size, patience_s
         self._activity_start = time.time()
-        self._warned, self._launcher_pid = False, int(os.environ.get("MMRL_LAUNCHER", os.getppid()))
+        self._warned = False
+        self._launcher_pid = int(os.environ.get("MMRL_LAUNCHER", os.getppid()))
         self._stop_event = threading.Event()
         self._publish()
 
     def set_activity(self, activity: str) -> None:
-        """What this rank does from here on."""
+        """Begin a new activity; it is published with the next beat."""
         self.activity, self._activity_start, self._warned = activity, time.time(), False
 
     def run(self) -> None:
-        """Publish, and complain once about every silence."""
-        while not self._stop_event.wait(min(1.0, self._patience_s / 4)):
-            if os.getppid() != self._launcher_pid:  # nobody is left to stop this process: it saves and ends
+        """Publish at regular intervals until `stop` is called or the store is gone."""
+        while not self._stop_event.wait(min(_MAX_PUBLISH_INTERVAL_S, self._patience_s / 4)):
+            if os.getppid() != self._launcher_pid:
+                # Nobody is left to stop this process. SIGTERM lets it finish its step, save and end.
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             try:
@@ -159,37 +166,39 @@ class Heartbeat(threading.Thread):
                 if not self._warned and time.time() - self._activity_start > self._patience_s:
                     self._warned = True
                     self._warn_stalled()
-            except dist.DistError:  # the store went with the rank that held it
+            except dist.DistError:
+                # The store lives in rank 0, and ends with it.
                 return
 
     def stop(self) -> None:
-        """No more entries."""
+        """End the thread."""
         self._stop_event.set()
         self.join()
 
     def describe_others(self) -> str:
-        """What the other ranks were last doing."""
+        """Return what the other ranks published last."""
         return "; ".join(self._describe_rank(rank) for rank in range(self._size) if rank != self._rank)
 
     def _describe_rank(self, rank: int) -> str:
         try:
-            if not self._store.check([f"diary/{rank}"]):
+            if not self._store.check([_heartbeat_key(rank)]):
                 return f"rank {rank} has never been heard of"
-            entry = json.loads(self._store.get(f"diary/{rank}"))
+            entry = json.loads(self._store.get(_heartbeat_key(rank)))
         except dist.DistError:
             return f"rank {rank} cannot be asked any more"
-        silent = time.time() - entry["told"]
-        heard = f", and silent for {silent:.0f} s" if silent > 5 else ""
-        return f"rank {rank} for {entry['told'] - entry['since']:.0f} s: {entry['doing']}{heard}"
+        age_s = time.time() - entry["published"]
+        silence = f", and silent for {age_s:.0f} s" if age_s > _SILENT_AFTER_S else ""
+        return f"rank {rank} for {entry['published'] - entry['since']:.0f} s: {entry['activity']}{silence}"
 
     def _publish(self) -> None:
-        entry = {"doing": self.activity, "since": self._activity_start, "told": time.time()}
-        self._store.set(f"diary/{self._rank}", json.dumps(entry))
+        entry = {"activity": self.activity, "since": self._activity_start, "published": time.time()}
+        self._store.set(_heartbeat_key(self._rank), json.dumps(entry))
 
     def _warn_stalled(self) -> None:
-        waited = time.time() - self._activity_start
+        waited_s = time.time() - self._activity_start
         print(
-            f"warning: rank {self._rank} has been at it for {waited:.0f} s: {self.activity}. {self.describe_others()}",
+            f"warning: rank {self._rank} has been at it for {waited_s:.0f} s: {self.activity}. "
+            f"{self.describe_others()}",
             file=sys.stderr,
             flush=True,
         )
@@ -197,33 +206,38 @@ class Heartbeat(threading.Thread):
 
 
 def is_launched() -> bool:
-    """Whether a launcher (`mmrl train --nproc`, torchrun, deepspeed) has started this process as one of several."""
+    """Return True if a launcher (`mmrl train --nproc`, torchrun, deepspeed) started this process as one of several."""
     return all(name in os.environ for name in _LAUNCHER_VARIABLES)
 
 
 def require_single_process(command: str) -> None:
-    """For commands that one process does alone.
+    """Refuse a command that works in one process only.
 
     Raises:
-        UserError: a launcher has started several.
+        UserError: a launcher has started several processes.
     """
     if is_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise UserError(
-            f"{command} is done by one process, and a launcher has started {os.environ['WORLD_SIZE']}; start it alone. "
-            "With rollout.engine=vllm_server it asks engines on several GPUs"
+            f"{command} works in one process, and a launcher has started {os.environ['WORLD_SIZE']}; start it alone. "
+            "With rollout.engine=vllm_server it uses engines on several GPUs"
         )
 
 
 @contextmanager
 def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iterator[Ranks]:
-    """The ranks of this run, until the block ends; `needed` makes a group of a single process too, for DeepSpeed."""
+    """Join the ranks of this run and leave them when the block ends.
+
+    Args:
+        options: Deadlines of collectives and heartbeats.
+        force_group: Make a process group for a single process too, which DeepSpeed needs.
+
+    Raises:
+        RankLostError: a collective failed inside the block.
+        UserError: not all ranks arrived.
+    """
     if not is_launched():
         if force_group:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists
-            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+            _init_single_process_group()
         yield SingleProcess()
         if force_group:
             dist.destroy_process_group()
@@ -232,22 +246,41 @@ def join_ranks(options: DistributedConfig, *, force_group: bool = False) -> Iter
     try:
         yield ranks
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # in a collective of DeepSpeed's
+        # Collectives of DeepSpeed fail with gloo's or torch's own error.
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise ranks.rank_lost_error(error) from error
         raise
-    ranks.close()  # not after an error: then the others are not there to be waited for
+    # Not after an error: destroying the group would wait for ranks that may be gone.
+    ranks.close()
+
+
+def _init_single_process_group() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even for one process
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+
+
+def _heartbeat_key(rank: int) -> str:
+    return f"heartbeat/{rank}"
 
 
 def _split_into_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield consecutive tensors in lists of at most `_BUCKET_BYTES`; a larger tensor gets a list of its own."""
     bucket: list[torch.Tensor] = []
+    bucket_bytes = 0
     for tensor in tensors:
-        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > _BUCKET_BYTES:
+        if bucket and bucket_bytes + tensor.nbytes > _BUCKET_BYTES:
             yield bucket
-            bucket = []
+            bucket, bucket_bytes = [], 0
         bucket.append(tensor)
+        bucket_bytes += tensor.nbytes
     if bucket:
         yield bucket
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the first line of an error's text, or its class if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

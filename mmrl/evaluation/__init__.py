@@ -1,1 +1,1 @@
-"""A model sits an exam: benchmarks asked, answered and scored as in training, with every file to audit it by."""
+"""Evaluation of a model on a benchmark: prompts as in training, graded responses, and every file to audit it by."""

@@ -1,4 +1,4 @@
-"""From predictions to verdicts: by the rules of a benchmark, or by the rewards that a run was trained on."""
+"""Grading of predictions: by a benchmark's rules, or by the rewards that a run was trained on."""
 
 from __future__ import annotations
 
@@ -7,78 +7,90 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from mmrl.answer import ResponseFormat
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.grading import grade_response, missing_verdict
 from mmrl.benchmarks.items import Item, missing_ids
 from mmrl.benchmarks.predictions import Prediction
-from mmrl.benchmarks.registry import Benchmark, grade_response, missing_verdict
 from mmrl.benchmarks.report.report import ScoredRun
-from mmrl.benchmarks.score_files import score_responses
+from mmrl.benchmarks.score_responses import score_responses
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.types import FinishReason, Group, Response, RewardValue, Rollout, Sample, Score
 from mmrl.utils.stats import mean_with_interval
 
 CORRECT_TERM: Final = "correct"
-"""The name under which a benchmark's verdict serves as a reward term."""
+"""Reward term that stands for a benchmark's strict verdict in rollout steps."""
 
 
 class Grader(Protocol):
-    """How responses are marked."""
+    """Turns predictions into verdicts. `EvalSession` grades batches; `mmrl eval` and training grade the whole run."""
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
-        """One for each prediction."""
+        """Return a verdict on each prediction, in order."""
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
-        """What a report tells of; items without a prediction count as wrong."""
+        """Return the run that a report is made of; items without a prediction count as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleGrader:
-    """The rules of a benchmark, strict and its own."""
+    """Grades by the strict and official rules of a benchmark."""
 
     benchmark: Benchmark
+    """Its rules."""
     items: Mapping[str, Item]
+    """All items by id."""
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
-        """One for each prediction."""
-        return [
-            grade_response(self.benchmark, _with_image_size(self.items[one.id], one), one.to_item_response())
-            for one in predictions
-        ]
+        """Return a verdict on each prediction, in order."""
+        verdicts = []
+        for prediction in predictions:
+            item = _with_image_size(self.items[prediction.id], prediction)
+            verdicts.append(grade_response(self.benchmark, item, prediction.to_item_response()))
+        return verdicts
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
-        """Verdicts on all predictions, and on items without one."""
-        items = {**self.items, **{one.id: _with_image_size(self.items[one.id], one) for one in predictions}}
-        return replace(
-            score_responses(self.benchmark, items, [one.to_item_response() for one in predictions], {}),
-            generation_settings=generation_settings,
-        )
+        """Return verdicts on all predictions and on items without one."""
+        items = dict(self.items)
+        for prediction in predictions:
+            items[prediction.id] = _with_image_size(self.items[prediction.id], prediction)
+        responses = [prediction.to_item_response() for prediction in predictions]
+        run = score_responses(self.benchmark, items, responses, {})
+        return replace(run, generation_settings=generation_settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardGrader:
-    """The rewards of a run, without those that only shape training: `score` is their total, and right is what each of
-    them gives 1.
+    """Grades by the rewards of a run, without those terms that only shape training.
+
+    A response is correct when every term gives it 1; its score is the total reward.
     """
 
     name: str
+    """Name of the questions in reports, such as `run:test`."""
     scorer: RewardFunctionScorer
+    """Rewards of the run."""
     response_format: ResponseFormat
+    """Finds the answer in a response, as in training."""
     samples: Mapping[str, Sample]
+    """Samples by id."""
     items: Mapping[str, Item]
+    """Items by id, which is that of the sample."""
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
-        """One for each prediction."""
-        pairs = [(self._parse_response(one), self.samples[one.id]) for one in predictions]
-        scores = self.scorer.score(pairs)
+        """Return a verdict on each prediction, in order."""
+        responses = [self._parse_response(prediction) for prediction in predictions]
+        samples = [self.samples[prediction.id] for prediction in predictions]
+        scores = self.scorer.score(list(zip(responses, samples, strict=True)))
         return [
-            self._make_verdict(one, seen, score)
-            for one, (seen, _), score in zip(predictions, pairs, scores, strict=True)
+            self._make_verdict(prediction, response, score)
+            for prediction, response, score in zip(predictions, responses, scores, strict=True)
         ]
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
-        """Verdicts on all predictions, and the mean reward of each task, as training tells it."""
+        """Return verdicts on all predictions, and the mean reward of each task as training reports it."""
         verdicts = self.grade(predictions)
-        responses = [one.to_item_response() for one in predictions]
+        responses = [prediction.to_item_response() for prediction in predictions]
         absent = missing_ids(self.items, responses)
         rewards: dict[str, list[float]] = {}
         for verdict in verdicts:
@@ -94,15 +106,13 @@ class RewardGrader:
         )
 
     def _parse_response(self, prediction: Prediction) -> Response:
-        kind = self.samples[prediction.id].target.answer_type
+        answer_type = self.samples[prediction.id].target.answer_type
         if prediction.first_response_chars is None:
-            answer = self.response_format.parse(prediction.text, kind)
+            answer = self.response_format.parse(prediction.text, answer_type)
         else:
-            answer = self.response_format.parse_continuation(
-                prediction.text[: prediction.first_response_chars],
-                prediction.text[prediction.first_response_chars :],
-                kind,
-            )
+            first_response = prediction.text[: prediction.first_response_chars]
+            continuation = prediction.text[prediction.first_response_chars :]
+            answer = self.response_format.parse_continuation(first_response, continuation, answer_type)
         return Response(
             text=prediction.text,
             answer=answer,
@@ -113,44 +123,43 @@ class RewardGrader:
         )
 
     def _make_verdict(self, prediction: Prediction, response: Response, score: Score) -> Verdict:
-        right = all(term.value >= 1.0 for term in score.terms.values())
-        outcome = ResponseOutcome.RIGHT if right else ResponseOutcome.WRONG
-        if not right and response.answer.value is None:
-            outcome = (
-                ResponseOutcome.TRUNCATED
-                if prediction.finish_reason is FinishReason.LENGTH
-                else ResponseOutcome.NO_ANSWER
-            )
-        said = response.answer.text or ""
-        start = max(0, prediction.text.rfind(said)) if said else 0
+        correct = all(term.value >= 1.0 for term in score.terms.values())
+        answer_text = response.answer.text or ""
+        start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0
+        item = self.items[prediction.id]
         return Verdict(
             id=prediction.id,
             response_index=prediction.response_index,
-            cluster=self.items[prediction.id].cluster,
-            outcome=outcome,
+            cluster=item.cluster,
+            outcome=_reward_outcome(prediction, response, correct=correct),
             rule="reward",
             start=start,
-            end=start + len(said),
+            end=start + len(answer_text),
             value=response.answer.text,
-            strict=right,
-            official=right,
+            strict=correct,
+            official=correct,
             score=score.total,
-            subsets=self.items[prediction.id].subsets,
+            subsets=item.subsets,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleScorer:
-    """A benchmark's strict verdict as the reward term `right`, for rollout programs that ask for one."""
+    """A benchmark's strict verdict as the reward term `correct`, for rollout steps that ask which responses are."""
 
     grader: RuleGrader
+    """Gives the verdicts."""
     item_ids: Mapping[str, str]
+    """Item id by sample id."""
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
-        """One score per rollout, in order."""
+        """Return one score per rollout, in order."""
         predictions = [make_prediction(self.item_ids[rollout.prompt.sample.id], rollout) for rollout in rollouts]
-        values = [float(verdict.strict) for verdict in self.grader.grade(predictions)]
-        return tuple(Score(terms={CORRECT_TERM: RewardValue(value, "by rule")}, total=value) for value in values)
+        scores = []
+        for verdict in self.grader.grade(predictions):
+            value = float(verdict.strict)
+            scores.append(Score(terms={CORRECT_TERM: RewardValue(value, "by rule")}, total=value))
+        return tuple(scores)
 
     def score_groups(
         self,
@@ -159,14 +168,22 @@ class RuleScorer:
         step: int,
         probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
     ) -> tuple[Group, ...]:
-        """One group per prompt, in order."""
-        return tuple(
-            Group(prompt=group[0].prompt, rollouts=tuple(group), scores=self.score_eval(group)) for group in rollouts
-        )
+        """Return one scored group per prompt, in order."""
+        groups = []
+        for group_rollouts in rollouts:
+            scores = self.score_eval(group_rollouts)
+            groups.append(Group(prompt=group_rollouts[0].prompt, rollouts=tuple(group_rollouts), scores=scores))
+        return tuple(groups)
 
 
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
-    """What is kept of a rollout, whose `draft` stands before its last trigger."""
+    """Return what predictions.jsonl keeps of a rollout.
+
+    Args:
+        item_id: id of the item it answers.
+        rollout: the response.
+        first_response: text before its last forced trigger, or None without one.
+    """
     return Prediction(
         id=item_id,
         response_index=rollout.index,
@@ -180,10 +197,18 @@ def make_prediction(item_id: str, rollout: Rollout, first_response: str | None =
     )
 
 
+def _reward_outcome(prediction: Prediction, response: Response, *, correct: bool) -> ResponseOutcome:
+    if correct:
+        return ResponseOutcome.CORRECT
+    if response.answer.value is not None:
+        return ResponseOutcome.INCORRECT
+    if prediction.finish_reason is FinishReason.LENGTH:
+        return ResponseOutcome.TRUNCATED
+    return ResponseOutcome.NO_ANSWER
+
+
 def _with_image_size(item: Item, prediction: Prediction) -> Item:
-    """The item with the size of its picture, where the file does not say it."""
-    return (
-        replace(item, image_size=prediction.resize_maps[0].original)
-        if item.image_size is None and prediction.resize_maps
-        else item
-    )
+    """Return the item with the size of its first image, where the benchmark's file does not say it."""
+    if item.image_size is not None or not prediction.resize_maps:
+        return item
+    return replace(item, image_size=prediction.resize_maps[0].original)

@@ -1,19 +1,20 @@
-"""The exam itself: ask, answer, write down, go on after a kill.
+"""Generation of an evaluation's responses, in one folder that survives kills.
 
-Everything lies in one folder:
+The folder holds:
 
-settings.json        what the evaluation is of; another one in the same folder is refused
+settings.json        what the evaluation is of; another evaluation in the same folder is refused
 predictions.jsonl    responses, appended batch by batch
-verdicts.jsonl, report.json, report.md      made of the predictions alone, so they can be made again
+verdicts.jsonl, report.json, report.md      made from the predictions alone, so that they can be made again
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,18 +24,21 @@ from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
 from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.evaluation.graders import Grader, make_prediction
-from mmrl.evaluation.model_under_test import describe_differences
-from mmrl.evaluation.questions import QuestionSet
+from mmrl.evaluation.model_source import describe_differences
+from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RolloutPipeline
-from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.steps.base import RolloutContext
+from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 
 _MAX_LISTED: Final = 5
+"""Missing questions that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +49,27 @@ class EvalDir:
 
     @property
     def settings_file(self) -> Path:
-        """What the evaluation is of."""
+        """Path of the settings, which say what the evaluation is of."""
         return self.path / "settings.json"
 
     @property
     def predictions_file(self) -> Path:
-        """The responses."""
+        """Path of the responses."""
         return self.path / "predictions.jsonl"
 
     @property
     def report_file(self) -> Path:
-        """What they come to; written last, so an evaluation that has it is finished."""
+        """Path of the report. It is written last, so an evaluation that has one is finished."""
         return self.path / "report.json"
 
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the folder this evaluation's; returns what an earlier start wrote, None where this is the first.
+        """Make the folder this evaluation's.
+
+        Returns:
+            The contents of settings.json from an earlier start, or None at the first start.
 
         Raises:
-            UserError: it holds another one, or something else.
+            UserError: the folder holds another evaluation, or something else.
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -72,10 +79,12 @@ class EvalDir:
             return None
         try:
             before: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
-            known = before["settings"]
+            earlier_settings = before["settings"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
-        if changed := describe_differences(known, json.loads(json.dumps(settings))):
+        # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
+        changed = describe_differences(earlier_settings, json.loads(json.dumps(settings)))
+        if changed:
             lines = "\n".join(f"  {line}" for line in changed)
             raise UserError(
                 f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
@@ -84,61 +93,97 @@ class EvalDir:
         return before
 
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Make the folder this evaluation's; what another one left there, as a run on another path did, goes.
+        """Make the folder this evaluation's, and delete another evaluation in it.
+
+        A training run that goes back to an earlier checkpoint comes to the same step with other weights.
 
         Raises:
             UserError: the folder cannot be written.
         """
         try:
-            known = self.claim(settings)
+            before = self.claim(settings)
         except UserError:
             shutil.rmtree(self.path, ignore_errors=True)
-            known = self.claim(settings)
-        if known is None:
+            before = self.claim(settings)
+        if before is None:
             self.write_settings(settings, missing)
 
     def write_settings(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
-        """Write down what the evaluation is of, and the items that cannot be asked, with the reason."""
+        """Write what the evaluation is of, and the items that cannot be asked with the reason for each."""
         text = json.dumps({"settings": settings, "missing": missing}, indent=1, ensure_ascii=False)
         write_atomically(self.settings_file, text + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalBatches:
-    """What is asked, in batches of `batch` questions and `samples` responses to each."""
+    """Questions in batches; predictions are saved batch by batch."""
 
     questions: Sequence[tuple[str, Sample]]
+    """Item id and sample of each question."""
     batch_size: int
+    """Questions in a batch."""
     responses_per_question: int
+    """Responses to each question."""
 
     @property
     def batches(self) -> list[Sequence[tuple[str, Sample]]]:
-        """The samples of each batch, with the ids of their items."""
-        return [
-            self.questions[start : start + self.batch_size] for start in range(0, len(self.questions), self.batch_size)
-        ]
+        """The questions of each batch."""
+        starts = range(0, len(self.questions), self.batch_size)
+        return [self.questions[start : start + self.batch_size] for start in starts]
+
+    @property
+    def rows_per_batch(self) -> list[int]:
+        """Predictions of each batch."""
+        return [len(batch) * self.responses_per_question for batch in self.batches]
 
     def read_predictions(self, eval_dir: EvalDir) -> list[Prediction]:
-        """What was answered before, up to the last whole batch; what is torn is dropped."""
-        return read_complete_batches(
-            eval_dir.predictions_file, [len(batch) * self.responses_per_question for batch in self.batches]
-        )
+        """Return the predictions of complete batches on disk; an incomplete batch is deleted."""
+        return read_complete_batches(eval_dir.predictions_file, self.rows_per_batch)
 
     def is_complete(self, predictions: Sequence[Prediction]) -> bool:
-        """Whether all is answered."""
+        """Return True when every question has all its responses."""
         return len(predictions) == len(self.questions) * self.responses_per_question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSession:
+    """Dependencies of `run_session`."""
+
+    name: str
+    """Name of the evaluation on the console."""
+    eval_dir: EvalDir
+    """Folder that predictions go to."""
+    processor: QwenProcessor
+    """Builds prompts."""
+    pipeline: RolloutPipeline
+    """Generates responses."""
+    grader: Grader
+    """Grades them for the running accuracy on the console."""
+    console: Console
+    """Shows progress."""
+    ranks: Ranks
+    """Processes that share the questions."""
 
 
 def make_batches(
     questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
 ) -> EvalBatches:
-    """The questions that can be asked."""
-    asked = [(each.item.id, each.sample) for each in questions.entries if each.sample and each.item.id not in missing]
+    """Return batches of the questions that can be asked; `missing` has the ids of the others."""
+    asked = [
+        (question.item.id, question.sample)
+        for question in questions.entries
+        if question.sample and question.item.id not in missing
+    ]
     return EvalBatches(questions=asked, batch_size=batch_size, responses_per_question=responses_per_question)
 
 
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:
-    """Why questions cannot be asked, by the item's id: `measure` refuses them, or their media cannot be had."""
+    """Return the reasons why questions cannot be asked, by item id.
+
+    Args:
+        questions: those of a benchmark, some of which may lack their media.
+        measure: opens the media of a sample and measures its prompt; raises UserError when it does not fit.
+    """
     problems = questions.problems
     for question in questions.entries:
         if question.sample is not None:
@@ -157,20 +202,29 @@ def check_missing(
     remedy: str,
     warn: Callable[[str], None],
 ) -> None:
-    """Name the questions that cannot be asked; `remedy` is the setting that allows them. Rows left out are told of.
+    """Report the questions that cannot be asked, and the rows that no rule scores.
+
+    Args:
+        missing: reasons by item id.
+        questions: all questions.
+        allowed: missing questions count as wrong instead of ending the evaluation.
+        remedy: setting that allows them, for the message.
+        warn: shows a warning.
 
     Raises:
-        UserError: there are some, and they are not allowed to count as wrong.
+        UserError: questions are missing and not allowed to, or none is left.
     """
-    of = len(questions.entries)
+    num_questions = len(questions.entries)
+    num_rows = num_questions + questions.num_unscorable
     if questions.num_unscorable:
-        warn(f"{questions.num_unscorable} of {of + questions.num_unscorable} rows are left out: no rule scores them")
+        warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
     lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
-    lines += [f"  and {len(missing) - _MAX_LISTED} more"] if len(missing) > _MAX_LISTED else []
-    head = f"{len(missing)} of {of} questions cannot be asked"
-    if not allowed or len(missing) == of:
+    if len(missing) > _MAX_LISTED:
+        lines.append(f"  and {len(missing) - _MAX_LISTED} more")
+    head = f"{len(missing)} of {num_questions} questions cannot be asked"
+    if not allowed or len(missing) == num_questions:
         raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as wrong with {remedy}"]))
     warn("\n".join([f"{head} and count as wrong:", *lines]))
 
@@ -184,90 +238,82 @@ def build_eval_pipeline(
     banned_token_ids: tuple[int, ...],
     tool_runner: ToolRunner,
 ) -> RolloutPipeline:
-    """What is done with a question, by the settings of an exam.
+    """Return the pipeline that answers the questions, with the rollout steps of the settings.
 
     Raises:
-        UserError: the program cannot run.
+        UserError: a step cannot run with this model or these questions.
     """
-    steps, law, seed = (
-        eval_config.evaluation.rollout_steps,
-        build_sampling_params(eval_config, banned_token_ids, processor.grammar.all_stop_strings),
-        eval_config.run.seed,
+    steps = eval_config.evaluation.rollout_steps
+    seed = eval_config.run.seed
+    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.grammar.all_stop_strings)
+    check_steps(
+        steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=samplers.base_dir
     )
-    check_steps(steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool)
-    kit = RolloutContext(
+    context = RolloutContext(
         sampler=samplers.make_sampler(seed, "evaluation"),
         scorer=question_set.scorer,
         processor=processor,
-        sampling_params=law,
+        sampling_params=sampling_params,
         group_size=eval_config.responses_per_question,
         groups_per_step=eval_config.evaluation.batch_size,
         seed=derive_seed(seed, "evaluation"),
         tool_runner=tool_runner,
+        base_dir=samplers.base_dir,
     )
-    return build_pipeline(steps, kit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSession:
-    """What answers, and what is told of it meanwhile."""
-
-    name: str
-    eval_dir: EvalDir
-    processor: QwenProcessor
-    pipeline: RolloutPipeline
-    grader: Grader
-    console: Console
-    ranks: Ranks
+    return build_pipeline(steps, context)
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:
-    """Answer what is left; returns all predictions.
+    """Generate the missing responses, save each batch, and return all predictions.
+
+    Args:
+        batches: all questions.
+        earlier: predictions of the first batches, from an earlier start.
+        session: what generates and saves.
 
     Raises:
         UserError: a question cannot be asked after all, or the disk is full.
     """
-    predictions, right = [*earlier], sum(verdict.strict for verdict in session.grader.grade(earlier))
-    left = len(predictions)
-    done = next(k for k, rows in enumerate(_cumulative_rows(batches)) if rows == left)
-    session.console.start_stage(session.name, len(batches.batches), done)
-    for number, batch in enumerate(batches.batches[done:], done + 1):
-        fresh = _answer_batch(batch, session)
-        session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, fresh))
-        predictions += fresh
-        right += sum(verdict.strict for verdict in session.grader.grade(fresh))
-        cut = sum(one.finish_reason is FinishReason.LENGTH for one in predictions)
-        metrics = {
-            "accuracy": right / len(predictions),
-            "rollout/truncated_frac": cut / len(predictions),
-            "rollout/response_tokens_mean": sum(one.num_tokens for one in predictions) / len(predictions),
-        }
-        session.console.show_step(number, metrics, {})
+    predictions = list(earlier)
+    num_correct = sum(verdict.strict for verdict in session.grader.grade(earlier))
+    num_done = list(accumulate(batches.rows_per_batch, initial=0)).index(len(earlier))
+    session.console.start_stage(session.name, len(batches.batches), num_done)
+    for number, batch in enumerate(batches.batches[num_done:], num_done + 1):
+        new_predictions = _answer_batch(batch, session)
+        session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
+        predictions += new_predictions
+        num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))
+        session.console.show_step(number, _progress_metrics(predictions, num_correct), {})
     session.console.end_stage()
     return predictions
 
 
-def _cumulative_rows(batches: EvalBatches) -> Iterator[int]:
-    """Rows after no batch, one, two, ..."""
-    rows = 0
-    yield rows
-    for batch in batches.batches:
-        rows += len(batch) * batches.responses_per_question
-        yield rows
+def _progress_metrics(predictions: Sequence[Prediction], num_correct: int) -> dict[str, float]:
+    num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
+    num_tokens = sum(prediction.num_tokens for prediction in predictions)
+    return {
+        "accuracy": num_correct / len(predictions),
+        "rollout/truncated_frac": num_truncated / len(predictions),
+        "rollout/response_tokens_mean": num_tokens / len(predictions),
+    }
 
 
 def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
-    """The answers to a batch, of which every rank gives its share."""
-    shares = session.ranks.all_gather(_answer_share(batch[rank_slice(len(batch), session.ranks)], session))
-    return [prediction for own in shares for prediction in own]
+    """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
+    own_share = batch[rank_slice(len(batch), session.ranks)]
+    shares = session.ranks.all_gather(_answer_share(own_share, session))
+    return [prediction for share in shares for prediction in share]
 
 
-def _answer_share(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
-    if not batch:
+def _answer_share(share: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
+    if not share:
         return []
-    answers = session.pipeline.run([session.processor.build(sample) for _, sample in batch], step=0)
-    return [
-        make_prediction(id, rollout, session.processor.first_response_text(rollout))
-        for (id, _), group in zip(batch, answers.groups, strict=True)
-        for rollout in group
-    ]
+    samples = [sample for _, sample in share]
+    # Step 0 throughout: the seed of a response must not depend on how many batches came before.
+    batch = answer_samples(samples, session.processor, session.pipeline, step=0)
+    predictions = []
+    for (item_id, _), group in zip(share, batch.groups, strict=True):
+        for rollout in group:
+            first_response = session.processor.first_response_text(rollout)
+            predictions.append(make_prediction(item_id, rollout, first_response))
+    return predictions

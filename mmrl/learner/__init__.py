@@ -1,1 +1,1 @@
-"""The learner room: from experiences to new weights."""
+"""From experiences to new weights: loss, micro-batches, optimizer engines and the reference."""

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO behind the engine's port: one sharded model for a run, with an optimizer anew for each stage.
+"""The optimizer engine of DeepSpeed's ZeRO: one sharded model for a run, with a fresh optimizer for each stage.
 
-DeepSpeed divides a gradient by the number of ranks, so losses are multiplied by it. States are given and taken whole,
-as `TorchEngine` has them, so a checkpoint of one engine and number of ranks fits any other.
+DeepSpeed divides gradients by the number of ranks, so losses are multiplied by it. A checkpoint holds whole moments and
+masters, as `TorchEngine` has them, and so fits any engine and number of ranks.
 """
 
 from __future__ import annotations
@@ -37,45 +37,54 @@ _CHUNK_ELEMENTS = 100_000_000
 
 
 class DeepspeedModel:
-    """A policy whose model DeepSpeed runs; the `Runner` of its calls."""
+    """A policy's model run by DeepSpeed. It implements `ShardedForward`, through which the policy calls the model."""
 
     def __init__(self, policy: Policy, options: DeepspeedConfig, ranks: Ranks) -> None:
+        """Give the model of a policy to DeepSpeed; every rank must do so.
+
+        Args:
+            policy: the policy; from here on it calls its model through this object.
+            options: the `deepspeed` section.
+            ranks: the processes of the run.
+        """
         self.options, self.ranks = options, ranks
         self.parameters_by_component = policy.trained_by_component
         self._model: nn.Module = policy.model
         self._is_gathered = False
-        __compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled at this very moment
-        groups: list[dict[str, Any]] = [
-            {"params": own, "role": role, "matrices": matrices, "lr": 0.0}
-            for role, parameters in self.parameters_by_component.items()
-            for matrices in (True, False)
-            if (own := [p for p in parameters if (p.ndim > 1) is matrices])
-        ]
-        self.ordered_parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
-        exact = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        # DeepSpeed would compile its shared-memory collectives at this moment, which needs a compiler.
+        __compatible_ops__["deepspeed_shm_comm"] = False
+        groups = list(_parameter_groups(self.parameters_by_component))
+        self.ordered_parameters: list[nn.Parameter] = []
+        for group in groups:
+            self.ordered_parameters += group["params"]
+        exact_buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         optimizer = torch.optim.AdamW(groups, fused=True)
         config, dtype = _deepspeed_config(options, self._model.dtype, ranks.size), self._model.dtype
         if options.zero_stage == 3:
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
-            # One weight after the other goes to the device and is divided there: `initialize` would take all at once.
+            # Weights go to the device and are sharded one by one; `initialize` would move the whole model there first.
             deepspeed.init_distributed(dist_init_required=False)
             deepspeed.zero.Init(module=self._model, config_dict_or_path=config, dtype=dtype)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self._model, optimizer=optimizer, config=config, dist_init_required=False
         )
-        for name, buffer in self._model.named_buffers():  # bfloat16 is too coarse for the angles of positions
-            buffer.data = exact[name].to(self.engine.device)
+        # DeepSpeed converts buffers too, and bfloat16 is too coarse for the frequencies of rotary positions.
+        for name, buffer in self._model.named_buffers():
+            buffer.data = exact_buffers[name].to(self.engine.device)
         self._init_moments()
         policy.set_sharded_forward(self)
 
     def __call__(self, **arguments: object) -> Any:  # noqa: ANN401  (transformers' ModelOutput)
-        """The model's forward, by DeepSpeed unless the model is whole."""
+        """Call the model through DeepSpeed's engine, or directly while it is gathered."""
         return self._model(**arguments) if self._is_gathered else self.engine(**arguments)
 
     @contextmanager
     def gather_all(self) -> Iterator[None]:
-        """Gather every weight, and leave out DeepSpeed's hooks, which would part with them layer by layer."""
+        """Hold all weights whole on every rank inside this block.
+
+        DeepSpeed's hooks are removed meanwhile: they would release the weights of each layer behind its forward.
+        """
         if self.options.zero_stage < 3 or self._is_gathered:
             with self._bypass_engine():
                 yield
@@ -91,7 +100,7 @@ class DeepspeedModel:
 
     @contextmanager
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Gather these weights alone; all ranks together."""
+        """Hold these weights whole on every rank inside this block; all ranks must enter it together."""
         if self.options.zero_stage < 3:
             yield
             return
@@ -99,11 +108,12 @@ class DeepspeedModel:
             yield
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """This rank's part of the weights, each whole, in its host memory."""
-        return self._gather_to_host(parameters, balanced_range([_numel(p) for p in parameters.values()], self.ranks))
+        """Return this rank's share of the weights, each weight whole, in host memory; all ranks must call it."""
+        sizes = [_numel(parameter) for parameter in parameters.values()]
+        return self._gather_to_host(parameters, balanced_range(sizes, self.ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights one after the other, each whole while it is looked at; every rank must look at all."""
+        """Yield weights one by one, each whole until the next is asked for; every rank must take all of them."""
         for chunk in _chunk_parameters(parameters.items(), _CHUNK_ELEMENTS):
             with self.gather_params([parameter for _, parameter in chunk]):
                 yield from chunk
@@ -111,7 +121,7 @@ class DeepspeedModel:
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """A gradient that no update takes; under ZeRO-3 this rank's pieces of it."""
+        """Return the gradient of a scalar loss, under ZeRO-3 this rank's pieces of it; no optimizer sees it."""
         if self.options.zero_stage < 3:
             with self._bypass_engine():
                 return loss_gradient(loss(), parameters)
@@ -122,27 +132,33 @@ class DeepspeedModel:
         return pieces
 
     def create_stage_engine(self, options: OptimizerConfig) -> DeepspeedEngine:
-        """The engine of a stage: moments, rates and bounds anew."""
+        """Return a fresh engine for a stage: moments of 0, and the rates and bounds of `options`."""
         return DeepspeedEngine(self, options)
 
     def unwrap(self, policy: Policy) -> None:
-        """Back to an ordinary model, whole in the first rank's memory and empty elsewhere; DeepSpeed's work is done."""
-        names = dict(self._model.named_parameters())
-        weights = self._gather_to_host(names, range(0 if self.ranks.rank else len(names)))
+        """Take the model back from DeepSpeed: whole in the memory of the first rank, with empty weights elsewhere."""
+        parameters = dict(self._model.named_parameters())
+        weights = self._gather_to_host(parameters, range(0 if self.ranks.rank else len(parameters)))
         self.engine.destroy()
-        fresh = {
-            id(parameter): nn.Parameter(weights.get(name, torch.empty(0)), requires_grad=parameter.requires_grad)
-            for name, parameter in names.items()
-        }
+        # By identity, so that tied weights stay one parameter.
+        plain: dict[int, nn.Parameter] = {}
+        for name, parameter in parameters.items():
+            weight = weights.get(name, torch.empty(0))
+            plain[id(parameter)] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
         for module in self._model.modules():
-            own = {name: None if p is None else fresh[id(p)] for name, p in dict.items(module._parameters)}
+            own: dict[str, nn.Parameter | None] = {}
+            for name, registered in dict.items(module._parameters):
+                own[name] = None if registered is None else plain[id(registered)]
             module._parameters = own
         policy.set_sharded_forward(None)
 
-    def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], places: range) -> dict[str, torch.Tensor]:
-        """The weights at these places, gathered a few at a time."""
-        every = enumerate(self.iter_params(parameters))
-        return {name: _copy_to_host(tensor) for place, (name, tensor) in every if place in places}
+    def _gather_to_host(self, parameters: Mapping[str, nn.Parameter], indices: range) -> dict[str, torch.Tensor]:
+        """Return the weights at these indices; all are gathered, a few at a time, as other ranks need others."""
+        weights = {}
+        for index, (name, tensor) in enumerate(self.iter_params(parameters)):
+            if index in indices:
+                weights[name] = _copy_to_host(tensor)
+        return weights
 
     @contextmanager
     def _bypass_engine(self) -> Iterator[None]:
@@ -154,38 +170,39 @@ class DeepspeedModel:
 
     @property
     def low_precision_parameters(self) -> list[nn.Parameter]:
-        """Trained parameters that are not float32, so that they have masters."""
-        return [
-            p for parameters in self.parameters_by_component.values() for p in parameters if p.dtype != torch.float32
-        ]
+        """Trained parameters that are not float32, and so have float32 masters."""
+        return [parameter for parameter in self.ordered_parameters if parameter.dtype != torch.float32]
 
     def local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """What this rank has of a gradient; of an undivided one, all."""
+        """Return this rank's piece of a gradient, flat; without ZeRO the whole. None if this rank has none of it."""
         if not self.options.zero_stage:
             return parameter.grad
         piece: torch.Tensor | None
         if self.options.zero_stage == 3:
             piece = safe_get_local_grad(parameter)
         else:
-            held: Any = parameter
-            mapping = held._hp_mapping  # None where this rank has no part of it
-            piece = mapping and mapping.get_lp_grad_fragment(held._index_in_param_group)
+            annotated: Any = parameter
+            # DeepSpeed's map from the parameter to the flat buffers of this rank; None if they hold nothing of it.
+            mapping = annotated._hp_mapping
+            piece = mapping and mapping.get_lp_grad_fragment(annotated._index_in_param_group)
         return piece
 
     def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
-        """A moment of a parameter, or its float32 master, gathered from all ranks."""
+        """Return a moment of a parameter, or with None its float32 master, gathered from all ranks."""
         whole: torch.Tensor
         if not self.options.zero_stage:
-            whole = self.optimizer.state[parameter][moment]  # it has no masters
+            # Without ZeRO, DeepSpeed keeps no masters.
+            whole = self.optimizer.state[parameter][moment]
         else:
             whole = safe_get_full_optimizer_state(parameter, moment) if moment else safe_get_full_fp32_param(parameter)
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Take this rank's part of a whole moment, or of a master."""
+        """Set a moment of a parameter, or with None its float32 master, from the whole; this rank keeps its piece."""
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank
+            # ZeRO-3 pads the flattened weight so that all ranks have pieces of one length.
             value = pad(value.flatten(), (0, length * self.ranks.size - value.numel()))
             value = value[length * rank : length * (rank + 1)]
             set_moment, set_master = safe_set_local_optimizer_state, safe_set_local_fp32_param
@@ -199,67 +216,77 @@ class DeepspeedModel:
             set_master(parameter, value)
 
     def update_count(self) -> float:
-        """Updates since the moments began."""
+        """Return the number of updates since the moments were 0."""
         return float(next(iter(self.local_optimizer.state.values()))["step"])
 
     def set_update_count(self, count: float) -> None:
-        """Count on from here."""
+        """Set the number of updates since the moments were 0; AdamW's bias correction depends on it."""
         for moments in self.local_optimizer.state.values():
             moments["step"].fill_(count)
 
     @property
     def local_optimizer(self) -> torch.optim.Optimizer:
         """AdamW over this rank's pieces of the weights."""
-        flat: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero_stage else self.optimizer
-        return flat
+        local: torch.optim.Optimizer = self.optimizer.optimizer if self.options.zero_stage else self.optimizer
+        return local
 
     def _init_moments(self) -> None:
-        """Moments of 0, as AdamW itself would make them at its first step: before it there is nothing to restore."""
-        flat = self.local_optimizer
-        pieces = [p for group in flat.param_groups for p in group["params"]]
+        """Make moments of 0, as AdamW does at its first step: a checkpoint is restored before that."""
+        optimizer = self.local_optimizer
+        pieces: list[torch.Tensor] = []
+        for group in optimizer.param_groups:
+            pieces += group["params"]
         if self.options.zero_stage == 3:
             pieces = self.optimizer.fp32_partitioned_groups_flat
         for piece in pieces:
             moments = {moment: torch.zeros_like(piece) for moment in _MOMENTS}
-            flat.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
+            optimizer.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
         if self.options.zero_stage in (1, 2):
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 class DeepspeedEngine:
-    """A stage's updates of a sharded model."""
+    """Accumulates gradients and updates a sharded model during one stage."""
 
     def __init__(self, model: DeepspeedModel, options: OptimizerConfig) -> None:
+        """Set moments to 0 and take over the rates and bounds of `options`."""
         self._model = model
         self._lr_scales: list[float] = []
         for group in model.optimizer.param_groups:
-            kept = group["matrices"] or options.weight_decay_on == "all"
-            group |= {"betas": options.betas, "weight_decay": options.weight_decay if kept else 0.0}
-            self._lr_scales.append(options.component_lr(group["role"]) / options.lr)
+            decays = group["matrices"] or options.weight_decay_on == "all"
+            group |= {"betas": options.betas, "weight_decay": options.weight_decay if decays else 0.0}
+            self._lr_scales.append(options.component_lr(group["component"]) / options.lr)
         model.engine._config.gradient_clipping = options.max_grad_norm
         model.optimizer.clip_grad = options.max_grad_norm
-        if (
-            model.low_precision_parameters
-        ):  # what masters hold beyond their weights is the last stage's, and in no checkpoint
+        # Masters hold more digits than the weights, left over from the last stage. A checkpoint between stages has none
+        # of them, so a run that goes on without interruption must drop them too.
+        if model.low_precision_parameters:
             model.optimizer.refresh_fp32_params()
         self.reset()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`; sums over ranks are complete after the `last`."""
+        """Add the gradient of a scalar loss; sums over ranks are complete behind the `last` one before a step."""
         self._model.engine.set_gradient_accumulation_boundary(last)
         self._model.engine.backward(loss * self._model.ranks.size, scale_wrt_gas=False)
 
     def step(self, lr: float) -> dict[Component, float]:
-        """Clip, update, and forget the gradients; returns the norm of each role's before clipping.
+        """Clip the gradients, update the weights, and drop the gradients.
 
-        A norm that is not finite leaves weights and optimizer untouched.
+        If the norm over all components is not finite, weights and optimizer stay as they are.
+
+        Args:
+            lr: learning rate of this step; a component with a rate of its own gets it scaled in proportion.
+
+        Returns:
+            The norm of each component's gradient, summed over ranks, before clipping.
         """
         engine, optimizer = self._model.engine, self._model.optimizer
         norms = self._gradient_norms()
-        for group, share in zip(optimizer.param_groups, self._lr_scales, strict=True):
-            group["lr"] = lr * share
+        for group, lr_scale in zip(optimizer.param_groups, self._lr_scales, strict=True):
+            group["lr"] = lr * lr_scale
         if self._model.options.zero_stage or math.isfinite(math.hypot(*norms.values())):
-            engine.step()  # ZeRO leaves out what is not finite by itself
+            # ZeRO skips an update by itself when a gradient is not finite; stage 0 does not.
+            engine.step()
         else:
             engine.zero_grad()
         return norms
@@ -271,42 +298,54 @@ class DeepspeedEngine:
                 tensor.zero_()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """What `TorchEngine` would have: of this rank's part, whole; all ranks must ask."""
-        sharded, steps = self._model, self._model.update_count()
-        own = balanced_range([_numel(parameter) for parameter in sharded.ordered_parameters], sharded.ranks)
+        """Return this rank's share of what a checkpoint keeps, as `TorchEngine.state` does; all ranks must call it."""
+        model, num_updates = self._model, self._model.update_count()
+        own = balanced_range([_numel(parameter) for parameter in model.ordered_parameters], model.ranks)
         moments, masters = {}, {}
-        for place, parameter in enumerate(sharded.ordered_parameters):
-            whole = {name: sharded.full_optimizer_state(parameter, name) for name in _MOMENTS if steps}
-            master = None if parameter.dtype == torch.float32 else sharded.full_optimizer_state(parameter)
-            if place in own and steps:
-                moments[place] = {
-                    "step": torch.tensor(steps),
-                    **{name: _copy_to_host(whole[name]) for name in _MOMENTS},
-                }
-            if place in own and master is not None:
-                masters[place] = _copy_to_host(master)
+        # Every rank gathers every weight's state, as other ranks need their pieces of it; it keeps its own share.
+        for index, parameter in enumerate(model.ordered_parameters):
+            whole = {name: model.full_optimizer_state(parameter, name) for name in _MOMENTS if num_updates}
+            master = None if parameter.dtype == torch.float32 else model.full_optimizer_state(parameter)
+            if index in own and num_updates:
+                own_moments = {name: _copy_to_host(whole[name]) for name in _MOMENTS}
+                moments[index] = {"step": torch.tensor(num_updates), **own_moments}
+            if index in own and master is not None:
+                masters[index] = _copy_to_host(master)
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the `state()` of all ranks, of which each takes its own pieces."""
-        sharded = self._model
-        for place, moments in state["moments"].items():
+        """Continue from the joined `state()` of all ranks; this rank keeps its pieces of it."""
+        model = self._model
+        for index, moments in state["moments"].items():
             for name in _MOMENTS:
-                sharded.set_optimizer_state(sharded.ordered_parameters[place], moments[name], name)
-            sharded.set_update_count(float(moments["step"]))
-        for place, master in state["masters"].items():
-            sharded.set_optimizer_state(sharded.ordered_parameters[place], master)
+                model.set_optimizer_state(model.ordered_parameters[index], moments[name], name)
+            model.set_update_count(float(moments["step"]))
+        for index, master in state["masters"].items():
+            model.set_optimizer_state(model.ordered_parameters[index], master)
 
     def _gradient_norms(self) -> dict[Component, float]:
-        """Every rank adds up its own pieces of the gradient, unless it has all of it."""
-        sharded = self._model
-        squares = torch.zeros(len(sharded.parameters_by_component), dtype=torch.float64)
-        for index, parameters in enumerate(sharded.parameters_by_component.values()):
-            pieces = [sharded.local_gradient(parameter) for parameter in parameters]
+        """Return the norm of each component's gradient over all ranks."""
+        model = self._model
+        squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
+        for index, parameters in enumerate(model.parameters_by_component.values()):
+            pieces = [model.local_gradient(parameter) for parameter in parameters]
             squares[index] = sum(float(piece.float().square().sum()) for piece in pieces if piece is not None)
-        if sharded.options.zero_stage:
-            sharded.ranks.all_reduce([squares])
-        return dict(zip(sharded.parameters_by_component, squares.sqrt().tolist(), strict=True))
+        # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
+        if model.options.zero_stage:
+            model.ranks.all_reduce([squares])
+        return dict(zip(model.parameters_by_component, squares.sqrt().tolist(), strict=True))
+
+
+def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) -> Iterator[dict[str, Any]]:
+    """Yield AdamW's groups: the matrices of each component, then its vectors, without empty groups.
+
+    A stage sets learning rate, betas and weight decay; `component` and `matrices` tell it which group is which.
+    """
+    for component, own in parameters.items():
+        for matrices in (True, False):
+            members = [parameter for parameter in own if (parameter.ndim > 1) is matrices]
+            if members:
+                yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
 
 
 def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -316,23 +355,30 @@ def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
 def _chunk_parameters(
     named: Iterable[tuple[str, nn.Parameter]], max_elements: int
 ) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Parameters in a row, so many that together they have at most `elements`, but at least one."""
+    """Yield runs of parameters with at most `max_elements` numbers together, but at least one parameter."""
     chunk: list[tuple[str, nn.Parameter]] = []
+    num_elements = 0
     for name, parameter in named:
-        if chunk and sum(_numel(p) for _, p in chunk) + _numel(parameter) > max_elements:
+        if chunk and num_elements + _numel(parameter) > max_elements:
             yield chunk
-            chunk = []
+            chunk, num_elements = [], 0
         chunk.append((name, parameter))
+        num_elements += _numel(parameter)
     if chunk:
         yield chunk
 
 
 def _numel(parameter: nn.Parameter) -> int:
+    # The tensor of a weight that ZeRO-3 has sharded is empty; DeepSpeed notes its size here.
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration. What it would do by the micro-batch, the engine does by the step."""
+    """Return DeepSpeed's own configuration.
+
+    To DeepSpeed every step looks like one micro-batch: the engine accumulates by itself, because DeepSpeed wants as
+    many micro-batches in every step.
+    """
     zero: dict[str, Any] = {
         "stage": options.zero_stage,
         "reduce_bucket_size": options.bucket_elements,
@@ -352,10 +398,10 @@ def _deepspeed_config(options: DeepspeedConfig, dtype: torch.dtype, num_ranks: i
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": num_ranks,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,  # a stage sets its own
+        "gradient_clipping": 1.0,  # each stage sets its own
         "steps_per_print": None,
         "zero_optimization": zero,
         "bf16": {"enabled": dtype == torch.bfloat16, "check_grad_overflow": dtype == torch.bfloat16},
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # it would be compiled
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU optimizer has to be compiled first
     }

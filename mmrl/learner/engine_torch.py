@@ -1,4 +1,4 @@
-"""Plain torch: AdamW, a global gradient clip, and float32 master weights where the model is narrower.
+"""The optimizer engine of plain torch: AdamW, a global gradient clip, float32 master weights.
 
 Every rank has the whole model and makes the same update, from gradients summed over ranks.
 """
@@ -17,7 +17,11 @@ from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 
 
 class TorchEngine:
-    """Accumulates gradients and steps. A bfloat16 weight cannot hold an update of 1e-6, hence the masters."""
+    """Accumulates gradients and updates weights.
+
+    A weight that is not float32 has a float32 master, which AdamW updates and the weight is copied from: added to a
+    bfloat16 weight, an update of 1e-6 would be lost.
+    """
 
     def __init__(
         self,
@@ -25,37 +29,52 @@ class TorchEngine:
         options: OptimizerConfig,
         ranks: Ranks | None = None,
     ) -> None:
+        """Make a fresh optimizer.
+
+        Args:
+            parameters: trained weights of each component.
+            options: learning rates, betas, weight decay and gradient clip of the stage.
+            ranks: the processes of the run; None for one alone.
+        """
         self._ranks = ranks or SingleProcess()
-        self._parameters = [parameter for own in parameters.values() for parameter in own]
-        self._masters_by_component = {
-            role: [_master_weight(parameter) for parameter in own] for role, own in parameters.items()
-        }
-        self._masters = [master for own in self._masters_by_component.values() for master in own]
+        self._parameters: list[nn.Parameter] = []
+        self._masters: list[torch.Tensor] = []
+        self._masters_by_component: dict[Component, list[torch.Tensor]] = {}
+        for component, own in parameters.items():
+            masters = [_master_weight(parameter) for parameter in own]
+            self._parameters += own
+            self._masters += masters
+            self._masters_by_component[component] = masters
         self._max_grad_norm = options.max_grad_norm
         self._optimizer = torch.optim.AdamW(
             list(self._parameter_groups(options)), lr=options.lr, betas=options.betas, fused=True
         )
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Add the gradient of `loss`."""
+        """Add the gradient of a scalar loss. `last` makes no difference: ranks sum gradients in `step`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, lr: float) -> dict[Component, float]:
-        """Clip, update, and forget the gradients; returns the norm of each role's before clipping.
+        """Clip the gradients, update the weights, and drop the gradients.
 
-        `lr` is the stage's rate at this step, of which a role with a rate of its own takes its share. A norm that is
-        not finite leaves weights and optimizer untouched.
+        If the norm over all components is not finite, weights and optimizer stay as they are.
+
+        Args:
+            lr: learning rate of this step; a component with a rate of its own gets it scaled in proportion.
+
+        Returns:
+            The norm of each component's gradient, summed over ranks, before clipping.
         """
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
         self._all_reduce_gradients()
-        norms = {role: _gradient_norm(masters) for role, masters in self._masters_by_component.items()}
+        norms = {component: _gradient_norm(masters) for component, masters in self._masters_by_component.items()}
         total = math.hypot(*norms.values())
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))
             for group in self._optimizer.param_groups:
-                group["lr"] = lr * group["share"]
+                group["lr"] = lr * group["lr_scale"]
             self._optimizer.step()
             self._copy_masters_to_model()
         self._optimizer.zero_grad(set_to_none=True)
@@ -66,45 +85,57 @@ class TorchEngine:
         self._optimizer.state.clear()
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """What a checkpoint keeps of this rank's part: the moments of each weight, and its master where it has one.
+        """Return this rank's share of what a checkpoint keeps.
 
-        By the weight's place in AdamW's groups.
+        `moments` has the moments of each weight, `masters` the masters of those that are not float32, both by the index
+        of the weight among AdamW's groups, which does not depend on the number of ranks.
         """
         moments, ordered = self._optimizer.state_dict()["state"], self._ordered_masters
         own = balanced_range([master.numel() for master in ordered], self._ranks)
-        narrow = {id(m) for m, p in zip(self._masters, self._parameters, strict=True) if m is not p}
+        pairs = zip(self._masters, self._parameters, strict=True)
+        copied = {id(master) for master, parameter in pairs if master is not parameter}
         return {
-            "moments": {place: moments[place] for place in own if place in moments},
-            "masters": {place: ordered[place] for place in own if id(ordered[place]) in narrow},
+            "moments": {index: moments[index] for index in own if index in moments},
+            "masters": {index: ordered[index] for index in own if id(ordered[index]) in copied},
         }
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the `state()` of all ranks."""
-        groups = self._optimizer.state_dict()["param_groups"]  # the stage's own, not what was written down of them
+        """Continue from the joined `state()` of all ranks."""
+        # The groups hold learning rates and weight decay: those of the stage count, not those of the checkpoint.
+        groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(state["moments"]), "param_groups": groups})
         ordered = self._ordered_masters
         with torch.no_grad():
-            for place, master in state["masters"].items():
-                ordered[place].copy_(master)
+            for index, master in state["masters"].items():
+                ordered[index].copy_(master)
         self._copy_masters_to_model()
 
     @property
     def _ordered_masters(self) -> list[torch.Tensor]:
-        return [master for group in self._optimizer.param_groups for master in group["params"]]
+        ordered: list[torch.Tensor] = []
+        for group in self._optimizer.param_groups:
+            ordered += group["params"]
+        return ordered
 
     def _parameter_groups(self, options: OptimizerConfig) -> Iterator[dict[str, Any]]:
-        """By role, matrices apart from vectors."""
-        for role, masters in self._masters_by_component.items():
-            share = options.component_lr(role) / options.lr
+        """Yield AdamW's groups: the matrices of each component, then its vectors, which may be spared weight decay."""
+        vector_decay = 0.0 if options.weight_decay_on == "matrices" else options.weight_decay
+        for component, masters in self._masters_by_component.items():
+            lr_scale = options.component_lr(component) / options.lr
             matrices = [master for master in masters if master.ndim > 1]
             vectors = [master for master in masters if master.ndim <= 1]
-            kept = 0.0 if options.weight_decay_on == "matrices" else options.weight_decay
-            yield {"params": matrices, "share": share, "weight_decay": options.weight_decay}
-            yield {"params": vectors, "share": share, "weight_decay": kept}
+            yield {"params": matrices, "lr_scale": lr_scale, "weight_decay": options.weight_decay}
+            yield {"params": vectors, "lr_scale": lr_scale, "weight_decay": vector_decay}
 
     def _all_reduce_gradients(self) -> None:
-        """A weight that nothing reached (the vision tower's, by text alone) has the gradient 0, here as under ZeRO."""
-        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._masters]
+        """Sum gradients over ranks.
+
+        A parameter without a gradient, such as the vision tower's after a text-only batch, counts as zero, as under
+        ZeRO.
+        """
+        gradients = []
+        for master in self._masters:
+            gradients.append(torch.zeros_like(master) if master.grad is None else master.grad)
         self._ranks.all_reduce(gradients)
         for master, gradient in zip(self._masters, gradients, strict=True):
             master.grad = gradient

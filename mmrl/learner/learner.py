@@ -16,12 +16,19 @@ import torch
 from mmrl.algo.schedule import learning_rate
 from mmrl.config.schema import Component, LossConfig, OptimizerConfig
 from mmrl.distributed.ranks import MediaPlacement, Ranks, SingleProcess
-from mmrl.learner.deal import ExperienceGroups, RankMicroBatch, rank_micro_batches, split_into_mini_batches
-from mmrl.learner.dummy_media import add_dummy_media, dummy_batch
-from mmrl.learner.micro_batches import pack_micro_batches
+from mmrl.learner.micro_batches import (
+    ExperienceGroups,
+    RankMicroBatch,
+    add_dummy_media,
+    dummy_batch,
+    pack_micro_batches,
+    rank_micro_batches,
+    split_into_mini_batches,
+)
 from mmrl.learner.objective import LossDenominators, LossInputs, Objective
 from mmrl.learner.shared_prefix_check import check_shared_prefix
-from mmrl.policy.batch import Batch, TensorProvider, collate, group_by_prompt
+from mmrl.policy.batch import Batch, collate, group_by_prompt
+from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.qwen_vl import Policy, TokenLogprobs
 from mmrl.types import Experience
 

@@ -1,36 +1,197 @@
-"""A step's experiences, cut into micro-batches."""
+"""The micro-batches of a step: mini-batches, shares of the ranks, packing, and dummy images for ranks without one.
+
+Every rank holds all experiences, so it computes the micro-batches of all ranks by itself; nothing is communicated.
+
+Suffixes of tensor names as in `mmrl.policy.batch`: B rows, L columns, N trained tokens, M patches, D values of a patch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from mmrl.policy.batch import group_by_prompt
-from mmrl.types import Experience
+import torch
+
+from mmrl.distributed.ranks import Ranks
+from mmrl.policy.batch import Batch, BatchMedia, PrefixGroup, group_by_prompt
+from mmrl.policy.prompt_tensors import Placeholders
+from mmrl.types import Experience, ImageRef, VideoRef
+
+ExperienceGroups = Sequence[Sequence[Experience]]
+"""Experiences of a micro-batch, in groups of one prompt each."""
+PackFn = Callable[[Sequence[Experience]], Sequence[ExperienceGroups]]
+"""Cuts experiences into micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMicroBatch:
+    """One micro-batch of this rank, and the media of the micro-batches that other ranks run at the same time."""
+
+    groups: ExperienceGroups
+    """Empty where other ranks have more micro-batches than this one."""
+    any_rank_has_images: bool
+    any_rank_has_videos: bool
+
+
+def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
+    """Deal whole groups to `count` mini-batches in turn, so that replayed groups, which come last, go to all of them."""
+    mini_batch_of = {}
+    for index, group in enumerate(group_by_prompt(experiences)):
+        mini_batch_of[group[0].rollout.prompt.digest] = index % count
+    mini_batches: list[list[Experience]] = [[] for _ in range(count)]
+    for experience in experiences:
+        mini_batches[mini_batch_of[experience.rollout.prompt.digest]].append(experience)
+    return mini_batches
+
+
+def rank_micro_batches(
+    experiences: Sequence[Experience], rank_by_digest: Mapping[str, int], ranks: Ranks, pack: PackFn
+) -> list[RankMicroBatch]:
+    """Return the micro-batches of this rank, as many as any rank has.
+
+    Under ZeRO-3 a forward pass gathers the weights of each layer from all ranks: all of them must run as many passes,
+    and through the same layers, those of the vision tower among them.
+
+    Args:
+        experiences: experiences of all ranks.
+        rank_by_digest: rank that holds the images and videos of a prompt, by the prompt's digest.
+        ranks: the processes of the run.
+        pack: cuts the experiences of a rank into micro-batches.
+    """
+    by_rank = [pack(own) for own in assign_to_ranks(experiences, rank_by_digest, ranks.size)]
+    micro_batches = []
+    for index in range(max(map(len, by_rank))):
+        concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]
+        micro_batches.append(
+            RankMicroBatch(
+                groups=concurrent[ranks.rank],
+                any_rank_has_images=any(_has_media(groups, ImageRef) for groups in concurrent),
+                any_rank_has_videos=any(_has_media(groups, VideoRef) for groups in concurrent),
+            )
+        )
+    return micro_batches
+
+
+def assign_to_ranks(
+    experiences: Sequence[Experience], rank_by_digest: Mapping[str, int], num_ranks: int
+) -> list[list[Experience]]:
+    """Distribute whole groups over ranks, the one with most tokens first.
+
+    A group goes to the rank that holds its images and videos unless this exceeds an even share of tokens; then, and
+    without such a rank, to the rank with fewest tokens so far.
+    """
+    groups = group_by_prompt(experiences)
+    costs = []
+    for group in groups:
+        prompt_tokens = len(group[0].rollout.prompt.token_ids)
+        costs.append(prompt_tokens + sum(experience.rollout.num_tokens for experience in group))
+    even_share = sum(costs) / num_ranks
+    loads = [0] * num_ranks
+    assigned: list[list[Experience]] = [[] for _ in range(num_ranks)]
+    for index in sorted(range(len(groups)), key=lambda index: -costs[index]):
+        rank = rank_by_digest.get(groups[index][0].rollout.prompt.digest)
+        if rank is None or rank >= num_ranks or loads[rank] + costs[index] > even_share:
+            rank = loads.index(min(loads))
+        loads[rank] += costs[index]
+        assigned[rank] += groups[index]
+    return assigned
 
 
 def pack_micro_batches(
     experiences: Sequence[Experience], *, max_groups: int, max_tokens: int, shared_prefix: bool
 ) -> list[list[list[Experience]]]:
-    """Cut experiences into micro-batches of groups that share a prompt, short completions first.
+    """Cut experiences into micro-batches of whole groups, those with short completions first.
 
-    A group beyond the budget of tokens is split, and its prompt repeated; a sequence that is longer alone goes alone.
+    A group with more tokens than `max_tokens` is split and its prompt repeated. A sequence that alone exceeds it is a
+    micro-batch of its own.
+
+    Args:
+        experiences: experiences of this rank.
+        max_groups: most groups of a micro-batch.
+        max_tokens: most tokens of a forward pass, padding included.
+        shared_prefix: a prompt runs once for its group, rather than once for each completion.
     """
-    packs: list[list[list[Experience]]] = []
-    for group in sorted(group_by_prompt(experiences), key=lambda group: sum(e.rollout.num_tokens for e in group)):
+    micro_batches: list[list[list[Experience]]] = []
+    for group in sorted(group_by_prompt(experiences), key=_num_completion_tokens):
         for part in _split_group(group, max_tokens, shared_prefix=shared_prefix):
-            last = packs[-1] if packs else []
-            if (
-                last
-                and len(last) < max_groups
-                and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens
-            ):
+            last = micro_batches[-1] if micro_batches else []
+            has_room = 0 < len(last) < max_groups
+            if has_room and _count_forward_tokens([*last, part], shared_prefix=shared_prefix) <= max_tokens:
                 last.append(part)
             else:
-                packs.append([part])
-    return packs
+                micro_batches.append([part])
+    return micro_batches
+
+
+def add_dummy_media(batch: Batch, placeholders: Placeholders, *, images: bool, videos: bool) -> Batch:
+    """Return the batch with a dummy image and a dummy video where it lacks one that is asked for.
+
+    Each is a sequence of its own, of one placeholder that nothing is trained on: it changes no other sequence, and so
+    no gradient, but for rounding.
+
+    Args:
+        batch: the batch of this rank.
+        placeholders: tokens of images and videos.
+        images: True if the batch must contain an image.
+        videos: True if the batch must contain a video.
+    """
+    media = batch.media
+    merge_size = placeholders.merge_size
+    grid = torch.tensor([[1, merge_size, merge_size]])
+    if images and not media.image_keys:
+        patches = torch.zeros(merge_size**2, media.image_patches_MD.shape[1])
+        media = replace(media, image_patches_MD=patches, image_grids_I3=grid, image_keys=("dummy:image",))
+        batch = _append_dummy_token(batch, placeholders.image_id, token_type=1)
+    if videos and not media.video_keys:
+        patches = torch.zeros(merge_size**2, media.video_patches_MD.shape[1])
+        media = replace(media, video_patches_MD=patches, video_grids_V3=grid, video_keys=("dummy:video",))
+        batch = _append_dummy_token(batch, placeholders.video_id, token_type=2)
+    return replace(batch, media=media)
+
+
+def dummy_batch(*, pad_id: int, patch_dim: int, shared_prefix: bool) -> Batch:
+    """Return a batch of one token that is not trained, for a rank without a micro-batch.
+
+    Args:
+        pad_id: id of that token.
+        patch_dim: number of values in a patch.
+        shared_prefix: pack it as a prefix tree, as the batches of other ranks are.
+    """
+    no_patches, no_grids = torch.zeros(0, patch_dim), torch.zeros(0, 3, dtype=torch.int64)
+    return Batch(
+        input_ids_BL=torch.tensor([[pad_id]]),
+        token_types_BL=torch.zeros(1, 1, dtype=torch.int64),
+        position_ids_3BL=torch.zeros(3, 1, 1, dtype=torch.int64),
+        prefix_tree=(PrefixGroup(1, ()),) if shared_prefix else None,
+        media=BatchMedia(
+            image_patches_MD=no_patches,
+            image_grids_I3=no_grids,
+            image_keys=(),
+            video_patches_MD=no_patches,
+            video_grids_V3=no_grids,
+            video_keys=(),
+        ),
+        target_ids_N=torch.zeros(0, dtype=torch.int64),
+        predictor_index_N=torch.zeros(0, dtype=torch.int64),
+        temperature_N=torch.zeros(0),
+        banned_token_ids=(),
+    )
+
+
+def _has_media(groups: ExperienceGroups, ref_type: type[ImageRef] | type[VideoRef]) -> bool:
+    for group in groups:
+        for experience in group:
+            if any(isinstance(ref, ref_type) for ref in experience.rollout.media):
+                return True
+    return False
+
+
+def _num_completion_tokens(group: Sequence[Experience]) -> int:
+    return sum(experience.rollout.num_tokens for experience in group)
 
 
 def _split_group(group: Sequence[Experience], max_tokens: int, *, shared_prefix: bool) -> Iterator[list[Experience]]:
+    """Yield parts of a group that have at most `max_tokens` each, but at least one experience."""
     part: list[Experience] = []
     for experience in group:
         if part and _count_forward_tokens([[*part, experience]], shared_prefix=shared_prefix) > max_tokens:
@@ -40,11 +201,33 @@ def _split_group(group: Sequence[Experience], max_tokens: int, *, shared_prefix:
     yield part
 
 
-def _count_forward_tokens(groups: Sequence[Sequence[Experience]], *, shared_prefix: bool) -> int:
-    """Tokens that a forward pass over these groups runs, padding included."""
-    prompts = [len(group[0].rollout.prompt.token_ids) for group in groups]
-    completions = [[experience.rollout.num_tokens for experience in group] for group in groups]
-    if shared_prefix:
-        return sum(prompts) + sum(map(sum, completions))
-    longest = max(prompt + max(lengths) for prompt, lengths in zip(prompts, completions, strict=True))
-    return longest * sum(map(len, completions))
+def _count_forward_tokens(groups: ExperienceGroups, *, shared_prefix: bool) -> int:
+    """Return the tokens that a forward pass over these groups runs, padding included."""
+    packed_tokens, longest, num_rows = 0, 0, 0
+    for group in groups:
+        prompt_length = len(group[0].rollout.prompt.token_ids)
+        completion_lengths = [experience.rollout.num_tokens for experience in group]
+        packed_tokens += prompt_length + sum(completion_lengths)
+        longest = max(longest, prompt_length + max(completion_lengths))
+        num_rows += len(group)
+    return packed_tokens if shared_prefix else longest * num_rows
+
+
+def _append_dummy_token(batch: Batch, token_id: int, *, token_type: int) -> Batch:
+    """Append a sequence of one token at position 0: behind the packed row, or as a row of its own."""
+    prefix_tree, (num_rows, length) = batch.prefix_tree, batch.input_ids_BL.shape
+    if prefix_tree is None:
+        shape, dim = (1, length), 0
+    else:
+        shape, dim = (num_rows, 1), 1
+        prefix_tree = (*prefix_tree, PrefixGroup(1, ()))
+    ids, types = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    ids[0, 0], types[0, 0] = token_id, token_type
+    positions = torch.zeros(3, *shape, dtype=torch.int64)
+    return replace(
+        batch,
+        input_ids_BL=torch.cat([batch.input_ids_BL, ids], dim=dim),
+        token_types_BL=torch.cat([batch.token_types_BL, types], dim=dim),
+        position_ids_3BL=torch.cat([batch.position_ids_3BL, positions], dim=dim + 1),
+        prefix_tree=prefix_tree,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -11,8 +11,6 @@ from mmrl.config import schema
 from mmrl.distributed.ranks import Ranks, SingleProcess, balanced_range
 from mmrl.policy.batch import Batch
 from mmrl.policy.qwen_vl import Policy, TokenLogprobs
-from mmrl.ports import Learner
-from mmrl.types import Experience
 
 
 class ReferencePolicy:
@@ -89,17 +87,20 @@ class ResettableOptimizer(Protocol):
 
 
 class ReferenceUpdater:
-    """A learner whose reference follows the policy after every step."""
+    """Moves the reference towards the policy after each step, and resets the optimizer with it if asked to."""
 
     def __init__(
-        self, learner: Learner, reference: ReferencePolicy, engine: ResettableOptimizer, options: schema.ReferenceConfig
+        self, reference: ReferencePolicy, engine: ResettableOptimizer, options: schema.ReferenceConfig
     ) -> None:
-        self._learner, self._reference, self._engine, self._options = learner, reference, engine, options
+        self._reference, self._engine, self._options = reference, engine, options
 
-    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """One step, then the reference's update; `learner/reference_resets` is 1 where it was taken anew."""
-        metrics = self._learner.step(experiences, step=step)
-        anew = self._reference.update(step)
-        if anew and self._options.reset_optimizer:
+    def update(self, step: int) -> dict[str, float]:
+        """Update the reference after step `step`, counted from 0, if it is due.
+
+        Returns:
+            `learner/reference_resets`, 1 if the reference was replaced by the policy, where `update` is `reset`.
+        """
+        replaced = self._reference.update(step)
+        if replaced and self._options.reset_optimizer:
             self._engine.reset()
-        return {**metrics, "learner/reference_resets": float(anew)} if self._options.update == "reset" else metrics
+        return {"learner/reference_resets": float(replaced)} if self._options.update == "reset" else {}

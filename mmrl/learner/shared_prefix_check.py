@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from mmrl.distributed.ranks import Ranks, SingleProcess
-from mmrl.learner.dummy_media import add_dummy_media
-from mmrl.policy.batch import Batch, TensorProvider, collate
+from mmrl.learner.micro_batches import add_dummy_media
+from mmrl.policy.batch import Batch, collate
+from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.qwen_vl import Policy
 from mmrl.types import Experience, UserError
 

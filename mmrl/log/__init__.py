@@ -1,4 +1,4 @@
-"""What a run leaves behind and what a person sees of it."""
+"""Everything that a run writes for people: console, metrics, rollouts, and the run directory that holds them."""
 
 from mmrl.log.console import Console
 from mmrl.log.logger import RunLogger

@@ -1,4 +1,4 @@
-"""The table that compares held-out reward before and after a stage."""
+"""The table that compares held-out reward before and after training."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from typing import Any
 from mmrl.utils.stats import MeanWithInterval, mean_with_interval, paired_improvement
 
 TaskRewards = Mapping[str, Mapping[str, float]]
-"""Task → sample id → total reward."""
+"""Total reward by task and sample id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskComparison:
-    """One line of the before/after table. `rise` is paired over the same held-out samples."""
+    """One row of the table: the mean reward of a task's held-out samples, before and after."""
 
     task: str
     before: MeanWithInterval
     after: MeanWithInterval
     improvement: MeanWithInterval
+    """Mean of after minus before, paired by sample."""
 
 
 def compare_rewards(before: TaskRewards, after: TaskRewards) -> list[TaskComparison]:
-    """The table, a row per task."""
-    return [
-        TaskComparison(
+    """Return one row for each task, sorted by name. Both must hold the same samples."""
+    rows = []
+    for task in sorted(before):
+        row = TaskComparison(
             task=task,
             before=mean_with_interval(list(before[task].values())),
             after=mean_with_interval(list(after[task].values())),
             improvement=paired_improvement(before[task], after[task]),
         )
-        for task in sorted(before)
-    ]
+        rows.append(row)
+    return rows
 
 
 def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
-    """The table as plain data; `ci` is the 95 % interval of the rise, paired over the held-out samples."""
-    tasks = [
-        {
+    """Return the table as plain data for summary.json; `ci` is the interval of the paired improvement."""
+    tasks = []
+    for row in rows:
+        task = {
             "task": row.task,
             "before": row.before.value,
             "after": row.after.value,
@@ -48,6 +51,5 @@ def comparison_summary(rows: Sequence[TaskComparison]) -> dict[str, Any]:
             "before_ci": [row.before.low, row.before.high],
             "after_ci": [row.after.low, row.after.high],
         }
-        for row in rows
-    ]
+        tasks.append(task)
     return {"tasks": tasks, "mean_rise": fmean(row.improvement.value for row in rows) if rows else None}

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live display on a terminal, a line now and then when piped."""
+"""The console of a run: a live display on a terminal, and a line now and then when the output is piped."""
 
 from __future__ import annotations
 
@@ -28,41 +28,47 @@ SHOWN_METRICS = (  # label, metric, format
     ("lr", "learner/lr", ".1e"),
 )
 PIPE_WIDTH = 160
-MAX_SILENCE_S = 60.0  # a piped run never stays silent for longer, if a step ends
-MIN_STEPS_FOR_ETA = 5  # the first steps are slower and would promise too much
+"""Columns of tables in a pipe, which has no width of its own."""
+MAX_SILENCE_S = 60.0
+"""A piped stage prints a line at the end of a step if it has printed none for longer."""
+MIN_STEPS_FOR_ETA = 5
+"""Steps before a remaining time is shown: the first steps are slower and would predict too much."""
 
 Item = TypeVar("Item")
 
 
 class _ProgressBar(Progress):
-    """rich's progress bar over a line of numbers."""
+    """A progress bar with a line of metrics beneath it."""
 
     metrics_line = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, and the numbers beneath it."""
+        """Yield the bar and the line of metrics."""
         yield self.make_tasks_table(self.tasks)
         yield Text(f"  {self.metrics_line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(slots=True)
 class _StageProgress:
-    """Where the current stage stands."""
+    """How far the current stage has come. Times are those of the monotonic clock, in seconds."""
 
     name: str
     total_steps: int
     first_step: int
+    """Steps that were done when the stage started here: more than 0 in a resumed run."""
     started_at: float
     last_printed_at: float
     step: int
+    """Steps that are done now."""
     pending_line: str = ""
+    """Line of the last step, if it has not been printed."""
 
 
 class Console:
-    """Progress, messages and tables, on a terminal or in a pipe."""
+    """Prints progress, messages and tables, on a terminal or into a pipe."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        """Write to `file`, or to standard output."""
+        """Print to `file`, or to standard output."""
         self._screen = Screen(file=file, highlight=False, emoji=False)
         if not self._screen.is_terminal:
             self._screen.width = PIPE_WIDTH
@@ -74,11 +80,11 @@ class Console:
         self._screen.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print a message that must not be missed."""
+        """Print a message that should not be missed."""
         self._screen.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def track(self, description: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
-        """The same items; on a terminal a bar shows how many of `total` have come."""
+        """Yield the items; on a terminal, show a bar of how many of `total` have been taken."""
         if not self._screen.is_terminal:
             yield from items
             return
@@ -87,7 +93,7 @@ class Console:
             yield from bar.track(items, total=total, description=description)
 
     def print_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table; every column but the first is aligned to the right."""
+        """Print a table. The first column is aligned to the left, the others to the right."""
         table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
             table.add_column(Text(column), justify="right" if index else "left")
@@ -96,7 +102,7 @@ class Console:
         self._screen.print(table)
 
     def start_stage(self, name: str, total: int, done: int = 0) -> None:
-        """Show a stage of `total` steps of which `done` lie behind."""
+        """Begin the display of a stage with `total` steps, of which `done` are finished."""
         now = time.monotonic()
         self._stage = _StageProgress(
             name=name, total_steps=total, first_step=done, started_at=now, last_printed_at=now, step=done
@@ -116,29 +122,31 @@ class Console:
             self._bar.start()
 
     def show_step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Show the step that just ended, counted from 1."""
+        """Show the step that just ended, counted from 1, with those of its values that `SHOWN_METRICS` names."""
         stage = self._require_stage()
         stage.step = step
-        numbers = _format_metrics({**metrics, **times})
+        values = _format_metrics({**metrics, **times})
         if self._bar is not None:
-            self._bar.metrics_line = numbers
+            self._bar.metrics_line = values
             self._bar.update(self._bar.task_ids[0], completed=step)
             return
         now = time.monotonic()
-        left = (now - stage.started_at) / max(1, step - stage.first_step) * (stage.total_steps - step)
-        rest = f"  {_format_duration(left)} left" if step - stage.first_step >= MIN_STEPS_FOR_ETA else ""
-        stage.pending_line = f"{stage.name} {step:>{len(str(stage.total_steps))}}/{stage.total_steps}  {numbers}{rest}"
-        tenth = max(1, round(stage.total_steps / 10))
+        stage.pending_line = f"{stage.name} {step:>{len(str(stage.total_steps))}}/{stage.total_steps}  {values}"
+        steps_here = step - stage.first_step
+        if steps_here >= MIN_STEPS_FOR_ETA:
+            seconds_left = (now - stage.started_at) / steps_here * (stage.total_steps - step)
+            stage.pending_line += f"  {_format_duration(seconds_left)} left"
+        print_every = max(1, round(stage.total_steps / 10))
         if (
-            step == stage.first_step + 1
-            or step % tenth == 0
+            steps_here == 1
+            or step % print_every == 0
             or step == stage.total_steps
             or now - stage.last_printed_at >= MAX_SILENCE_S
         ):
             self._print_pending_line(stage, now)
 
     def end_stage(self) -> None:
-        """Close the display; the last step stays visible."""
+        """End the display of the stage; the line of its last step stays visible."""
         stage = self._require_stage()
         if self._bar is not None:
             self._bar.stop()
@@ -157,7 +165,7 @@ class Console:
 
 
 def null_console() -> Console:
-    """A console that nobody sees: that of every process but the first."""
+    """Return a console that prints nothing, for all ranks but 0."""
     return Console(Path(os.devnull).open("w", encoding="utf-8"))
 
 

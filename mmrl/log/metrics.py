@@ -1,7 +1,7 @@
-"""Numbers of a run as JSON lines.
+"""Append-only files of metrics, one JSON object a line.
 
-metrics.jsonl holds only what a seed decides, so a run that was killed and resumed ends with the same bytes as one that
-was not. Wall-clock numbers go to timings.jsonl, where steps that were done twice stand twice.
+metrics.jsonl holds only values that follow from the config and its seed, so a run that was killed and resumed ends with
+the same bytes as one that was not. Wall-clock values go to timings.jsonl, where a repeated step stands twice.
 """
 
 from __future__ import annotations
@@ -18,48 +18,43 @@ from mmrl.utils.files import json_line, report_write_errors
 _MAX_LINE_BYTES = 1 << 20
 
 
-def read_records(path: Path, end: int) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file up to byte `end`, from the first."""
-    with path.open("rb") as file:
-        while file.tell() < end:
-            yield json.loads(file.readline())
-
-
 class MetricsFile:
-    """An append-only file of one JSON object per line. A number that is not finite is written as null."""
+    """A file to which one JSON object a line is appended. A value that is not finite is written as null."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, cutting a last line that a killed run left unfinished."""
+        """Open the file, and cut off a last line that a killed run left incomplete."""
         self._path = path
         with report_write_errors(path):
+            # Unbuffered: a killed run loses nothing that `append` has returned from.
             self._file = path.open("a+b", buffering=0)
             self._file.truncate(self._find_end_of_last_line())
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line, keys in the order given.
+        """Write one line, with the keys in the order given.
 
         Raises:
             UserError: the disk is full or the file cannot be written.
         """
-        rest = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
+        remaining = memoryview(json_line(record).encode("utf-8", errors="backslashreplace"))
         with report_write_errors(self._path):
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            # An unbuffered write may take only a part of the bytes.
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
 
     def position(self) -> int:
-        """Bytes written so far: what a checkpoint remembers."""
+        """Return the size of the file in bytes; a checkpoint records it."""
         return self._file.seek(0, os.SEEK_END)
 
     def sync(self) -> None:
-        """Wait until all that was written is on disk, before the checkpoint that remembers it is."""
+        """Wait until everything written is on disk; called before a checkpoint that records the position is."""
         with report_write_errors(self._path):
             os.fsync(self._file.fileno())
 
     def truncate(self, position: int) -> None:
-        """Forget everything after `position`, as a run resumed from a checkpoint must.
+        """Delete everything after byte `position`, where a resumed run continues.
 
         Raises:
-            UserError: the file does not have a line that ends there.
+            UserError: no line of the file ends there.
         """
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, position - 1))
@@ -80,3 +75,10 @@ class MetricsFile:
         start = max(0, size - _MAX_LINE_BYTES)
         self._file.seek(start)
         return start + self._file.read(size - start).rfind(b"\n") + 1
+
+
+def read_records(path: Path, end: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a metrics file up to byte `end`."""
+    with path.open("rb") as file:
+        while file.tell() < end:
+            yield json.loads(file.readline())

@@ -1,4 +1,4 @@
-"""Rollouts for people to read: one JSON line each, media by path."""
+"""Rollout files for people to read: one JSON line for each rollout, media by path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmrl.utils.files import json_line, report_write_errors, write_atomically
 def write_rollouts(
     folder: Path, stage: str, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]
 ) -> Path:
-    """Write a step's rollouts to `<stage>-<step>.jsonl`, group by group; returns the file.
+    """Write a step's rollouts to `<stage>-<step>.jsonl` in `folder`, group by group; return the file.
 
     Raises:
         UserError: the file cannot be written.
@@ -21,15 +21,17 @@ def write_rollouts(
     path = folder / f"{stage}-{step:06d}.jsonl"
     with report_write_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json_line(record) for record in _rollout_records(folder.parent, groups, advantages)))
+    lines = [json_line(record) for record in _rollout_records(folder.parent, groups, advantages)]
+    write_atomically(path, "".join(lines))
     return path
 
 
 def _rollout_records(
     run_dir: Path, groups: Sequence[Group], advantages: Sequence[Sequence[float]]
 ) -> Iterator[dict[str, Any]]:
-    for group, row in zip(groups, advantages, strict=True):
-        for rollout, score, advantage in zip(group.rollouts, group.scores, row, strict=True):
+    """Yield the scored rollouts of each group and then its dropped ones."""
+    for group, group_advantages in zip(groups, advantages, strict=True):
+        for rollout, score, advantage in zip(group.rollouts, group.scores, group_advantages, strict=True):
             yield {
                 **_rollout_record(rollout),
                 **_score_record(score, advantage),
@@ -44,9 +46,34 @@ def _rollout_records(
 
 
 def _media_paths(run_dir: Path, rollout: Rollout) -> list[str]:
-    """Where pictures and videos are; those of the run itself from its folder, so that a run may be moved."""
-    paths = [Path(ref.path) for ref in rollout.prompt.sample.media]
-    return [str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path) for path in paths]
+    """Return the paths of the sample's media. Those inside the run directory are relative, so that it can be moved."""
+    paths = []
+    for ref in rollout.prompt.sample.media:
+        path = Path(ref.path)
+        paths.append(str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path))
+    return paths
+
+
+def _rollout_record(rollout: Rollout) -> dict[str, Any]:
+    sample = rollout.prompt.sample
+    segments = []
+    for segment in rollout.segments:
+        record: dict[str, Any] = {"author": segment.author, "n": len(segment.token_ids)}
+        if segment.observation:
+            record |= _observation_record(segment.observation)
+        segments.append(record)
+    return {
+        "sample": sample.id,
+        "task": sample.task,
+        "rollout": rollout.index,
+        "question": "".join(_part_text(part) for part in sample.parts),
+        "response": rollout.text,
+        "answer": rollout.answer.value,
+        "target": sample.target.value,
+        "frame": sample.target.coordinate_system,
+        "finish": rollout.finish_reason,
+        "segments": segments,
+    }
 
 
 def _part_text(part: ContentPart) -> str:
@@ -58,31 +85,8 @@ def _part_text(part: ContentPart) -> str:
     return part
 
 
-def _rollout_record(rollout: Rollout) -> dict[str, Any]:
-    sample = rollout.prompt.sample
-    return {
-        "sample": sample.id,
-        "task": sample.task,
-        "rollout": rollout.index,
-        "question": "".join(_part_text(part) for part in sample.parts),
-        "response": rollout.text,
-        "answer": rollout.answer.value,
-        "target": sample.target.value,
-        "frame": sample.target.coordinate_system,
-        "finish": rollout.finish_reason,
-        "segments": [
-            {
-                "author": segment.author,
-                "n": len(segment.token_ids),
-                **(_observation_record(segment.observation) if segment.observation else {}),
-            }
-            for segment in rollout.segments
-        ],
-    }
-
-
 def _observation_record(observation: MediaObservation) -> dict[str, Any]:
-    """Which part of which file a tool showed."""
+    """Return the file that a tool showed, and the part of it: an image's crop, or a video's time span in seconds."""
     match observation.ref:
         case ImageRef(path=path, timestamp=at, crop=crop):
             return {"shows": path, "at": at, "crop": crop}
@@ -99,5 +103,5 @@ def _score_record(score: Score, advantage: float) -> dict[str, Any]:
 
 
 def _format_failures(failures: Mapping[str, RewardFailure]) -> dict[str, str]:
-    """Why a rollout was left out, by term; nothing where a sibling's failure took it along."""
+    """Return by reward term why a rollout was dropped; empty if it was dropped because a sibling failed."""
     return {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}

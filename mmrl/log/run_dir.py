@@ -1,4 +1,4 @@
-"""One directory holds everything of a run, and belongs to one config."""
+"""The run directory: it holds everything of a run, and belongs to one config."""
 
 from __future__ import annotations
 
@@ -23,106 +23,108 @@ from mmrl.types import UserError
 from mmrl.utils.files import remove_leftovers, replace_nonfinite, report_write_errors, temporary_path, write_atomically
 
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "vllm")
+"""Packages whose versions the manifest records."""
 _MAX_CHANGES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Where each thing of a run lies."""
+    """Paths inside a run directory, and what keeps it in the hands of one config and one process."""
 
     path: Path
 
     @property
     def config(self) -> Path:
-        """Every setting of the run."""
+        """The resolved config, every setting with its value."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """Reproducible numbers, one JSON line per step."""
+        """Reproducible metrics, one JSON line for each step and evaluation."""
         return self.path / "metrics.jsonl"
 
     @property
     def timings(self) -> Path:
-        """Wall-clock numbers, one JSON line per step done."""
+        """Wall-clock times, one JSON line for each step, repeated steps included."""
         return self.path / "timings.jsonl"
 
     @property
     def manifest(self) -> Path:
-        """What the run was made with."""
+        """Versions, git commit, platform, and digests of config and data."""
         return self.path / "manifest.json"
 
     @property
     def summary(self) -> Path:
-        """What the run achieved."""
+        """Held-out rewards before and after, as JSON."""
         return self.path / "summary.json"
 
     @property
     def rollouts(self) -> Path:
-        """Rollouts kept for reading."""
+        """Rollouts of some steps, for people to read."""
         return self.path / "rollouts"
 
     @property
     def checkpoints(self) -> Path:
-        """What a resumed run starts from."""
+        """Checkpoints, a folder for each."""
         return self.path / "checkpoints"
 
     @property
     def data(self) -> Path:
-        """Files that datasets made."""
+        """Files that datasets generated or downloaded."""
         return self.path / "data"
 
     @property
     def outputs(self) -> Path:
-        """Tables that stages made: rollouts, what was chosen of them, how samples fared."""
+        """Tables of stages: rollouts (`sample`), selected samples (`select`), rewards by sample (`rl`)."""
         return self.path / "outputs"
 
     @property
     def opened_media(self) -> Path:
-        """Which pictures were opened and found good."""
+        """Index of the images that were opened without error, so that a resumed run need not open them again."""
         return self.path / "pictures.json"
 
     @property
     def processor(self) -> Path:
-        """The processor and configuration of a model made from scratch, which no hub has."""
+        """Processor and configuration of a model made from scratch, which no hub has."""
         return self.path / "reader"
 
     @property
     def reference_weights(self) -> Path:
-        """Weights that stages with a KL penalty began with."""
+        """Weights at the start of stages with a KL penalty towards a fixed reference."""
         return self.path / "references"
 
     @property
     def engine(self) -> Path:
-        """What a rollout engine beside the run reads and writes: the model, the adapter of the moment, a log."""
+        """Files for a rollout engine in another process: the model, the current adapter, the engine's log."""
         return self.path / "engine"
 
     @property
     def benchmarks(self) -> Path:
-        """Benchmarks taken in training: a folder for each, and in it one for each time."""
+        """Results of benchmarks during training: a folder for each benchmark, and in it one for each evaluation."""
         return self.path / "benchmarks"
 
     @property
     def adapter(self) -> Path:
-        """The final adapter alone, as peft reads it, where the run trains one."""
+        """The final LoRA adapter alone, in peft's format, if the run trains one."""
         return self.path / "adapter"
 
     @property
     def model(self) -> Path:
-        """The final model as a Hugging Face folder; written last, so a run that has it is finished."""
+        """The final model as a Hugging Face folder. It is written last, so a run that has it is finished."""
         return self.path / "model"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from running here.
+        """Keep other processes from running in this directory until the block ends.
 
         Raises:
-            UserError: one already does.
+            UserError: one already runs here, or the directory cannot be made.
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
         try:
+            # The system releases this lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
@@ -133,42 +135,43 @@ class RunDir:
             os.close(lock)
 
     def claim(self, config: Config, notify: Callable[[str], None]) -> bool:
-        """Make the directory this config's; returns whether it already was, that is, whether to resume.
+        """Make this the directory of a run of `config`; return True if it has a checkpoint to resume from.
 
-        Settings that a run may change are taken over and noted.
+        Settings that may change within a run are updated in its config.yaml, and `notify` receives a line for each.
 
         Raises:
-            UserError: it holds another config's run, or files that are no run's, or cannot be made.
+            UserError: it holds the run of another config, or files that belong to no run, or it cannot be made.
         """
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
+            foreign_files = sorted({entry.name for entry in self.path.iterdir()} - {temporary_path(self.config).name})
         if self.config.exists() and self._has_checkpoint():
             self._update_config(config, notify)
             return True
-        if self.config.exists():  # a run that came to nothing: there is nothing to go on from, and nothing to lose
-            strangers = self._remove_run_files()
-        if strangers:
+        if self.config.exists():
+            # A run without a checkpoint has nothing to resume from and nothing to lose.
+            foreign_files = self._remove_run_files()
+        if foreign_files:
             raise UserError(
-                f"{self.path} holds {strangers[0]!r} and no run of mmrl; choose an empty or new directory "
+                f"{self.path} holds {foreign_files[0]!r} and no run of mmrl; choose an empty or new directory "
                 "with run.dir=... or --run-dir"
             )
         write_atomically(self.config, dump_yaml(config))
         return False
 
     def write_manifest(self, config: Config, data: Mapping[str, str]) -> None:
-        """Write what the run is made with; `data` maps each source to the digest of its samples."""
+        """Write manifest.json; `data` maps each data source to the digest of its samples."""
         write_atomically(self.manifest, json.dumps(_build_manifest(config, data), indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write what the run achieved; null stands for a number that is not finite."""
+        """Write summary.json; values that are not finite become null."""
         write_atomically(self.summary, json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
     def _has_checkpoint(self) -> bool:
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def _remove_run_files(self) -> list[str]:
-        """Remove what a run wrote; returns the names of what is left."""
+        """Remove the files of a run; return the names of what is left."""
         with report_write_errors(self.path):
             for path in (self.config, self.metrics, self.timings, self.manifest, self.summary, self.opened_media):
                 path.unlink(missing_ok=True)
@@ -190,31 +193,34 @@ class RunDir:
     def _update_config(self, config: Config, notify: Callable[[str], None]) -> None:
         changed = diff_configs(read_flat_settings(self.config), config)
         check_same_run(self.path, changed)
-        if not changed or self.model.exists():  # a finished run does not go on with anything
+        # A finished run keeps the config it was made with.
+        if not changed or self.model.exists():
             return
         for change in changed:
-            notify(f"This run goes on with {change} ({change.effect}).")
+            notify(f"This run continues with {change} ({change.effect}).")
         write_atomically(self.config, dump_yaml(config))
 
 
 def check_same_run(path: Path, changed: Sequence[SettingChange]) -> None:
-    """Keep a run from going on, in or from `path`, as another one.
+    """Check that a run can continue, in the directory or from the checkpoint `path`, with the changed settings.
 
     Raises:
-        UserError: settings changed that make another run.
+        UserError: a setting changed that results depend on; the message lists them.
     """
-    found = [change for change in changed if change.effect is None]
-    if not found:
+    refused = [change for change in changed if change.effect is None]
+    if not refused:
         return
-    if all(change.key.startswith("stages.") and change.key.endswith(".steps") for change in found):
+    if all(change.key.startswith("stages.") and change.key.endswith(".steps") for change in refused):
         head = f"{path} holds this very experiment with another length"
-        advice = "set these back to go on with that run: its schedule and results depend on them"
+        advice = "set these back to continue that run: its schedule and results depend on them"
     else:
         head, advice = f"{path} holds the run of another config", "these settings differ"
-    lines = [f"  {change}" for change in found[:_MAX_CHANGES_SHOWN]]
-    more = [f"  and {len(found) - _MAX_CHANGES_SHOWN} more"] if len(found) > _MAX_CHANGES_SHOWN else []
-    last = "set them back, choose another directory with run.dir=... or --run-dir, or delete this one"
-    raise UserError("\n".join([f"{head}; {advice} (there -> here):", *lines, *more, last]))
+    lines = [f"{head}; {advice} (there -> here):"]
+    lines += [f"  {change}" for change in refused[:_MAX_CHANGES_SHOWN]]
+    if len(refused) > _MAX_CHANGES_SHOWN:
+        lines.append(f"  and {len(refused) - _MAX_CHANGES_SHOWN} more")
+    lines.append("set them back, choose another directory with run.dir=... or --run-dir, or delete this one")
+    raise UserError("\n".join(lines))
 
 
 def _build_manifest(config: Config, data: Mapping[str, str]) -> dict[str, Any]:
@@ -239,7 +245,7 @@ def _library_version(library: str) -> str | None:
 
 
 def _git_state(package: Path) -> dict[str, Any] | None:
-    """Commit and whether anything differs from it; None where the package is not under version control."""
+    """Return the commit and whether files differ from it; None if the package is not under version control."""
     if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     return {"commit": _run_git(package, "rev-parse", "HEAD"), "dirty": bool(_run_git(package, "status", "--porcelain"))}

@@ -1,5 +1,6 @@
-"""The only room that opens pictures and videos. It has an effect at import (see `compat`)."""
+"""Open, check, resize and corrupt images and videos. No other package opens them."""
 
 from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
 
+# Beside a CPU build of torch, `import torchvision` fails unless this has run; modules of this package import it.
 tolerate_cuda_builds()

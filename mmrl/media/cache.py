@@ -1,4 +1,4 @@
-"""Each picture is decoded once: the most recently used ones stay in memory, up to a number of bytes."""
+"""Open images and videos, and keep the most recently used images in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 
 
 class MediaCache:
-    """Opens pictures through a cache of decoded pixels (3 bytes each), the least recently used leaving first.
+    """Opens images through a cache of decoded pixels. The least recently used images leave it first.
 
-    Of videos it remembers what was planned, not their frames.
+    Of videos it remembers the frame plans; their frames are decoded anew each time. It can be pickled while it is
+    empty, and then opens media in another process.
     """
 
-    def __init__(self, access: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
-        self._roots = access.roots
+    def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:
+        """`max_bytes` is the size of the cache, at 3 bytes a pixel; 0 keeps no image."""
+        self._roots = media_policy.roots
         self._limits = limits
         self._max_bytes = max_bytes
         self._used_bytes = 0
@@ -31,38 +33,64 @@ class MediaCache:
         self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
 
     def image_size(self, ref: ImageRef) -> Size:
-        """Width and height of a picture; it is opened only if it never was.
+        """Return the size of an image in pixels. It is opened unless its size is known.
 
         Raises:
-            MediaError: as `open_image`.
+            MediaError: the image cannot be used (see `get_image`).
         """
-        return self._sizes[ref] if ref in self._sizes else Size(*self.get_image(ref).size)
+        if ref not in self._sizes:
+            self.get_image(ref)
+        return self._sizes[ref]
 
     def set_image_size(self, ref: ImageRef, size: Size) -> None:
-        """Take the size of a picture that another process opened."""
+        """Remember the size of an image that another process opened."""
         self._sizes[ref] = size
 
     def set_frame_plan(self, ref: VideoRef, sampling: FrameSampling, plan: FramePlan) -> None:
-        """Take the plan that another process made of a video."""
+        """Remember the frame plan of a video that another process opened."""
         self._frame_plans[ref, sampling] = plan
 
     def get_image(self, ref: ImageRef) -> Image.Image:
-        """The picture, 8-bit RGB, upright. It is shared: do not draw on it.
+        """Return an image, 8-bit RGB, upright. It is shared with other callers: do not draw on it.
 
         Raises:
-            MediaError: as `open_image`, `read_frame` and `part_of`.
+            MediaError: the file, the video's frame or the crop cannot be used (see `open_image`, `read_video_frame` and
+                `crop_image`).
         """
         if ref in self._images:
             self._images.move_to_end(ref)
             return self._images[ref]
-        picture = self._load_image(ref)
-        self._sizes[ref] = Size(*picture.size)
-        self._images[ref] = picture
-        self._used_bytes += _num_bytes(picture)
+        image = self._load_image(ref)
+        self._sizes[ref] = Size(*image.size)
+        self._images[ref] = image
+        self._used_bytes += _num_bytes(image)
         while self._used_bytes > self._max_bytes:
             _, oldest = self._images.popitem(last=False)
             self._used_bytes -= _num_bytes(oldest)
-        return picture
+        return image
+
+    def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
+        """Return the frames of a video that the model sees, and their size. The file is read unless the plan is known.
+
+        Raises:
+            MediaError: the video cannot be used (see `plan_frames`).
+        """
+        key = _frame_plan_key(ref, sampling)
+        if key not in self._frame_plans:
+            self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)
+        return self._frame_plans[key]
+
+    def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
+        """Decode the frames of a video that the model sees.
+
+        Raises:
+            MediaError: the video cannot be used (see `read_video_frames`), or its frame plan differs from the one
+                before, by which the prompt was measured.
+        """
+        video = read_video_frames(ref, sampling, self._roots, self._limits)
+        if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
+            raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
+        return corrupt_video(video, ref)
 
     def _load_image(self, ref: ImageRef) -> Image.Image:
         if ref.crop is not None:
@@ -71,28 +99,11 @@ class MediaCache:
             return corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
         return corrupt_image(open_image(ref, self._roots, self._limits), ref)
 
-    def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
-        """Which frames of a video will be seen, and how large; the file is read only if it never was.
 
-        Raises:
-            MediaError: as `plan_clip`.
-        """
-        key = replace(ref, corruption=None), sampling  # what hides the frames leaves the plan alone
-        if key not in self._frame_plans:
-            self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)
-        return self._frame_plans[key]
-
-    def read_video(self, ref: VideoRef, sampling: FrameSampling) -> DecodedVideo:
-        """The frames of a video, decoded anew each time.
-
-        Raises:
-            MediaError: as `read_clip`; it is not what was planned.
-        """
-        clip = read_video_frames(ref, sampling, self._roots, self._limits)
-        if clip.plan != self._frame_plans.setdefault((replace(ref, corruption=None), sampling), clip.plan):
-            raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
-        return corrupt_video(clip, ref)
+def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:
+    """Return the key of a frame plan. A corruption hides the frames and leaves the plan as it is."""
+    return replace(ref, corruption=None), sampling
 
 
-def _num_bytes(picture: Image.Image) -> int:
-    return 3 * picture.width * picture.height
+def _num_bytes(image: Image.Image) -> int:
+    return 3 * image.width * image.height

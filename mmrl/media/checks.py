@@ -1,4 +1,4 @@
-"""What every medium must pass before anything looks inside: its place, its kind, its size on disk, its extent."""
+"""Checks that an image or video must pass before it is decoded: its path, its file, its size and its length."""
 
 from __future__ import annotations
 
@@ -11,62 +11,81 @@ from mmrl.utils.files import resolve_inside
 
 
 class MediaError(UserError):
-    """A medium that cannot or may not be used; the message names the file, the reason and what to do."""
+    """Says that an image or video cannot or may not be used; the message names the file, the reason and the remedy."""
 
 
 class MediaRangeError(MediaError):
-    """The medium is as it should be, but has no such part, second or frames."""
+    """Says that a file is fine, but has no such crop, second or frames."""
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:
-    """The resolved path of a regular file that is not empty and not larger than the limit of that name.
+    """Return the resolved path of a regular file that may be read.
+
+    Args:
+        path: the path as a reference gives it.
+        roots: folders that it must lie in, links followed.
+        max_bytes: the largest size.
+        limit_name: the key of that limit in the config, for the error message.
 
     Raises:
         MediaError: outside the roots, missing, not a regular file (a folder, a pipe), empty or too large.
     """
     try:
-        place = resolve_inside(Path(path), roots)
+        resolved = resolve_inside(Path(path), roots)
     except UserError as error:
         raise MediaError(str(error)) from error
     try:
-        if not place.is_file():
-            problem = "not a file" if place.exists() else "no such file"
+        if not resolved.is_file():
+            problem = "not a file" if resolved.exists() else "no such file"
             raise MediaError(f"{path}: {problem}; correct the path or restore it")
-        size = place.stat().st_size
+        size = resolved.stat().st_size
     except OSError as error:
         raise unreadable_error(path, error) from error
     if size > max_bytes:
         raise MediaError(f"{path}: {size:,} bytes exceed {limit_name}={max_bytes:,}; shrink it or raise the limit")
     if not size:
         raise MediaError(f"{path}: empty file; restore or remove it")
-    return place
+    return resolved
 
 
-def check_length(path: str, count: int, seconds: float, limits: MediaLimitsConfig) -> None:
-    """Refuse a video of too many frames, or one that is too long."""
-    if count > limits.max_video_frames:
+def check_length(path: str, num_frames: int, seconds: float, limits: MediaLimitsConfig) -> None:
+    """Refuse a video with too many frames or seconds.
+
+    Raises:
+        MediaError: it exceeds `max_video_frames` or `max_video_seconds`.
+    """
+    if num_frames > limits.max_video_frames:
         raise MediaError(
-            f"{path}: {count:,} frames exceed max_frames={limits.max_video_frames:,}; cut it or raise the limit"
+            f"{path}: {num_frames:,} frames exceed max_video_frames={limits.max_video_frames:,}; "
+            "cut it or raise the limit"
         )
     if seconds > limits.max_video_seconds:
         raise MediaError(
-            f"{path}: {seconds:,.1f} s exceed max_seconds={limits.max_video_seconds:g}; cut it or raise the limit"
+            f"{path}: {seconds:,.1f} s exceed max_video_seconds={limits.max_video_seconds:g}; cut it or raise the limit"
         )
 
 
 def unreadable_error(path: str, error: OSError) -> MediaError:
-    """What to raise when the system refuses to read a file."""
+    """Return the error to raise if the operating system refuses to read a file."""
     return MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions")
 
 
 def check_digest(path: str, digest: str, expected: str) -> None:
-    """Refuse a file whose sha256 is not the one it was referenced by."""
+    """Refuse a file whose sha256 differs from the one in its reference.
+
+    Raises:
+        MediaError: the file has changed since.
+    """
     if digest != expected:
         raise MediaError(f"{path}: changed since it was referenced ({digest[:12]} is not {expected[:12]}); restore it")
 
 
 def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
-    """Refuse a picture or frame that has too many pixels or is too long for its width."""
+    """Refuse an image or frame with too many pixels, or with one side too long for the other.
+
+    Raises:
+        MediaError: it exceeds `max_pixels` or `max_aspect_ratio`.
+    """
     width, height = size
     if width * height > limits.max_pixels:
         raise MediaError(
@@ -74,5 +93,5 @@ def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:
         )
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         raise MediaError(
-            f"{path}: {width}x{height} is longer than max_aspect={limits.max_aspect_ratio} allows; crop it"
+            f"{path}: {width}x{height} is longer than max_aspect_ratio={limits.max_aspect_ratio} allows; crop it"
         )

@@ -1,8 +1,12 @@
-"""What hides a picture or a video: the same size, and nothing to see; the same each time."""
+"""Hide the content of an image or video from a model, to measure whether its answers depend on it.
+
+The size stays, so that the prompt has as many visual tokens as before. The result is the same each time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,42 +15,43 @@ from PIL import Image
 from mmrl.media.video import DecodedVideo
 from mmrl.types import Corruption, MediaRef
 
-_GREY = 128
+_GREY_LEVEL: Final = 128
 
 
-def corrupt_image(picture: Image.Image, ref: MediaRef) -> Image.Image:
-    """An RGB picture as the veil of its reference leaves it; a single picture has no frames to shuffle."""
+def corrupt_image(image: Image.Image, ref: MediaRef) -> Image.Image:
+    """Return an RGB image with the corruption of its reference applied; an image has no frames to shuffle."""
     match ref.corruption:
         case Corruption.GREY:
-            return Image.new("RGB", picture.size, (_GREY,) * 3)
+            return Image.new("RGB", image.size, (_GREY_LEVEL,) * 3)
         case Corruption.NOISE:
-            noise = _make_rng(ref).integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
+            noise = _make_rng(ref).integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
             return Image.fromarray(noise)
         case _:
-            return picture
+            return image
 
 
-def corrupt_video(clip: DecodedVideo, ref: MediaRef) -> DecodedVideo:
-    """The frames of a video as the veil of its reference leaves them; the times at which they count stay."""
-    frames = clip.frames_TCHW
+def corrupt_video(video: DecodedVideo, ref: MediaRef) -> DecodedVideo:
+    """Return a video with the corruption of its reference applied to its frames. Their timestamps stay."""
+    frames = video.frames_TCHW
     match ref.corruption:
         case None:
-            return clip
+            return video
         case Corruption.GREY:
-            hidden = torch.full_like(frames, float(_GREY))
+            corrupted = torch.full_like(frames, float(_GREY_LEVEL))
         case Corruption.NOISE:
             noise = _make_rng(ref).integers(0, 256, tuple(frames.shape), dtype=np.uint8)
-            hidden = torch.from_numpy(noise).to(frames.dtype)
+            corrupted = torch.from_numpy(noise).to(frames.dtype)
         case Corruption.SHUFFLED:
-            hidden = frames[_different_order(len(frames), _make_rng(ref))]
-    return replace(clip, frames_TCHW=hidden)
+            corrupted = frames[_shuffled_order(len(frames), _make_rng(ref))]
+    return replace(video, frames_TCHW=corrupted)
 
 
-def _different_order(count: int, chance: np.random.Generator) -> torch.Tensor:
-    """Another order of so many frames, if there is one."""
-    order = torch.from_numpy(chance.permutation(count))
+def _shuffled_order(count: int, rng: np.random.Generator) -> torch.Tensor:
+    """Return a random order of `count` frames, int64 [count], that differs from theirs if count > 1."""
+    order = torch.from_numpy(rng.permutation(count))
     return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
 def _make_rng(ref: MediaRef) -> np.random.Generator:
+    """Return a generator that depends on the file alone, so that a resumed run sees the same corruption."""
     return np.random.default_rng(list(f"{ref.path} {ref.sha256}".encode()))

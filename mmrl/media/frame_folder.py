@@ -1,4 +1,4 @@
-"""A folder of pictures as a video: its frames in natural order, at a rate that whoever names it says."""
+"""Read a folder of images as a video, in natural order of their names and at a frame rate given by the reference."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames,
 
 
 class FrameFolderReader:
-    """Frames in a folder, with the face of `TrackReader`; the first of them says how large all are."""
+    """Reads the frames of a folder, with the interface of `VideoFileReader`. All have the size of the first."""
 
     def __init__(self, ref: VideoRef, fps: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> None:
-        """Raises MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder
-        of pictures alone.
+        """List and check the frames.
+
+        Raises:
+            MediaError: outside the roots, missing, changed since it was referenced, over a limit, or not a folder of
+                images alone.
         """
         self._path, self._roots, self._limits = ref.path, roots, limits
         self._frames = self._list_frames()
-        check_digest(
-            ref.path, compute_frames_digest({Path(one.path).name: one.sha256 for one in self._frames}), ref.sha256
-        )
+        digests = {Path(frame.path).name: frame.sha256 for frame in self._frames}
+        check_digest(ref.path, compute_frames_digest(digests), ref.sha256)
         count = len(self._frames)
         check_length(ref.path, count, count / fps, limits)
+        # Time is counted in frames, and each frame decodes on its own.
         times = tuple(range(count))
         self.timeline: Final = VideoTimeline(
             timestamps=times, keyframe_timestamps=times, time_base=1 / Fraction(fps), fps=fps
@@ -38,18 +41,18 @@ class FrameFolderReader:
         self.size: Final = Size(*open_image(self._frames[0], roots, limits).size)
 
     def read_frames(self, indices: Sequence[int]) -> Iterator[FramePixels]:
-        """The frames of these indices: uint8 [H, W, 3], RGB, upright.
+        """Yield the frames of these indices: uint8 [height, width, 3], RGB, upright.
 
         Raises:
             MediaError: one of them cannot be opened, or has another size than the first.
         """
         for index in indices:
-            picture = open_image(self._frames[index], self._roots, self._limits)
-            if picture.size != self.size:
-                size, first = "x".join(map(str, picture.size)), "x".join(map(str, self.size))
+            frame = open_image(self._frames[index], self._roots, self._limits)
+            if frame.size != self.size:
+                size, first_size = "x".join(map(str, frame.size)), "x".join(map(str, self.size))
                 path = self._frames[index].path
-                raise MediaError(f"{path}: a frame of {size} in a folder of {first}; make them one size")
-            yield np.asarray(picture)
+                raise MediaError(f"{path}: a frame of {size} in a folder of {first_size}; make them one size")
+            yield np.asarray(frame)
 
     def _list_frames(self) -> list[ImageRef]:
         try:
@@ -65,5 +68,5 @@ class FrameFolderReader:
             raise MediaError(str(error)) from error
 
     def _frame_ref(self, file: Path) -> ImageRef:
-        place = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_bytes")
-        return ImageRef(path=str(file), sha256=compute_sha256(place))
+        path = resolve_media_path(str(file), self._roots, self._limits.max_image_bytes, "max_image_bytes")
+        return ImageRef(path=str(file), sha256=compute_sha256(path))

@@ -1,4 +1,4 @@
-"""The only opener of picture files: everything is checked before it is decoded, and nothing is repaired in silence."""
+"""Open image files. Everything is checked before it is decoded, and nothing is repaired silently."""
 
 from __future__ import annotations
 
@@ -31,87 +31,90 @@ __all__ = ("IMAGE_FORMATS", "MediaError", "open_image")
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-PNG_BIT_DEPTH_OFFSET: Final = 24  # where a PNG says its bits per channel
+PNG_BIT_DEPTH_OFFSET: Final = 24
+"""Offset of the byte in a PNG file that holds the bits per channel."""
 WHITE: Final = (255, 255, 255, 255)
 
 
 def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
-    """The picture a reference means: RGB, 8 bits, upright (EXIF orientation applied), transparency over white.
+    """Open the image file of a reference: 8-bit RGB, upright (EXIF orientation applied), transparency over white.
 
     Raises:
         MediaError: outside the roots, missing, unreadable, changed since it was referenced, over a limit, not a still
-            picture of a known format, deeper than 8 bits, or damaged.
+            image of a known format, deeper than 8 bits, or damaged.
     """
     content = _read_file(ref, roots, limits)
     try:
-        with _ignore_size_warnings(), Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as picture:
-            _check_header(picture, content, ref.path, limits)
-            picture.load()
-            return _upright_rgb(picture)
+        with _ignore_size_warnings(), Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+            # Pillow reads the header only; `load` decodes the pixels.
+            _check_header(image, content, ref.path, limits)
+            image.load()
+            return _upright_rgb(image)
     except UnidentifiedImageError as error:
-        raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} picture; convert or remove it") from error
+        raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} image; convert or remove it") from error
     except Image.DecompressionBombError as error:
         raise MediaError(f"{ref.path}: {error}; shrink it") from error
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:  # from decoders, on damaged files
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+        # Pillow's decoders raise all of these on damaged files.
         raise MediaError(f"{ref.path}: damaged ({error}); restore or remove it") from error
 
 
 def crop_image(
-    picture: Image.Image, ref: ImageRef, box: tuple[int, int, int, int], limits: MediaLimitsConfig
+    image: Image.Image, ref: ImageRef, box: tuple[int, int, int, int], limits: MediaLimitsConfig
 ) -> Image.Image:
-    """A part (left, top, right, bottom) of a reference's picture.
+    """Return the part of an image inside `box` (left, top, right, bottom, in pixels).
 
     Raises:
-        NoSuchPart: it is not within the picture, empty, or over a limit.
+        MediaRangeError: the box is empty, not within the image, or over a limit.
     """
     left, top, right, bottom = box
-    if not (0 <= left < right <= picture.width and 0 <= top < bottom <= picture.height):
-        raise MediaRangeError(f"{ref.path}: {box} is no part of its {picture.width}x{picture.height} pixels")
+    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+        raise MediaRangeError(f"{ref.path}: {box} is no part of its {image.width}x{image.height} pixels")
     try:
         check_dimensions(ref.path, Size(right - left, bottom - top), limits)
     except MediaError as error:
         raise MediaRangeError(str(error)) from error
-    return picture.crop(box)
+    return image.crop(box)
 
 
 @contextmanager
 def _ignore_size_warnings() -> Iterator[None]:
-    """Pillow warns of large pictures; which are too large is ours to say."""
+    """Silence Pillow's warning about large images, which would repeat our own limit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
 
 
 def _read_file(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) -> bytes:
-    place = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_bytes")
+    path = resolve_media_path(ref.path, roots, limits.max_image_bytes, "max_image_bytes")
     try:
-        content = place.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise unreadable_error(ref.path, error) from error
     check_digest(ref.path, hashlib.sha256(content).hexdigest(), ref.sha256)
     return content
 
 
-def _check_header(picture: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
-    """Judge by the header alone; Pillow has decoded nothing yet."""
-    size = Size(*picture.size)
+def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLimitsConfig) -> None:
+    """Refuse an image by its header: too large, a decompression bomb, animated, or deeper than 8 bits."""
+    size = Size(*image.size)
     check_dimensions(path, size, limits)
     if 3 * size.width * size.height > limits.max_decompression_ratio * len(content):
         raise MediaError(
             f"{path}: {size.width}x{size.height} pixels in {len(content):,} bytes exceed "
-            f"max_expansion={limits.max_decompression_ratio}, as decompression bombs do; save it again or raise the limit"
+            f"max_decompression_ratio={limits.max_decompression_ratio}, as decompression bombs do; "
+            "save it again or raise the limit"
         )
-    if isinstance(picture, GifImageFile | PngImageFile | WebPImageFile) and picture.is_animated:
-        raise MediaError(f"{path}: animated; save the frame you mean as a still picture")
-    deep_png = (
-        picture.format == "PNG" and content[PNG_BIT_DEPTH_OFFSET] > 8
-    )  # Pillow would cut such colours to 8 bits unasked
-    if deep_png or picture.mode not in EIGHT_BIT_MODES:
-        raise MediaError(f"{path}: 16 or more bits per channel (mode {picture.mode}); convert it to 8 bits")
+    if isinstance(image, GifImageFile | PngImageFile | WebPImageFile) and image.is_animated:
+        raise MediaError(f"{path}: animated; save the frame you mean as a still image")
+    # Pillow opens a PNG with 16 bits per colour in an 8-bit mode, dropping half of each silently.
+    deep_png = image.format == "PNG" and content[PNG_BIT_DEPTH_OFFSET] > 8
+    if deep_png or image.mode not in EIGHT_BIT_MODES:
+        raise MediaError(f"{path}: 16 or more bits per channel (mode {image.mode}); convert it to 8 bits")
 
 
-def _upright_rgb(picture: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(picture)
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
     if not upright.has_transparency_data:
         return upright.convert("RGB")
     layer = upright.convert("RGBA")

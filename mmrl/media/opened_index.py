@@ -1,4 +1,4 @@
-"""Which pictures a run has opened before, and their sizes: resumed, it opens only what is new or was touched since."""
+"""Remember the sizes of images that a run has opened, so that a resumed run opens only new and changed ones."""
 
 from __future__ import annotations
 
@@ -13,38 +13,45 @@ from mmrl.utils.files import report_write_errors, write_atomically
 
 
 class _OpenedFile(NamedTuple):
-    """A picture as it was opened: the digest it was referenced by, the file's bytes and date, and its extent."""
+    """An image file when it was opened."""
 
     sha256: str
+    """The digest in its reference."""
     num_bytes: int
     mtime_ns: int
+    """Time of its last change, in nanoseconds since 1970."""
     width: int
     height: int
 
 
 class OpenedMediaIndex:
-    """A file with an entry for every picture that was opened and found good. Training checks each digest anyway."""
+    """A JSON file with an entry for each image that was opened without an error.
+
+    It only spares the check before the first step. Training compares the digest of each file that it opens.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read the file; one that is missing or damaged knows nothing, and everything is opened again."""
+        """Read the file. A missing or damaged one counts as empty, so everything is opened again."""
         self._path = path
         try:
-            found = json.loads(path.read_text())
-            self._entries = {name: _OpenedFile(*entry) for name, entry in found.items()}
+            content = json.loads(path.read_text())
+            self._entries = {name: _OpenedFile(*entry) for name, entry in content.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             self._entries = {}
 
     def known_sizes(self, refs: Iterable[ImageRef]) -> dict[ImageRef, Size]:
-        """The sizes of those whose digest, bytes and date are what they were."""
-        entries = ((ref, self._entries.get(ref.path)) for ref in refs if _is_whole_file(ref))
-        return {
-            ref: Size(entry.width, entry.height)
-            for ref, entry in entries
-            if entry and entry[:3] == (ref.sha256, *_size_and_mtime(ref.path))
-        }
+        """Return the sizes of images whose reference and file are unchanged since they were opened."""
+        sizes = {}
+        for ref in refs:
+            entry = self._entries.get(ref.path) if _is_whole_file(ref) else None
+            if entry is None:
+                continue
+            if (entry.sha256, entry.num_bytes, entry.mtime_ns) == (ref.sha256, *_size_and_mtime(ref.path)):
+                sizes[ref] = Size(entry.width, entry.height)
+        return sizes
 
     def add(self, sizes: Mapping[ImageRef, Size]) -> None:
-        """Add what was opened just now.
+        """Add images that were just opened, and write the file.
 
         Raises:
             UserError: the file cannot be written.
@@ -52,21 +59,20 @@ class OpenedMediaIndex:
         whole = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
         if not whole:
             return
-        self._entries |= {
-            ref.path: _OpenedFile(ref.sha256, *_size_and_mtime(ref.path), *size) for ref, size in whole.items()
-        }
+        for ref, size in whole.items():
+            self._entries[ref.path] = _OpenedFile(ref.sha256, *_size_and_mtime(ref.path), *size)
         with report_write_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(self._entries))
 
 
 def _is_whole_file(ref: ImageRef) -> bool:
-    """Whether the picture is all of its file."""
+    """Return True if the image is a whole file, not a crop or a frame of a video."""
     return ref.timestamp is None and ref.crop is None
 
 
 def _size_and_mtime(path: str) -> tuple[int, int]:
-    """Bytes and date of a file; (-1, -1) for none."""
+    """Return bytes and time of the last change of a file, or (-1, -1) if there is none."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which frames of a video the model sees, how large, and their pixels: what `qwen_vl_utils.fetch_video` gives."""
+"""Choose the frames of a video that the model sees, and decode them at their size, as `qwen_vl_utils.fetch_video`."""
 
 from __future__ import annotations
 
@@ -30,52 +30,59 @@ from mmrl.media.resize import resized_size
 from mmrl.media.video_reader import VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, Size, VideoRef
 
-_CHUNK_BYTES: Final = 2**26  # frames decoded at full size at a time
+_CHUNK_BYTES: Final = 2**26
+"""Bytes of frames that are in memory at their original size."""
 
 VideoReader = VideoFileReader | FrameFolderReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSampling:
-    """How videos are seen by a model whose patches have `patch` pixels a side."""
+    """The rule by which frames are chosen and resized."""
 
     video: VideoConfig
+    """The section `model.video`: frame rate, numbers of frames and pixels."""
     patch_size: int
+    """Side of a patch of the vision tower, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramePlan:
-    """What will be seen of a video: `indices` of frames into the file, which has `total` at `fps` on average.
-
-    `original` and `resized` are extents of a frame, upright.
-    """
+    """The frames of a video that the model sees."""
 
     indices: tuple[int, ...]
+    """Indices into the frames of the file, ascending."""
     fps: float
+    """Average frame rate of the file."""
     total_frames: int
+    """Number of frames in the file."""
     original_size: Size
+    """Size of a frame in the file, upright."""
     resized_size: Size
+    """Size of a frame for the model."""
 
     @property
     def sampled_fps(self) -> float:
-        """Frames per second as seen."""
+        """Frame rate of the chosen frames."""
         return len(self.indices) / (self.indices[-1] - self.indices[0] + 1) * self.fps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedVideo:
-    """A plan and its pixels: float32 [T, C, H, W] from 0 to 255, RGB."""
+    """The decoded frames of a video."""
 
     plan: FramePlan
     frames_TCHW: torch.Tensor
+    """float32 [time, 3, height, width], RGB from 0 to 255, at the resized size."""
 
 
 def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig) -> FramePlan:
-    """What will be seen of a video, without its pixels.
+    """Choose the frames of a video and their size, without decoding them.
 
     Raises:
-        MediaError: as `open_track`, or `FolderReader`; `start` and `end` lie outside; the rule asks for more frames
-            than there are; frames stand further from a constant rate than `max_drift_s`.
+        MediaError: the file or folder cannot be used (see `open_video_file` and `FrameFolderReader`); `start` and `end`
+            lie outside; the rule asks for more frames than there are; the frame rate varies by more than
+            `max_frame_drift_s`.
     """
     with _open_reader(ref, roots, limits) as reader:
         return _plan_frames(ref, sampling, reader, limits)
@@ -84,10 +91,10 @@ def plan_frames(ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], l
 def read_video_frames(
     ref: VideoRef, sampling: FrameSampling, roots: Sequence[Path], limits: MediaLimitsConfig
 ) -> DecodedVideo:
-    """What is seen of a video, pixels and all.
+    """Choose the frames of a video and decode them.
 
     Raises:
-        MediaError: as `plan_clip`; a frame does not decode.
+        MediaError: the frames cannot be chosen (see `plan_frames`), or one does not decode.
     """
     with _open_reader(ref, roots, limits) as reader:
         plan = _plan_frames(ref, sampling, reader, limits)
@@ -95,18 +102,21 @@ def read_video_frames(
 
 
 def read_video_frame(ref: ImageRef, second: float, roots: Sequence[Path], limits: MediaLimitsConfig) -> Image.Image:
-    """What a video shows at a second, counted from its first frame; RGB, upright.
+    """Return the frame that a video shows at a second, counted from its first frame; RGB, upright.
 
     Raises:
-        MediaError: as `plan_clip`; there is nothing at that second; the frame does not decode.
+        MediaError: the file or folder cannot be used (see `open_video_file` and `FrameFolderReader`), or the frame does
+            not decode.
+        MediaRangeError: the video has no such second.
     """
     with _open_reader(VideoRef(path=ref.path, sha256=ref.sha256, fps=ref.fps), roots, limits) as reader:
-        track = reader.timeline
-        if not 0.0 <= second < track.seconds_at(-1) + 1 / track.fps:
+        timeline = reader.timeline
+        last_frame_s = timeline.seconds_at(-1)
+        if not 0.0 <= second < last_frame_s + 1 / timeline.fps:
             raise MediaRangeError(
-                f"{ref.path}: there is nothing at {second:g} s; its last frame is at {track.seconds_at(-1):.3f} s"
+                f"{ref.path}: there is nothing at {second:g} s; its last frame is at {last_frame_s:.3f} s"
             )
-        (pixels,) = reader.read_frames([track.frame_at(second)])
+        (pixels,) = reader.read_frames([timeline.frame_at(second)])
         return Image.fromarray(np.ascontiguousarray(pixels))
 
 
@@ -120,69 +130,83 @@ def _open_reader(ref: VideoRef, roots: Sequence[Path], limits: MediaLimitsConfig
 
 
 def _plan_frames(ref: VideoRef, sampling: FrameSampling, reader: VideoReader, limits: MediaLimitsConfig) -> FramePlan:
-    track = reader.timeline
-    indices = _choose_indices(ref, sampling.video, track)
+    timeline = reader.timeline
+    indices = _choose_indices(ref, sampling.video, timeline)
+    # The model is told one frame rate. Frames of a variable rate would stand at other times than it is told.
     for index in indices:
-        expected, actual = index / track.fps, track.seconds_at(index)
+        expected, actual = index / timeline.fps, timeline.seconds_at(index)
         if abs(actual - expected) > limits.max_frame_drift_s:
             raise MediaError(
                 f"{ref.path}: its rate varies: frame {index} stands at {actual:.3f} s, not at {expected:.3f} s, which "
-                f"exceeds max_drift_s={limits.max_frame_drift_s}; convert it to a constant rate or raise the limit"
+                f"exceeds max_frame_drift_s={limits.max_frame_drift_s}; "
+                "convert it to a constant rate or raise the limit"
             )
     return FramePlan(
         indices=indices,
-        fps=track.fps,
-        total_frames=len(track.timestamps),
+        fps=timeline.fps,
+        total_frames=len(timeline.timestamps),
         original_size=reader.size,
         resized_size=_resized_frame_size(reader.size, len(indices), sampling),
     )
 
 
-def _choose_indices(ref: VideoRef, video: VideoConfig, track: VideoTimeline) -> tuple[int, ...]:
-    """Evenly spaced frames from `start` to `end`, as qwen-vl-utils chooses them."""
-    total = len(track.timestamps)
-    seconds = total / track.fps
-    start, end = (0.0 if ref.start is None else ref.start), (seconds if ref.end is None else ref.end)
+def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) -> tuple[int, ...]:
+    """Choose evenly spaced frames from `start` to `end` of the reference, as qwen-vl-utils does.
+
+    qwen-vl-utils takes fewer frames than `min_frames` where a video has not as many. Here that is an error.
+    """
+    total = len(timeline.timestamps)
+    seconds = total / timeline.fps
+    start = 0.0 if ref.start is None else ref.start
+    end = seconds if ref.end is None else ref.end
     if not 0.0 <= start < end <= seconds:
         raise MediaRangeError(
             f"{ref.path}: {start:g} to {end:g} s is no part of its {seconds:.3f} s; correct start and end"
         )
     try:
         span = {"video_start": ref.start, "video_end": ref.end}
-        first, last, available = calculate_video_frame_range(span, total, track.fps)
+        first, last, available = calculate_video_frame_range(span, total, timeline.fps)
     except ValueError as error:
         raise MediaRangeError(f"{ref.path}: no two frames from {start:g} to {end:g} s; lengthen that part") from error
-    wanted = min(max(available / track.fps * video.fps, video.min_frames), video.max_frames)
+    wanted = min(max(available / timeline.fps * video.fps, video.min_frames), video.max_frames)
     if math.floor(wanted) > available:
         raise MediaRangeError(
             f"{ref.path}: model.video asks for {math.floor(wanted)} frames (fps={video.fps:g}, "
             f"min_frames={video.min_frames}) of {available}; lower them or remove it"
         )
     rule = video.model_dump(include={"fps", "min_frames", "max_frames"})
-    count = smart_nframes(rule, total_frames=available, video_fps=track.fps)
+    count = smart_nframes(rule, total_frames=available, video_fps=timeline.fps)
     return tuple(torch.linspace(first, last, count).round().long().tolist())
 
 
 def _resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size:
-    """The extent `fetch_video` gives each of `count` frames: at most its 768 tokens a frame, whatever the rule says."""
+    """Return the size that `fetch_video` gives each of `count` frames.
+
+    The pixels of a frame are limited by `max_pixels`, by its share of `total_pixels`, and by 768 tokens, a constant of
+    qwen-vl-utils that no option raises.
+    """
     side = sampling.patch_size * SPATIAL_MERGE_SIZE
     video = sampling.video
     share = min(VIDEO_MAX_TOKEN_NUM * side**2, video.total_pixels / count * FRAME_FACTOR)
-    most = min(video.max_pixels, max(share, int(video.min_pixels * 1.05)))
-    return resized_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=most)
+    max_pixels = min(video.max_pixels, max(share, int(video.min_pixels * 1.05)))
+    return resized_size(size, factor=side, min_pixels=video.min_pixels, max_pixels=max_pixels)
 
 
 def _decode_resized_frames(reader: VideoReader, plan: FramePlan) -> torch.Tensor:
-    """Decoded and resized a few at a time: a long video need not fit in memory at full size."""
-    pictures = reader.read_frames(plan.indices)
-    step = max(1, _CHUNK_BYTES // (3 * plan.original_size.width * plan.original_size.height))
+    """Decode and resize a few frames at a time, so that a long video need not fit in memory at its original size.
+
+    Returns:
+        float32 [time, 3, height, width], RGB from 0 to 255.
+    """
+    frames = reader.read_frames(plan.indices)
+    chunk_frames = max(1, _CHUNK_BYTES // (3 * plan.original_size.width * plan.original_size.height))
     size = [plan.resized_size.height, plan.resized_size.width]
-    frames_TCHW = torch.empty(len(plan.indices), 3, *size)
+    resized_TCHW = torch.empty(len(plan.indices), 3, *size)
     done = 0
-    while chunk := list(islice(pictures, step)):
-        large = torch.from_numpy(np.stack(chunk)).permute(0, 3, 1, 2)
-        frames_TCHW[done : done + len(chunk)] = resize(
-            large, size, interpolation=InterpolationMode.BICUBIC, antialias=True
-        )
+    while chunk := list(islice(frames, chunk_frames)):
+        original_TCHW = torch.from_numpy(np.stack(chunk)).permute(0, 3, 1, 2)
+        # The same interpolation as in `fetch_video`; the uint8 result is converted to float32 by the assignment.
+        resized = resize(original_TCHW, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
+        resized_TCHW[done : done + len(chunk)] = resized
         done += len(chunk)
-    return frames_TCHW
+    return resized_TCHW

@@ -1,4 +1,7 @@
-"""The policy room: Qwen-VL models and their processors. It has an effect at import (see `compat`)."""
+"""The model in training: Qwen-VL models and their processors, batches, attention and adapters.
+
+It changes torchvision at import, see `mmrl.utils.torch_cpu_compat`.
+"""
 
 from mmrl.utils.torch_cpu_compat import tolerate_cuda_builds
 

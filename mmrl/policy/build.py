@@ -1,9 +1,9 @@
-"""Builds the model, its processor and its encoder from a config."""
+"""The model, its processor and its prompt encoder, built from a config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -15,10 +15,10 @@ from mmrl.config.schema import (
     FromScratchConfig,
     RethinkConfig,
     RlStage,
+    SampleStage,
     SftStage,
     ToolsConfig,
 )
-from mmrl.config.schema import SampleStage as SampleStage
 from mmrl.media.cache import MediaCache
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES, get_family
@@ -26,32 +26,83 @@ from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
 
-if TYPE_CHECKING:
-    pass
 
+def build_model(
+    config: Config | EvalConfig, make_processor_bundle: Callable[[], ProcessorBundle], base_dir: Path = Path()
+) -> ModelBundle:
+    """Return the model as it is before training: loaded from `model.path`, or new as `model.from_scratch` says.
 
-def build_model(config: Config | EvalConfig, load_processor: Callable[[], ProcessorBundle]) -> ModelBundle:
-    """The model as it is before training; `read` gives what reads for one made from scratch.
+    Args:
+        config: the config of a run or an evaluation.
+        make_processor_bundle: returns the processor of a new model; not called for a loaded one, which has its own.
+        base_dir: folder that the file of `model.family` starts from; the config's.
 
     Raises:
-        UserError: `model.path` is not loadable, or `model.scratch` cannot be made.
+        UserError: `model.path` cannot be loaded, or `model.from_scratch` describes no possible model.
     """
     options = config.model
     if options.from_scratch is None:
-        return load_pretrained(options)
-    reader = load_processor()
+        return load_pretrained(options, base_dir)
+    bundle = make_processor_bundle()
     model = make_model(
         options.from_scratch,
-        reader.processor.tokenizer,
+        bundle.processor.tokenizer,
         derive_seed(config.run.seed, "init"),
         dtype=options.dtype,
         attention=options.attn_implementation,
     )
-    return ModelBundle(family=get_family(model.config), processor=reader.processor, model=model)
+    return ModelBundle(family=get_family(model.config), processor=bundle.processor, model=model)
+
+
+def build_processor(config: Config, samples: Iterable[Sample], base_dir: Path = Path()) -> ProcessorBundle:
+    """Return the processor of the model without the model.
+
+    Args:
+        config: the config of a run.
+        samples: the training samples; the tokenizer of a model from scratch is trained on their text.
+        base_dir: folder that the file of `model.family` starts from; the config's.
+
+    Raises:
+        UserError: `model.path` has no processor.
+    """
+    options = config.model
+    if options.from_scratch is None:
+        return load_processor(options, base_dir)
+    texts = _tokenizer_training_texts(config, options.from_scratch, samples)
+    tokenizer = train_tokenizer(texts, options.from_scratch.language.vocab_size)
+    processor = make_processor(options.from_scratch, tokenizer, (options.min_pixels, options.max_pixels))
+    return ProcessorBundle(family=FAMILIES[options.from_scratch.family], processor=processor)
+
+
+def build_encoder(
+    config: Config | EvalConfig,
+    bundle: ProcessorBundle,
+    media_cache: MediaCache,
+    limit: tuple[int, str] | None = None,
+) -> PromptEncoder:
+    """Return the encoder that turns samples into prompts.
+
+    Args:
+        config: the config of a run or an evaluation.
+        bundle: processor and family of the model.
+        media_cache: opens images and videos.
+        limit: most tokens of a prompt, and the YAML key that sets this limit; None for `model.max_prompt_tokens`.
+    """
+    max_prompt_tokens, limit_key = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
+    return PromptEncoder(
+        bundle.processor,
+        bundle.family,
+        build_response_format(config),
+        media_cache,
+        video=config.model.video,
+        add_instruction=config.response_format.add_instruction,
+        max_prompt_tokens=max_prompt_tokens,
+        limit_key=limit_key,
+    )
 
 
 def build_response_format(config: Config | EvalConfig) -> ResponseFormat:
-    """How responses are written."""
+    """Return the response format of the `response_format` section."""
     options = config.response_format
     return ResponseFormat(
         thinking=options.thinking,
@@ -64,42 +115,25 @@ def build_response_format(config: Config | EvalConfig) -> ResponseFormat:
     )
 
 
-def build_processor(config: Config, samples: Iterable[Sample]) -> ProcessorBundle:
-    """What reads for the model, without the model; a tokenizer made from scratch learns from the training `samples`.
+def select_device(config: Config | EvalConfig) -> torch.device:
+    """Return the device of the model.
 
     Raises:
-        UserError: `model.path` has none.
+        UserError: `model.device` is cuda, and there is no usable CUDA device.
     """
-    options = config.model
-    if options.from_scratch is None:
-        return load_processor(options)
-    tokenizer = train_tokenizer(
-        _tokenizer_training_texts(config, options.from_scratch, samples), options.from_scratch.language.vocab_size
-    )
-    processor = make_processor(options.from_scratch, tokenizer, (options.min_pixels, options.max_pixels))
-    return ProcessorBundle(family=FAMILIES[options.from_scratch.family], processor=processor)
-
-
-def build_encoder(
-    config: Config | EvalConfig, reader: ProcessorBundle, media_store: MediaCache, limit: tuple[int, str] | None = None
-) -> PromptEncoder:
-    """What turns samples into prompts, of `limit` tokens at most: how many, and what says so."""
-    longest, limited_by = limit or (config.model.max_prompt_tokens, "model.max_prompt_tokens")
-    return PromptEncoder(
-        reader.processor,
-        reader.family,
-        build_response_format(config),
-        media_store,
-        video=config.model.video,
-        add_instruction=config.response_format.add_instruction,
-        max_prompt_tokens=longest,
-        limit_key=limited_by,
-    )
+    requested = config.model.device
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device: there is no usable CUDA device; use `auto` or `cpu`")
+    return torch.device("cuda" if requested != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
-    """What a tokenizer made from scratch learns from: questions, demonstrations, triggers, what stands around tools."""
-    grammar, frame = build_response_format(config), FAMILIES[scratch.family].coordinate_system
+    """Yield the texts that a tokenizer from scratch is trained on.
+
+    These are questions, demonstrations, the triggers of rethinking, and the text around the results of tools.
+    """
+    response_format = build_response_format(config)
+    coordinate_system = FAMILIES[scratch.family].coordinate_system
     for owner in _configs_with_rollout_steps(config):
         for step in owner.rollout_steps:
             match step:
@@ -110,25 +144,15 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
     for sample in samples:
         yield from (part for part in sample.parts if isinstance(part, str))
         if config.response_format.add_instruction:
-            yield " " + grammar.instruction(sample.target.answer_type, frame)
+            yield " " + response_format.instruction(sample.target.answer_type, coordinate_system)
         if sample.response is not None:
             yield sample.response
         for answer in (sample.target, sample.label):
             if answer is not None:
-                yield grammar.render(answer, sample.thinking)
+                yield response_format.render(answer, sample.thinking)
 
 
 def _configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | SampleStage | EvalGenerationConfig, ...]:
-    """What of a config has programs."""
-    return (
-        *(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage)),
-        config.evaluation,
-    )
-
-
-def select_device(config: Config | EvalConfig) -> torch.device:
-    """Where the model is; raises UserError where that is not there."""
-    wanted = config.model.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device: there is no usable CUDA device; use `auto` or `cpu`")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    """Return the sections of a config that have `rollout_steps`."""
+    stages = tuple(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage))
+    return (*stages, config.evaluation)

@@ -1,4 +1,4 @@
-"""Questions in the model's chat format, and texts as tokens. The latest are remembered: many samples ask the same."""
+"""Questions as text in the model's chat format, and text as tokens; the latest results of both are cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CACHE_SIZE = 1024
 
 
 class ChatTemplate:
-    """The text side of a processor."""
+    """The chat template and tokenizer of a processor, with caches: many samples ask the same question."""
 
     def __init__(self, hf_processor: ProcessorMixin) -> None:
         self._hf_processor = hf_processor
@@ -18,22 +18,26 @@ class ChatTemplate:
         self._cached_tokenize = lru_cache(_CACHE_SIZE)(partial(_tokenize, hf_processor))
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[ProcessorMixin]]:
-        """What is remembered stays in its process."""
+        """Pickle the processor alone; a worker process fills caches of its own."""
         return ChatTemplate, (self._hf_processor,)
 
     def render(self, parts: tuple[tuple[str, str], ...]) -> str:
-        """One turn of a user, and the beginning of an answer; each part is ("text", its words), or a medium: its kind
-        and nothing. Every medium becomes one placeholder.
+        """Return one user turn and the opening of the assistant's, with one placeholder for each image or video.
+
+        Args:
+            parts: ("text", the text), ("image", "") or ("video", ""), in reading order.
         """
         return self._cached_render(parts)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, marks of the chat format among them."""
+        """Return the token ids of a text; special tokens written in it count as such."""
         return self._cached_tokenize(text)
 
 
 def _render(hf_processor: ProcessorMixin, parts: tuple[tuple[str, str], ...]) -> str:
-    content = [{"type": kind, "text": words} if kind == "text" else {"type": kind} for kind, words in parts]
+    content = []
+    for kind, text in parts:
+        content.append({"type": kind, "text": text} if kind == "text" else {"type": kind})
     messages = [{"role": "user", "content": content}]
     return str(hf_processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 

@@ -1,6 +1,6 @@
-"""Log-probabilities and entropies without the logits of a whole batch.
+"""Log-probabilities and entropies of given tokens without the logits of a whole batch in memory.
 
-Letters: N scored tokens, W channels, V vocabulary.
+Suffixes of tensor names: N scored tokens, W hidden channels, V tokens of the vocabulary, C tokens of one chunk.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from mmrl.policy.logits import compute_logprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRequest:
-    """Score `ids_N`, each at its temperature, where `banned` tokens cannot be; `source_N` are the hidden states that
-    predict them, counted through the batch. Logits exist for `chunk` tokens at a time.
-    """
+    """The tokens of a batch to score, and the distribution that each was sampled from."""
 
     target_ids_N: torch.Tensor
+    """Ids of the tokens to score, int64."""
     predictor_index_N: torch.Tensor
+    """Index of the hidden state that predicts each of them, in the flattened batch, int64."""
     temperature_N: torch.Tensor
+    """Divisor of each token's logits, above 0, float32."""
     banned_token_ids: tuple[int, ...]
+    """Tokens with probability 0."""
     chunk_tokens: int
+    """Tokens whose logits exist at a time."""
 
     def compute_logprobs(self, logits: torch.Tensor, tokens: slice) -> torch.Tensor:
-        """Log-probabilities of some of the tokens, from their logits."""
+        """Return log-probabilities in nats, float32 [C, V], from the logits [C, V] of the tokens of a slice."""
         return compute_logprobs(logits, self.temperature_N[tokens, None], self.banned_token_ids)
 
 
 class LogprobHead(nn.Linear):
-    """A model's output layer; while a request stands it gives scores instead of logits.
+    """The output layer of a model; during `use_request` it returns log-probs and entropies in place of logits.
 
-    It scores in its own forward, so that whoever hooks into modules (to gather sharded weights, say) is called.
+    It scores inside its own `forward`, because hooks on modules, such as DeepSpeed's that gather sharded weights, run
+    around that call.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -46,7 +50,7 @@ class LogprobHead(nn.Linear):
 
     @contextmanager
     def use_request(self, request: LogprobRequest) -> Iterator[None]:
-        """Score `request` in forwards within this block."""
+        """Score the tokens of `request` in every forward inside this block."""
         self._request = request
         try:
             yield
@@ -54,12 +58,15 @@ class LogprobHead(nn.Linear):
             self._request = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., W]; or, asked to score, log-probs and entropies in nats, [2, N]."""
+        """Return logits [..., V] of hidden states [..., W]; in `use_request`, float32 [2, N] in nats.
+
+        The first row of the latter holds log-probabilities, the second entropies.
+        """
         if self._request is None:
             return super().forward(hidden)
         request = self._request
-        rows_NW = hidden.flatten(0, -2)[request.predictor_index_N]
-        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(rows_NW, self.weight, request)  # type: ignore[no-untyped-call]
+        hidden_NW = hidden.flatten(0, -2)[request.predictor_index_N]
+        scores_2N: torch.Tensor = _ChunkedLogprobs.apply(hidden_NW, self.weight, request)  # type: ignore[no-untyped-call]
         return scores_2N
 
 
@@ -68,9 +75,9 @@ class _LogprobContext(BackwardCFunction):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Log-probs l of given tokens and entropies H = -sum p log p, whose logits are made again in the backward pass.
+    """Log-probs l of given tokens and entropies H = -sum_j p_j log p_j, whose logits the backward pass computes again.
 
-    With z the logits, tempered row by row: dl/dz_j = [j is the token] - p_j and dH/dz_j = -p_j (log p_j + H).
+    With z the logits divided by the temperature: dl/dz_j = [j is the token] - p_j, dH/dz_j = -p_j (log p_j + H).
     """
 
     @staticmethod
@@ -78,10 +85,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: _LogprobContext, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: LogprobRequest
     ) -> torch.Tensor:
         scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
-        for at in _chunk_slices(len(hidden_NW), request.chunk_tokens):
-            logps = request.compute_logprobs(hidden_NW[at] @ weight_VW.T, at)
-            scores_2N[0, at] = logps.gather(-1, request.target_ids_N[at, None]).squeeze(-1)
-            scores_2N[1, at] = torch.special.entr(logps.exp_()).sum(dim=-1)
+        for chunk in _chunk_slices(len(hidden_NW), request.chunk_tokens):
+            logprobs_CV = request.compute_logprobs(hidden_NW[chunk] @ weight_VW.T, chunk)
+            scores_2N[0, chunk] = logprobs_CV.gather(-1, request.target_ids_N[chunk, None]).squeeze(-1)
+            scores_2N[1, chunk] = torch.special.entr(logprobs_CV.exp_()).sum(dim=-1)
         ctx.save_for_backward(hidden_NW, weight_VW, scores_2N)
         ctx.request = request
         return scores_2N
@@ -89,25 +96,26 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _LogprobContext, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        wanted: tuple[bool, ...] = ctx.needs_input_grad
+        needs_grad: tuple[bool, ...] = ctx.needs_input_grad
         (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
-        d_hidden = torch.empty_like(hidden_NW) if wanted[0] else None
-        d_weight = torch.zeros(weight_VW.shape, device=weight_VW.device) if wanted[1] else None
-        for at in _chunk_slices(len(hidden_NW), request.chunk_tokens):
-            probs = request.compute_logprobs(hidden_NW[at] @ weight_VW.T, at).exp_()
-            d_logp, d_entropy = grad_2N[:, at, None]
-            d_logits = -probs * (d_logp + d_entropy * scores_2N[1, at, None])
-            if d_entropy.any():
-                d_logits += d_entropy * torch.special.entr(probs)
-            d_logits.scatter_add_(-1, request.target_ids_N[at, None], d_logp)
-            d_logits = (d_logits / request.temperature_N[at, None]).to(hidden_NW.dtype)
-            if d_hidden is not None:
-                d_hidden[at] = d_logits @ weight_VW
-            if d_weight is not None:
-                d_weight += d_logits.T @ hidden_NW[at]
-        return d_hidden, None if d_weight is None else d_weight.to(weight_VW.dtype), None
+        d_hidden_NW = torch.empty_like(hidden_NW) if needs_grad[0] else None
+        # float32 even for bfloat16 weights: it is a sum over all chunks.
+        d_weight_VW = torch.zeros(weight_VW.shape, device=weight_VW.device) if needs_grad[1] else None
+        for chunk in _chunk_slices(len(hidden_NW), request.chunk_tokens):
+            probs_CV = request.compute_logprobs(hidden_NW[chunk] @ weight_VW.T, chunk).exp_()
+            d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
+            d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
+            if d_entropy_C1.any():
+                d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
+            d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)
+            d_logits_CV = (d_logits_CV / request.temperature_N[chunk, None]).to(hidden_NW.dtype)
+            if d_hidden_NW is not None:
+                d_hidden_NW[chunk] = d_logits_CV @ weight_VW
+            if d_weight_VW is not None:
+                d_weight_VW += d_logits_CV.T @ hidden_NW[chunk]
+        return d_hidden_NW, None if d_weight_VW is None else d_weight_VW.to(weight_VW.dtype), None
 
 
-def _chunk_slices(length: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, length, chunk):
-        yield slice(start, min(start + chunk, length))
+def _chunk_slices(length: int, chunk_length: int) -> Iterator[slice]:
+    for start in range(0, length, chunk_length):
+        yield slice(start, min(start + chunk_length, length))

@@ -1,56 +1,75 @@
-"""The three parts of a Qwen-VL model: which parameter belongs to which, what is trained, what is recomputed."""
+"""The components of a model (vision tower, projector, language model): their parameters, and activation recomputing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from mmrl.config.schema import COMPONENTS, Component
+from mmrl.policy.families import ModelFamily, get_family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSummary:
-    """What a model has of one role: tensors, parameters, how many of these are trained, and in which types."""
+    """Sizes and data types of one component's parameters."""
 
     component: Component
     num_tensors: int
+    """Parameter tensors."""
     num_parameters: int
+    """Numbers in these tensors."""
     num_trained: int
+    """Numbers in those of them that are trained."""
     dtypes: tuple[str, ...]
+    """Data types of the tensors, such as `bfloat16`, in alphabetical order."""
 
 
-def component_of(parameter_name: str) -> Component:
-    """Whether a parameter belongs to the vision tower, the projector (its merger) or the language model."""
-    if ".visual." not in f".{parameter_name}":
-        return "language"
-    return "projector" if "merger" in parameter_name else "vision"
+def summarize_components(model: PreTrainedModel, family: ModelFamily | None = None) -> list[ComponentSummary]:
+    """Count the parameters of each component, each parameter once; a tied one counts where it comes first.
 
-
-def summarize_components(model: nn.Module) -> list[ComponentSummary]:
-    """Every parameter counted once, under its role; tied ones where they come first."""
-    named = list(model.named_parameters())
-    counts = []
-    for role in COMPONENTS:
-        own = [parameter for name, parameter in named if component_of(name) == role]
-        counts.append(
+    Args:
+        model: the model, with or without adapters.
+        family: its family; None for the built-in family of its config.
+    """
+    family = family or get_family(model.config)
+    summaries = []
+    for component in COMPONENTS:
+        parameters = [
+            parameter for name, parameter in model.named_parameters() if family.component_of(name) == component
+        ]
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        summaries.append(
             ComponentSummary(
-                component=role,
-                num_tensors=len(own),
-                num_parameters=sum(parameter.numel() for parameter in own),
-                num_trained=sum(parameter.numel() for parameter in own if parameter.requires_grad),
-                dtypes=tuple(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in own})),
+                component=component,
+                num_tensors=len(parameters),
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+                num_trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+                dtypes=tuple(sorted(dtypes)),
             )
         )
-    return counts
+    return summaries
 
 
-def enable_gradient_checkpointing(model: PreTrainedModel, components: Sequence[Literal["vision", "language"]]) -> None:
-    """Keep only the inputs of these roles' blocks, and run the blocks again in the backward pass."""
-    parts = {"vision": model.model.visual, "language": model.model.language_model}
-    for role in components:
-        # Reentrant checkpointing would pass no gradient on where the inputs of a block need none.
-        parts[role].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+def enable_gradient_checkpointing(
+    model: PreTrainedModel, components: Sequence[Literal["vision", "language"]], family: ModelFamily | None = None
+) -> None:
+    """Keep only the inputs of the blocks of these components, and run the blocks again in the backward pass.
+
+    Args:
+        model: the model; changed in place.
+        components: the components whose activations are recomputed.
+        family: its family; None for the built-in family of its config.
+    """
+    family = family or get_family(model.config)
+    modules: dict[str, nn.Module] = {
+        "vision": family.get_vision_module(model),
+        "language": family.get_language_module(model),
+    }
+    for component in components:
+        # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
+        enable: Any = modules[component].gradient_checkpointing_enable  # transformers' method, which nn.Module hides
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,11 +1,13 @@
-"""Samples to prompts: chat template, expanded placeholders, patches, and the digest that ties them together."""
+"""Samples to prompts: chat template, expanded placeholders, patches, position ids, and a digest over all of them.
+
+Suffixes of tensor names: P tokens of a prompt, M patches, D values of a patch, V videos.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from math import prod
 
 import torch
@@ -15,12 +17,11 @@ from transformers import ProcessorMixin
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import VideoConfig
 from mmrl.media.cache import MediaCache
-from mmrl.media.resize import resize_image, resized_size
 from mmrl.media.video import FrameSampling
-from mmrl.policy.batch import Placeholders, PromptTensors, check_observation, check_prompt_media
 from mmrl.policy.chat_template import ChatTemplate
 from mmrl.policy.families import ModelFamily, VideoTimeEncoding
-from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.policy.mrope import Grid, PlaceholderRun
+from mmrl.policy.prompt_tensors import Placeholders, PromptTensors, check_observation, check_prompt_media
 from mmrl.types import (
     Author,
     ContentPart,
@@ -32,16 +33,15 @@ from mmrl.types import (
     ResizeMap,
     Sample,
     Segment,
+    Size,
     UserError,
     VideoRef,
 )
 
-_VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt, and of it the tensors that the model's forward needs."""
+    """A prompt with the tensors that the model's forward needs of it."""
 
     prompt: Prompt
     tensors: PromptTensors
@@ -49,56 +49,79 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EncodedToolMedia:
-    """A medium within a response, and its tensors; positions count from its first token."""
+    """An image or video that a tool shows, as a segment of a response, with its tensors."""
 
     segment: Segment
+    """Tokens of the environment, with an observation."""
     tensors: PromptTensors
+    """Patches, and position ids that count from the segment's first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLayout:
-    """What a medium becomes: a grid of patches; for a video, when (s) each pair of frames was taken, how far apart."""
+    """Size and times of an image or video as the model sees it."""
 
     resize_map: ResizeMap
+    """Original and resized size, in pixels."""
     grid: Grid
+    """Time, height and width in patches."""
     frame_times: tuple[float, ...] = ()
+    """Middle of each pair of frames, in seconds from the start of the file; empty for an image."""
     second_per_grid: float = 0.0
+    """Seconds from one pair of frames to the next; 0 for an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLayout:
-    """A prompt without pixels: its ids with every placeholder expanded, and a layout per medium in reading order."""
+    """A prompt without its pixels."""
 
     ids: tuple[int, ...]
+    """Token ids, each placeholder repeated as often as its image or video has tokens."""
     media_layouts: tuple[MediaLayout, ...]
+    """A layout for each image and video, in reading order."""
+
+
+_MediaWithLayout = tuple[MediaRef, MediaLayout]
 
 
 class PromptEncoder:
-    """Turns a sample into what the model reads; the same sample always becomes the same bytes."""
+    """Turns samples into prompts and their tensors; a sample always becomes the same bytes."""
 
     def __init__(
         self,
         hf_processor: ProcessorMixin,
         family: ModelFamily,
-        grammar: ResponseFormat,
-        store: MediaCache,
+        response_format: ResponseFormat,
+        media_cache: MediaCache,
         *,
         video: VideoConfig,
         add_instruction: bool,
         max_prompt_tokens: int,
         limit_key: str = "model.max_prompt_tokens",
     ) -> None:
-        self.hf_processor, self.family, self.grammar = hf_processor, family, grammar
-        self._store = store
+        """Prepare to encode.
+
+        Args:
+            hf_processor: transformers' processor of the model.
+            family: family of the model.
+            response_format: the format that the instruction asks for.
+            media_cache: opens images and videos.
+            video: number and size of the frames of a video.
+            add_instruction: append an instruction about the response format to each question.
+            max_prompt_tokens: most tokens of a prompt.
+            limit_key: the YAML key that sets this limit, for messages.
+        """
+        self.hf_processor, self.family, self.grammar = hf_processor, family, response_format
+        self._media_cache = media_cache
         self._add_instruction = add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
         self.frame_sampling = FrameSampling(video=video, patch_size=hf_processor.image_processor.patch_size)
         self._chat_template = ChatTemplate(hf_processor)
-        image, video = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
-        self._media_pattern = re.compile(rf"{re.escape(_VISION_START)}(?:{image}|{video}){re.escape(_VISION_END)}")
-        self._special_tokens = [
-            str(token) for token in hf_processor.tokenizer.added_tokens_decoder.values() if token.special
-        ]
+        start, end = re.escape(family.vision_start_token), re.escape(family.vision_end_token)
+        image, video_token = re.escape(hf_processor.image_token), re.escape(hf_processor.video_token)
+        self._media_pattern = re.compile(f"{start}(?:{image}|{video_token}){end}")
+        added_tokens = hf_processor.tokenizer.added_tokens_decoder.values()
+        self._special_tokens = [str(token) for token in added_tokens if token.special]
         self.placeholders = Placeholders(
             image_id=hf_processor.image_token_id,
             video_id=hf_processor.video_token_id,
@@ -106,16 +129,17 @@ class PromptEncoder:
         )
 
     def measure(self, sample: Sample) -> PromptLayout:
-        """All of a prompt but its pixels; needs no more of its media than their sizes.
+        """Return the prompt of a sample without its pixels; only the sizes of its images and videos are read.
 
         Raises:
-            TooLongError: the prompt is longer than `model.max_prompt_tokens`.
-            UserError: a medium cannot be used, or the text contains a special token (a placeholder, say).
+            PromptTooLongError: the prompt is longer than `max_prompt_tokens`.
+            UserError: an image or video cannot be used, or the text contains a special token such as a placeholder.
         """
-        words = " ".join(part for part in sample.parts if isinstance(part, str))
-        if forged := [token for token in self._special_tokens if token in words]:
-            raise UserError(f"its text contains the special token {forged[0]!r}; take it out")
-        layouts = tuple(self._media_layout(ref) for ref in sample.media)
+        text = " ".join(part for part in sample.parts if isinstance(part, str))
+        for token in self._special_tokens:
+            if token in text:
+                raise UserError(f"its text contains the special token {token!r}; take it out")
+        layouts = tuple(self._layout_media(ref) for ref in sample.media)
         ids = self._tokenize_with_media(sample, layouts)
         if len(ids) > self._max_prompt_tokens:
             raise PromptTooLongError(
@@ -125,10 +149,10 @@ class PromptEncoder:
         return PromptLayout(ids=ids, media_layouts=layouts)
 
     def encode(self, sample: Sample) -> EncodedPrompt:
-        """Open the sample's media, resize them, cut them into patches.
+        """Open the images and videos of a sample, resize them, and cut them into patches.
 
         Raises:
-            UserError: as `measure`; or media, placeholders and patches disagree. It names the sample.
+            UserError: as `measure`; or media, placeholders and patches disagree. The message names the sample.
         """
         try:
             return self._encode(sample)
@@ -136,30 +160,31 @@ class PromptEncoder:
             raise type(error)(f"sample {sample.id}: {error}") from error
 
     def encode_tool_media(self, ref: MediaRef) -> EncodedToolMedia:
-        """A medium as it stands in a prompt, alone: marks, placeholders and, where the family has them, times.
+        """Encode one image or video just as it stands in a prompt, with its start and end tokens and times.
 
         Raises:
             UserError: it cannot be used, or its placeholders and patches disagree.
         """
-        is_picture = isinstance(ref, ImageRef)
-        patches_ND = self._image_patches([ref]) if isinstance(ref, ImageRef) else self._video_patches([ref])
-        layout = self._media_layout(ref)
+        if isinstance(ref, ImageRef):
+            image_patches, video_patches = self._image_patches([ref]), self._no_patches()
+        else:
+            image_patches, video_patches = self._no_patches(), self._video_patches([ref])
+        layout = self._layout_media(ref)
         ids = self._expand_placeholders(self._media_text(ref, layout), [(ref, layout)])
         tensors = PromptTensors(
-            image_patches_MD=patches_ND if is_picture else self._no_patches(),
-            video_patches_MD=self._no_patches() if is_picture else patches_ND,
+            image_patches_MD=image_patches,
+            video_patches_MD=video_patches,
             position_ids_3P=self._position_ids(ids, [(ref, layout)]),
             second_per_grid_V=_second_per_grid([layout]),
         )
-        view = MediaObservation(
-            ref=ref, grid=layout.grid, resize_map=layout.resize_map, digest=_compute_digest(ids, [layout.grid], tensors)
-        )
-        segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT, observation=view)
-        check_observation(segment, view, tensors, self.placeholders, owner=ref.path)
+        digest = _compute_digest(ids, [layout.grid], tensors)
+        observation = MediaObservation(ref=ref, grid=layout.grid, resize_map=layout.resize_map, digest=digest)
+        segment = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.ENVIRONMENT, observation=observation)
+        check_observation(segment, observation, tensors, self.placeholders, owner=ref.path)
         return EncodedToolMedia(segment, tensors)
 
     def render_chat(self, sample: Sample) -> str:
-        """The chat-formatted text of a sample, one placeholder per medium."""
+        """Return the text of a sample in the chat format, with one placeholder for each image or video."""
         parts = tuple(map(_chat_part, sample.parts))
         if self._add_instruction:
             instruction = self.grammar.instruction(sample.target.answer_type, self.family.coordinate_system)
@@ -167,69 +192,82 @@ class PromptEncoder:
         return self._chat_template.render(parts)
 
     def _encode(self, sample: Sample) -> EncodedPrompt:
-        # Decoding a video plans it too; measuring first would open it twice.
-        videos_ND = self._video_patches([ref for ref in sample.media if isinstance(ref, VideoRef)])
-        outline = self.measure(sample)
-        grids = tuple(layout.grid for layout in outline.media_layouts)
+        # Decoding a video chooses its frames too; measuring first would open the file twice.
+        video_patches = self._video_patches([ref for ref in sample.media if isinstance(ref, VideoRef)])
+        layout = self.measure(sample)
+        grids = tuple(media_layout.grid for media_layout in layout.media_layouts)
+        media = list(zip(sample.media, layout.media_layouts, strict=True))
         tensors = PromptTensors(
             image_patches_MD=self._image_patches([ref for ref in sample.media if isinstance(ref, ImageRef)]),
-            video_patches_MD=videos_ND,
-            position_ids_3P=self._position_ids(
-                outline.ids, list(zip(sample.media, outline.media_layouts, strict=True))
-            ),
-            second_per_grid_V=_second_per_grid(outline.media_layouts),
+            video_patches_MD=video_patches,
+            position_ids_3P=self._position_ids(layout.ids, media),
+            second_per_grid_V=_second_per_grid(layout.media_layouts),
         )
         prompt = Prompt(
             sample=sample,
-            token_ids=outline.ids,
+            token_ids=layout.ids,
             grids=grids,
-            resize_maps=tuple(layout.resize_map for layout in outline.media_layouts),
+            resize_maps=tuple(media_layout.resize_map for media_layout in layout.media_layouts),
             coordinate_system=self.family.coordinate_system,
-            digest=_compute_digest(outline.ids, grids, tensors),
+            digest=_compute_digest(layout.ids, grids, tensors),
         )
         check_prompt_media(prompt, tensors, self.placeholders)
         return EncodedPrompt(prompt, tensors)
 
     def _position_ids(self, ids: Sequence[int], media: Sequence[_MediaWithLayout]) -> torch.Tensor:
+        """Return position ids, int64 [3, P]."""
         runs: dict[int, list[PlaceholderRun]] = {self.placeholders.image_id: [], self.placeholders.video_id: []}
         for ref, layout in media:
-            mark = self.placeholders.image_id if isinstance(ref, ImageRef) else self.placeholders.video_id
-            runs[mark] += self._placeholder_runs(ref, layout)
-        return mrope_positions(ids, runs, merge_size=self.placeholders.merge_size)
+            placeholder = self.placeholders.image_id if isinstance(ref, ImageRef) else self.placeholders.video_id
+            runs[placeholder] += self._placeholder_runs(ref, layout)
+        return self.family.position_ids(ids, runs, merge_size=self.placeholders.merge_size)
 
-    def _media_layout(self, ref: MediaRef) -> MediaLayout:
-        patch = self.frame_sampling.patch_size
-        if isinstance(ref, ImageRef):
-            size = self._store.image_size(ref)
-            fitted = resized_size(size, **self._resize_limits())
-            corner = (0, 0) if ref.crop is None else ref.crop[:2]
-            grid = (1, fitted.height // patch, fitted.width // patch)
-            return MediaLayout(resize_map=ResizeMap(size, fitted, corner), grid=grid)
-        plan = self._store.get_frame_plan(ref, self.frame_sampling)
-        pair = self.hf_processor.video_processor.temporal_patch_size
-        taken = [index / plan.fps for index in plan.indices]
+    def _layout_media(self, ref: MediaRef) -> MediaLayout:
+        return self._layout_image(ref) if isinstance(ref, ImageRef) else self._layout_video(ref)
+
+    def _layout_image(self, ref: ImageRef) -> MediaLayout:
+        patch_size = self.frame_sampling.patch_size
+        original = self._media_cache.image_size(ref)
+        resized = self._resized_image_size(original)
+        # A crop's coordinates in the original count from the corner of the whole image.
+        offset = (0, 0) if ref.crop is None else ref.crop[:2]
         return MediaLayout(
-            resize_map=ResizeMap(plan.original_size, plan.resized_size),
-            grid=(len(taken) // pair, plan.resized_size.height // patch, plan.resized_size.width // patch),
-            frame_times=tuple((taken[i] + taken[i + pair - 1]) / 2 for i in range(0, len(taken), pair)),
-            second_per_grid=pair / plan.sampled_fps,
+            resize_map=ResizeMap(original, resized, offset),
+            grid=(1, resized.height // patch_size, resized.width // patch_size),
         )
 
-    def _resize_limits(self) -> dict[str, int]:
-        images = self.hf_processor.image_processor
-        return {
-            "factor": images.patch_size * images.merge_size,
-            "min_pixels": images.size["shortest_edge"],
-            "max_pixels": images.size["longest_edge"],
-        }
+    def _layout_video(self, ref: VideoRef) -> MediaLayout:
+        patch_size = self.frame_sampling.patch_size
+        plan = self._media_cache.get_frame_plan(ref, self.frame_sampling)
+        frames_per_grid = self.hf_processor.video_processor.temporal_patch_size
+        times = [index / plan.fps for index in plan.indices]
+        middles = []
+        for first in range(0, len(times), frames_per_grid):
+            middles.append((times[first] + times[first + frames_per_grid - 1]) / 2)
+        return MediaLayout(
+            resize_map=ResizeMap(plan.original_size, plan.resized_size),
+            grid=(len(middles), plan.resized_size.height // patch_size, plan.resized_size.width // patch_size),
+            frame_times=tuple(middles),
+            second_per_grid=frames_per_grid / plan.sampled_fps,
+        )
+
+    def _resized_image_size(self, size: Size) -> Size:
+        options = self.hf_processor.image_processor
+        return self.family.resized_image_size(
+            size,
+            factor=options.patch_size * options.merge_size,
+            min_pixels=options.size["shortest_edge"],
+            max_pixels=options.size["longest_edge"],
+        )
 
     def _tokenize_with_media(self, sample: Sample, layouts: Sequence[MediaLayout]) -> tuple[int, ...]:
-        """The question as tokens, each placeholder as often as its run has tokens.
+        """Return the question as token ids, each placeholder as often as its image or video has tokens.
 
-        We expand, because transformers 5 leaves a second pair of vision tokens around the frames of a Qwen3-VL video.
+        Placeholders are expanded here because transformers 5 leaves a second pair of start and end tokens around the
+        frames of a Qwen3-VL video.
 
         Raises:
-            UserError: the model's chat template leaves out a medium, or shows one twice.
+            UserError: the chat template of the model omits an image or video, or shows one twice.
         """
         texts = self._media_pattern.split(self.render_chat(sample))
         if len(texts) - 1 != len(layouts):
@@ -237,58 +275,69 @@ class PromptEncoder:
                 f"the model's chat template shows {len(texts) - 1} of {len(layouts)} media; restore that of the release"
             )
         media = list(zip(sample.media, layouts, strict=True))
-        shown = [self._media_text(ref, layout) for ref, layout in media]
-        return self._expand_placeholders("".join(map("".join, zip(texts, [*shown, ""], strict=True))), media)
+        pieces = [texts[0]]
+        for (ref, layout), following_text in zip(media, texts[1:], strict=True):
+            pieces += [self._media_text(ref, layout), following_text]
+        return self._expand_placeholders("".join(pieces), media)
 
     def _expand_placeholders(self, text: str, media: Sequence[_MediaWithLayout]) -> tuple[int, ...]:
-        """Text with one placeholder for each run of these media, as tokens."""
-        words = self._chat_template.tokenize(text)
-        runs = iter([run for ref, layout in media for run in self._placeholder_runs(ref, layout)])
-        counts = (prod(run.grid) // self.placeholders.merge_size**2 for run in runs)
-        marks = self.placeholders.image_id, self.placeholders.video_id
-        return tuple(token for word in words for token in repeat(word, next(counts) if word in marks else 1))
+        """Return the token ids of a text that has one placeholder for each run of these images and videos."""
+        run_lengths = []
+        for ref, layout in media:
+            for run in self._placeholder_runs(ref, layout):
+                run_lengths.append(prod(run.grid) // self.placeholders.merge_size**2)
+        remaining = iter(run_lengths)
+        ids: list[int] = []
+        for token in self._chat_template.tokenize(text):
+            is_placeholder = token in (self.placeholders.image_id, self.placeholders.video_id)
+            ids += [token] * next(remaining) if is_placeholder else [token]
+        return tuple(ids)
 
     def _media_text(self, ref: MediaRef, layout: MediaLayout) -> str:
-        """What a medium is in the text, with one placeholder for each run."""
-        frame = f"{_VISION_START}{self.hf_processor.image_token if isinstance(ref, ImageRef) else self.hf_processor.video_token}{_VISION_END}"
+        """Return the text of an image or video, with one placeholder for each of its runs."""
+        placeholder = self.hf_processor.image_token if isinstance(ref, ImageRef) else self.hf_processor.video_token
+        run = f"{self.family.vision_start_token}{placeholder}{self.family.vision_end_token}"
         if isinstance(ref, VideoRef) and self.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS:
-            return "".join(f"<{second:.1f} seconds>{frame}" for second in layout.frame_times)
-        return frame
+            return "".join(f"<{seconds:.1f} seconds>{run}" for seconds in layout.frame_times)
+        return run
 
     def _placeholder_runs(self, ref: MediaRef, layout: MediaLayout) -> tuple[PlaceholderRun, ...]:
-        """How the placeholders of a medium follow each other."""
         if isinstance(ref, ImageRef):
             return (PlaceholderRun(layout.grid),)
         return self.family.video_placeholder_runs(layout.grid, layout.second_per_grid)
 
     def _image_patches(self, refs: Sequence[ImageRef]) -> torch.Tensor:
+        """Return the patches of these images, float32 [M, D]."""
         if not refs:
             return self._no_patches()
-        pictures = [resize_image(self._store.get_image(ref), **self._resize_limits()) for ref in refs]
-        cut: torch.Tensor = self.hf_processor.image_processor(pictures, do_resize=False, return_tensors="pt")[
-            "pixel_values"
-        ]
-        return cut
+        images = []
+        for ref in refs:
+            image = self._media_cache.get_image(ref)
+            resized = self._resized_image_size(Size(*image.size))
+            images.append(image if resized == image.size else image.resize(resized))
+        output = self.hf_processor.image_processor(images, do_resize=False, return_tensors="pt")
+        patches: torch.Tensor = output["pixel_values"]
+        return patches
 
     def _video_patches(self, refs: Sequence[VideoRef]) -> torch.Tensor:
+        """Return the patches of these videos, float32 [M, D]."""
         if not refs:
             return self._no_patches()
-        clips = [self._store.read_video(ref, self.frame_sampling).frames_TCHW for ref in refs]
+        clips = [self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW for ref in refs]
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
-        done = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
-        cut: torch.Tensor = self.hf_processor.video_processor(clips, return_tensors="pt", **done)["pixel_values_videos"]
-        return cut
+        options = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
+        output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)
+        patches: torch.Tensor = output["pixel_values_videos"]
+        return patches
 
     def _no_patches(self) -> torch.Tensor:
-        images = self.hf_processor.image_processor
-        return torch.zeros(0, 3 * images.temporal_patch_size * images.patch_size**2)
-
-
-_MediaWithLayout = tuple[MediaRef, MediaLayout]
+        """Return an empty tensor of patches, float32 [0, D]."""
+        options = self.hf_processor.image_processor
+        return torch.zeros(0, 3 * options.temporal_patch_size * options.patch_size**2)
 
 
 def _second_per_grid(layouts: Sequence[MediaLayout]) -> torch.Tensor:
-    """How long each video's pairs of frames last, float32 [V]."""
+    """Return the seconds from one pair of frames to the next, of each video, float32 [V]."""
     return torch.tensor([layout.second_per_grid for layout in layouts if layout.frame_times], dtype=torch.float32)
 
 
@@ -302,7 +351,9 @@ def _chat_part(part: ContentPart) -> tuple[str, str]:
 
 
 def _compute_digest(ids: Sequence[int], grids: Sequence[Grid], tensors: PromptTensors) -> str:
-    digest = xxhash.xxh3_128(repr((ids, grids)).encode())  # a cryptographic hash would take a tenth of all the time
+    """Return a hash over token ids, grids, patches and position ids, 32 hexadecimal digits."""
+    # xxhash, for a cryptographic hash took a tenth of all the time of encoding.
+    digest = xxhash.xxh3_128(repr((ids, grids)).encode())
     for tensor in (tensors.image_patches_MD, tensors.video_patches_MD, tensors.position_ids_3P):
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()

@@ -1,11 +1,18 @@
-"""The model families: which transformers class, what coordinates are measured in, how a video's time is told."""
+"""Model families: everything in which one line of vision-language models differs from another.
+
+`FAMILIES` has the three that are built in. `model.family: {fn: ./mine.py:make}` names a function that returns another.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -14,31 +21,138 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from mmrl.policy.mrope import Grid, PlaceholderRun
-from mmrl.types import CoordinateSystem
+from mmrl.config.schema import Component
+from mmrl.config.schema.model import LoraTarget
+from mmrl.media.resize import resized_size
+from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
+from mmrl.types import CoordinateSystem, Size, UserError
+from mmrl.utils.plugins import load_plugin
+
+# Full names of linear layers; together they fit all three built-in families.
+_QWEN_LORA_LAYERS: Mapping[LoraTarget, str] = {
+    "language.attention": r"model\.language_model\.layers\.\d+\.self_attn\.[qkvo]_proj",
+    "language.mlp": r"model\.language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj",
+    "vision.attention": r"model\.visual\.blocks\.\d+\.attn\.(qkv|proj)",
+    "vision.mlp": r"model\.visual\.blocks\.\d+\.mlp\.((gate|up|down)_proj|(linear_)?fc[12])",
+    "projector.mlp": r"model\.visual\.(merger|deepstack_merger_list\.\d+)\.(mlp\.[02]|linear_fc[12])",
+}
+_QWEN_STRUCTURAL_TOKENS = (
+    "<|im_start|>",
+    "<|endoftext|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 
 
 class VideoTimeEncoding(StrEnum):
-    """How a model is told when the frames of a video were taken."""
+    """The way in which a model learns when the frames of a video were taken."""
 
-    FRAME_INDEX = "steps"  # it is not: each pair of frames stands one position later
-    SECONDS = "seconds"  # by positions, in proportion to seconds
-    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a picture of its own
+    FRAME_INDEX = "steps"  # it does not: each pair of frames stands one position after the last
+    SECONDS = "seconds"  # by position ids, in proportion to seconds
+    TEXT_TIMESTAMPS = "stamps"  # in words before each pair of frames, which is a run of placeholders of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSource:
+    """The function in a user's file that made a family, so that another process can make it again."""
+
+    function: str
+    """`./file.py:function` or `package.module:function`."""
+    base_dir: Path
+    """Folder that a relative file starts from."""
+    args: Mapping[str, Any]
+    """Options of the function, from YAML."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """One line of Qwen-VL models. `frame` is the frame its boxes and points are trained in."""
+    """One line of vision-language models: names of its parts and tokens, its resize rule and its position ids.
+
+    The fields describe a model that is built like Qwen-VL. A family whose rule is another subclasses this class and
+    overrides the method.
+    """
 
     model_type: str
+    """`model_type` of its config.json."""
     model_class: type[PreTrainedModel]
+    """Class of transformers that loads its weights."""
     coordinate_system: CoordinateSystem
+    """The coordinates that its boxes and points were trained in."""
     video_time: VideoTimeEncoding
+    """The way in which it learns when frames were taken."""
     tokens_per_second: float = 1.0
-    """Positions per second, where the clock runs in seconds; a model's own config has the last word."""
+    """Positions a second, for `VideoTimeEncoding.SECONDS`; `get_family` takes it from the model's own config."""
+    vision_module: str = "model.visual"
+    """Path of the vision tower in the model. The projector is inside it."""
+    language_module: str = "model.language_model"
+    """Path of the language model in the model."""
+    projector_name: str = "merger"
+    """Part of the name that tells the projector's parameters from the tower's."""
+    lora_layers: Mapping[LoraTarget, str] = field(default_factory=lambda: _QWEN_LORA_LAYERS)
+    """Regular expression for the full names of the linear layers of each LoRA target."""
+    vision_start_token: str = "<|vision_start|>"
+    """Token before the placeholders of an image or video, as the chat template writes it."""
+    vision_end_token: str = "<|vision_end|>"
+    """Token after the placeholders of an image or video."""
+    structural_tokens: tuple[str, ...] = _QWEN_STRUCTURAL_TOKENS
+    """Tokens that a response must never contain; end-of-sequence stays allowed, even if it is listed."""
+    source: PluginSource | None = None
+    """The user's function that made this family; None for a built-in one."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401  (object's own signature)
+        """Pickle a user's family by its function: a worker process has not imported the user's file."""
+        return super().__reduce_ex__(protocol) if self.source is None else (_load_from_source, (self.source,))
+
+    def component_of(self, parameter_name: str) -> Component:
+        """Return the component that a parameter belongs to, by its name; the projector is named as in the tower."""
+        vision_name = self.vision_module.rpartition(".")[2]
+        if f".{vision_name}." not in f".{parameter_name}":
+            return "language"
+        return "projector" if self.projector_name in parameter_name else "vision"
+
+    def get_vision_module(self, model: nn.Module) -> nn.Module:
+        """Return the vision tower of a model of this family, with the projector in it."""
+        return model.get_submodule(self.vision_module)
+
+    def get_language_module(self, model: nn.Module) -> nn.Module:
+        """Return the language model of a model of this family, without its output layer."""
+        return model.get_submodule(self.language_module)
+
+    def resized_image_size(self, size: Size, *, factor: int, min_pixels: int, max_pixels: int) -> Size:
+        """Return the size that an image is resized to, in pixels: by default qwen-vl-utils' `smart_resize`.
+
+        Args:
+            size: width and height of the image.
+            factor: pixels along a side that one language-model token stands for; both sides are multiples of it.
+            min_pixels: least area.
+            max_pixels: largest area.
+        """
+        return resized_size(size, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+
+    def position_ids(
+        self, ids: Sequence[int], runs: Mapping[int, Sequence[PlaceholderRun]], *, merge_size: int
+    ) -> torch.Tensor:
+        """Return the position ids of a prompt, int64 [3, P] for P tokens: by default those of M-RoPE.
+
+        A completion goes on from the largest of them plus one, alike on all three axes.
+
+        Args:
+            ids: token ids of the prompt, each placeholder repeated as often as its image or video has tokens.
+            runs: runs of placeholder tokens in order, by placeholder id.
+            merge_size: patches per side that one placeholder token stands for.
+        """
+        return mrope_positions(ids, runs, merge_size=merge_size)
 
     def video_placeholder_runs(self, grid: Grid, second_per_grid: float) -> tuple[PlaceholderRun, ...]:
-        """How the placeholder tokens of a video follow each other; a pair of frames lasts `second_per_grid`."""
+        """Return the runs that the placeholder tokens of a video form.
+
+        Args:
+            grid: pairs of frames, and rows and columns of patches.
+            second_per_grid: seconds from one pair of frames to the next.
+        """
         match self.video_time:
             case VideoTimeEncoding.FRAME_INDEX:
                 return (PlaceholderRun(grid),)
@@ -61,7 +175,7 @@ FAMILIES = {
             coordinate_system=CoordinateSystem.NORM_1000,
             video_time=VideoTimeEncoding.FRAME_INDEX,
         ),
-        # arXiv:2502.13923, "Absolute coordinates": pixels of the resized picture.
+        # arXiv:2502.13923, "Absolute coordinates": pixels of the resized image.
         ModelFamily(
             model_type="qwen2_5_vl",
             model_class=Qwen2_5_VLForConditionalGeneration,
@@ -80,12 +194,33 @@ FAMILIES = {
 
 
 def get_family(config: PretrainedConfig) -> ModelFamily:
-    """The family of a model, with what this very model's config says.
+    """Return the built-in family of a model, with the positions a second that this model's own config states.
 
     Raises:
-        KeyError: it is none of `FAMILIES`.
+        KeyError: the model is of none of `FAMILIES`.
     """
     family = FAMILIES[config.model_type]
     if family.video_time is not VideoTimeEncoding.SECONDS:
         return family
     return replace(family, tokens_per_second=config.vision_config.tokens_per_second)
+
+
+def load_family(function: str, base_dir: Path, args: Mapping[str, Any]) -> ModelFamily:
+    """Return the family that a user's function makes.
+
+    Raises:
+        UserError: the function cannot be loaded, has other options, or returns no `ModelFamily`.
+    """
+    make_family = load_plugin(function, base_dir, args, role="model family", parameters=())
+    family = make_family()
+    if not isinstance(family, ModelFamily):
+        raise UserError(
+            f"model.family {function!r} returned {type(family).__name__} {family!r:.60}; it must return a "
+            "mmrl.policy.families.ModelFamily"
+        )
+    # The folder is made absolute because another process may have another working directory.
+    return replace(family, source=PluginSource(function=function, base_dir=base_dir.absolute(), args=args))
+
+
+def _load_from_source(source: PluginSource) -> ModelFamily:
+    return load_family(source.function, source.base_dir, source.args)

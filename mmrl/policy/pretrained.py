@@ -1,24 +1,25 @@
-"""Models from a folder or the hub."""
+"""Models and processors from a local folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmrl.config.schema import ModelConfig
-from mmrl.policy.families import FAMILIES, ModelFamily, get_family
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
 from mmrl.policy.progress_bars import hide_progress_bars
 from mmrl.types import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorBundle:
-    """What turns text and media into tokens and patches: a processor and the family it belongs to."""
+    """A processor, which turns text, images and videos into tokens and patches, with its family."""
 
     family: ModelFamily
     processor: ProcessorMixin
@@ -26,50 +27,69 @@ class ProcessorBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBundle(ProcessorBundle):
-    """A model with its reader."""
+    """A model with its processor and family."""
 
     model: PreTrainedModel
 
 
-def load_processor(options: ModelConfig) -> ProcessorBundle:
-    """The reader of the model that `options.path` names, with the limits that `options` states.
+def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBundle:
+    """Load the processor of the model at `options.path`, with the pixel limits of `options`.
+
+    Args:
+        options: the `model` section.
+        base_dir: folder that the file of `model.family` starts from; the config's.
 
     Raises:
-        UserError: nothing loadable is there, or it is not a Qwen-VL model.
+        UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
     """
     path = str(options.path)
-    with _name_path_in_errors(path):
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type not in FAMILIES:
-            raise UserError(f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}")
+    family = load_family(options.family.fn, base_dir, options.family.args) if options.family else None
+    with _explain_load_errors(path):
+        family = family or _find_builtin_family(path)
         processor = AutoProcessor.from_pretrained(path)
     processor.image_processor.size = {"shortest_edge": options.min_pixels, "longest_edge": options.max_pixels}
-    return ProcessorBundle(family=get_family(config), processor=processor)
+    return ProcessorBundle(family=family, processor=processor)
 
 
-def load_pretrained(options: ModelConfig) -> ModelBundle:
-    """Load the model that `options.path` names, in the type and with the limits that `options` states.
+def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundle:
+    """Load the model at `options.path` with its processor, in the data type and attention of `options`.
+
+    Args:
+        options: the `model` section.
+        base_dir: folder that the file of `model.family` starts from; the config's.
 
     Raises:
-        UserError: as `load_reader`, or weights are missing.
+        UserError: nothing loadable is there, its family is unknown, or weights are missing.
     """
-    reader = load_processor(options)
+    bundle = load_processor(options, base_dir)
     path = str(options.path)
-    with _name_path_in_errors(path), hide_progress_bars():
-        model, found = reader.family.model_class.from_pretrained(
+    with _explain_load_errors(path), hide_progress_bars():
+        model, report = bundle.family.model_class.from_pretrained(
             path,
             dtype=getattr(torch, options.dtype),
             attn_implementation=options.attn_implementation,
             output_loading_info=True,
         )
-    if absent := sorted(found["missing_keys"]):
-        raise UserError(f"model.path: {path!r} lacks {len(absent)} weights, {absent[0]} for one; restore its files")
-    return ModelBundle(family=reader.family, processor=reader.processor, model=model)
+    # transformers only warns of missing weights, and fills them with random numbers.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(f"model.path: {path!r} lacks {len(missing)} weights, {missing[0]} for one; restore its files")
+    return ModelBundle(family=bundle.family, processor=bundle.processor, model=model)
+
+
+def _find_builtin_family(path: str) -> ModelFamily:
+    config = AutoConfig.from_pretrained(path)
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"model.path: {path!r} is a {config.model_type!r} model; mmrl trains {', '.join(FAMILIES)}, and others "
+            "through `model.family: {fn: ./file.py:function}`"
+        )
+    return get_family(config)
 
 
 @contextmanager
-def _name_path_in_errors(path: str) -> Iterator[None]:
-    """Say whose files are at fault."""
+def _explain_load_errors(path: str) -> Iterator[None]:
+    """Turn an error of transformers or safetensors inside this block into a UserError that names `model.path`."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""The asker: prompts of samples, and their tensors for as long as they are needed."""
+"""Prompts of samples, with a cache of their tensors, and the text of token ids and back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 
 from mmrl.answer import convert_coordinates, validate_value
 from mmrl.answer.tool_calls import split_turns
-from mmrl.policy.batch import PromptTensors
 from mmrl.policy.encoder import EncodedPrompt, PromptEncoder
+from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.types import (
     Author,
     FinishReason,
@@ -32,10 +32,11 @@ _TOOL_MEDIA_CACHE_BYTES = 2**28
 
 
 class QwenProcessor:
-    """Asks samples; every picture is opened, resized and cut into patches once.
+    """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
-    Patches of recent prompts stay in a cache of bounded size; a prompt that has left it is processed again and must
-    come out with the same digest. Those of the last `held_steps` steps stay whatever their size. Threads take turns.
+    An image is opened, resized and cut into patches once: patches of recent prompts stay in a cache of bounded size. A
+    prompt that has left the cache is encoded again, and must then have the same digest. The samples of the last
+    `retained_steps` steps stay whatever their size. A lock makes threads take turns.
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
@@ -52,83 +53,89 @@ class QwenProcessor:
         self._lock = PicklableLock()
 
     def build(self, sample: Sample) -> Prompt:
-        """The sample as the model reads it.
+        """Return the prompt of a sample.
 
         Raises:
-            UserError: as `Encoder.encode`.
+            UserError: an image or video cannot be used, the prompt is too long, or its text has a special token.
         """
         return self._get_encoded(sample).prompt
 
     def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
-        """What the model's forward needs of a prompt.
+        """Return the tensors that the model's forward needs of a prompt.
 
         Raises:
-            UserError: as `Encoder.encode`, or its media are not what they were when it was asked.
+            UserError: as `build`, or an image or video has changed since the prompt was built.
         """
-        feed = self._get_encoded(prompt.sample)
-        if feed.prompt.digest != prompt.digest:
+        encoded = self._get_encoded(prompt.sample)
+        if encoded.prompt.digest != prompt.digest:
             raise UserError(
                 f"sample {prompt.sample.id}: its media changed while the run was using them "
-                f"(digest {prompt.digest[:12]} became {feed.prompt.digest[:12]}); restore the files"
+                f"(digest {prompt.digest[:12]} became {encoded.prompt.digest[:12]}); restore the files"
             )
-        return feed.tensors
+        return encoded.tensors
 
     def build_tool_segment(self, ref: MediaRef) -> Segment:
-        """A medium as a tool shows it within a response. Raises UserError as `Encoder.show`."""
+        """Return the segment by which a tool shows an image or video within a response.
+
+        Raises:
+            UserError: it cannot be used.
+        """
         with self._lock:
-            showing = self.encoder.encode_tool_media(ref)
-            segment = showing.segment
+            encoded = self.encoder.encode_tool_media(ref)
+            segment = encoded.segment
             assert segment.observation is not None
-            before = self._tool_media.pop(segment.observation.digest, None)
-            self._tool_media[segment.observation.digest] = showing.tensors
-            self._tool_media_bytes += showing.tensors.nbytes - (before.nbytes if before else 0)
+            digest = segment.observation.digest
+            replaced = self._tool_media.pop(digest, None)
+            self._tool_media[digest] = encoded.tensors
+            self._tool_media_bytes += encoded.tensors.nbytes - (replaced.nbytes if replaced else 0)
             while len(self._tool_media) > 1 and self._tool_media_bytes > _TOOL_MEDIA_CACHE_BYTES:
                 self._tool_media_bytes -= self._tool_media.popitem(last=False)[1].nbytes
             return segment
 
     def tool_media_tensors(self, observation: MediaObservation) -> PromptTensors:
-        """What the model's forward needs of a medium that a tool showed; positions count from its first token.
+        """Return the tensors of an image or video that a tool showed; positions count from its first token.
 
         Raises:
-            UserError: as `Encoder.show`, or it is not what it was when it was shown.
+            UserError: it cannot be used, or has changed since it was shown.
         """
         with self._lock:
             if observation.digest not in self._tool_media:
-                again = self.build_tool_segment(observation.ref).observation
-                if again is None or again.digest != observation.digest:
+                rebuilt = self.build_tool_segment(observation.ref).observation
+                if rebuilt is None or rebuilt.digest != observation.digest:
                     raise UserError(f"{observation.ref.path}: changed since a tool showed it; restore the file")
             self._tool_media.move_to_end(observation.digest)
             return self._tool_media[observation.digest]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         with self._lock:
             return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def tokenize(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
-        """Ids of a text; with `marks`, those of the chat template are among them."""
+        """Return the token ids of a text; special tokens written in it count as such only with `parse_special`."""
         with self._lock:
-            return tuple(
-                self.tokenizer(text, add_special_tokens=False, split_special_tokens=not parse_special).input_ids
-            )
+            encoding = self.tokenizer(text, add_special_tokens=False, split_special_tokens=not parse_special)
+            return tuple(encoding.input_ids)
 
     def parse_rollout(self, rollout: Rollout) -> Rollout:
-        """The rollout with the text and the answer that its segments amount to.
+        """Return the rollout with the text of its segments and the answer parsed from it.
 
-        Once a trigger or a tool has spoken, what stands before does not count as an answer, and what a tool says never.
+        The answer must stand behind the last forced trigger or tool result; the text of a tool is never an answer.
         """
-        kind, second = rollout.prompt.sample.target.answer_type, _last_continuation_start(rollout.segments)
-        if second is None:
+        answer_type = rollout.prompt.sample.target.answer_type
+        start = _last_continuation_start(rollout.segments)
+        if start is None:
             text = self._decode_segments(rollout.segments)
-            return replace(rollout, text=text, answer=self.grammar.parse(text, kind), is_correct=None)
-        draft, text = self._decode_segments(rollout.segments[:second]), self._decode_segments(rollout.segments[second:])
-        answer = self.grammar.parse_continuation(draft, text, kind)
-        return replace(rollout, text=draft + text, answer=answer, is_correct=None)
+            return replace(rollout, text=text, answer=self.grammar.parse(text, answer_type), is_correct=None)
+        first_response = self._decode_segments(rollout.segments[:start])
+        text = self._decode_segments(rollout.segments[start:])
+        answer = self.grammar.parse_continuation(first_response, text, answer_type)
+        return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
-        """What stands before a response counts: up to its last trigger or tool; None where there is neither."""
-        second = _last_continuation_start(rollout.segments)
-        return None if second is None else self._decode_segments(rollout.segments[:second])
+        """Return the text before the last forced trigger or behind the last tool result; None if there is neither."""
+        start = _last_continuation_start(rollout.segments)
+        return None if start is None else self._decode_segments(rollout.segments[:start])
 
     def build_demonstration(
         self,
@@ -138,19 +145,22 @@ class QwenProcessor:
         with_thinking: bool = True,
         loss_on: Literal["response", "answer"] = "response",
     ) -> Rollout:
-        """The response a teacher would give, ended by EOS: a right answer, in the model's own frame and format and with
-        the sample's thought, or a whole response as it stands.
+        """Return a demonstration as a rollout that ends with EOS.
 
-        Without `thinks` its thinking is left out; where the answer alone is to be learned, what comes before it is
-        given, as a trigger is.
+        Args:
+            prompt: the prompt that it answers.
+            demonstration: a target, written in the response format, with the sample's thinking and in the model's own
+                coordinates; or a whole response, taken as it stands.
+            with_thinking: keep the thinking of the response.
+            loss_on: the tokens to train. Before an answer trained alone, the tokens are FORCED, hence not trained.
 
         Raises:
-            UserError: the response has no answer to be learned alone.
+            UserError: `loss_on` is "answer", and the response has none.
         """
         if isinstance(demonstration, str):
-            text, kind = demonstration, prompt.sample.target.answer_type
+            text, answer_type = demonstration, prompt.sample.target.answer_type
         else:
-            text, kind = self._render_answer(prompt, demonstration), demonstration.answer_type
+            text, answer_type = self._render_answer(prompt, demonstration), demonstration.answer_type
         if not with_thinking:
             text = self.grammar.strip_thinking(text)
         segments = self._demonstration_segments(prompt, text, loss_on)
@@ -159,7 +169,7 @@ class QwenProcessor:
             index=0,
             segments=segments,
             text=text,
-            answer=self.grammar.parse(text, kind),
+            answer=self.grammar.parse(text, answer_type),
             finish_reason=FinishReason.EOS,
             sampling_params=SamplingParams(max_new_tokens=sum(len(segment.token_ids) for segment in segments)),
         )
@@ -181,58 +191,74 @@ class QwenProcessor:
         return self.grammar.render(answer, prompt.sample.thinking)
 
     def _demonstration_segments(
-        self, prompt: Prompt, text: str, learn: Literal["response", "answer"]
+        self, prompt: Prompt, text: str, loss_on: Literal["response", "answer"]
     ) -> tuple[Segment, ...]:
-        """A response's tokens and EOS, in segments that end where it calls a tool; a token that the answer begins
-        within belongs to it.
+        """Return the segments of a response and its EOS; a segment ends after each tool call.
+
+        A token in which the answer begins belongs to the answer.
         """
-        answer = self.grammar.find_answer_opening(text) if learn == "answer" else 0
-        if answer is None:
+        answer_start = self.grammar.find_answer_opening(text) if loss_on == "answer" else 0
+        if answer_start is None:
             raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
         segments: list[Segment] = []
         for start, turn in split_turns(text):
-            words = self.tokenizer(
+            encoding = self.tokenizer(
                 turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
             )
-            given = sum(start + end <= answer for _, end in words.offset_mapping)
-            eos = [self.tokenizer.eos_token_id] if start + len(turn) == len(text) else []
-            parts = ((words.input_ids[:given], Author.FORCED), (words.input_ids[given:] + eos, Author.DEMONSTRATION))
-            segments += [_unsampled_segment(ids, author) for ids, author in parts if ids]
+            num_forced = sum(start + end <= answer_start for _, end in encoding.offset_mapping)
+            forced, trained = encoding.input_ids[:num_forced], encoding.input_ids[num_forced:]
+            if start + len(turn) == len(text):
+                trained = [*trained, self.tokenizer.eos_token_id]
+            if forced:
+                segments.append(_unsampled_segment(forced, Author.FORCED))
+            if trained:
+                segments.append(_unsampled_segment(trained, Author.DEMONSTRATION))
         return tuple(segments)
 
     def encode(self, sample: Sample) -> EncodedPrompt:
-        """What `ask` keeps, made anew. Raises as `Encoder.encode`."""
+        """Encode a sample anew, past the cache.
+
+        Raises:
+            UserError: as `build`.
+        """
         return self.encoder.encode(sample)
 
     def get_cached(self, sample: Sample) -> EncodedPrompt | None:
-        """The feed of a sample, if it is in the cache."""
-        feed = self._cache.get(sample.id)
-        # Two sets of data may use one id for two samples.
-        return feed if feed is not None and feed.prompt.sample is sample else None
+        """Return the encoded prompt of a sample if it is in the cache, else None."""
+        encoded = self._cache.get(sample.id)
+        # Validation and test data may give one id to two samples.
+        return encoded if encoded is not None and encoded.prompt.sample is sample else None
 
     def retain(self, samples: Sequence[Sample], encoded: Sequence[EncodedPrompt]) -> None:
-        """Keep the feeds of a step's samples, whatever their size, until those of `held_steps` later ones are held."""
+        """Cache the encoded prompts of a step; they stay, whatever their size, for `retained_steps` such calls."""
         with self._lock:
             self._retained_ids.append(frozenset(sample.id for sample in samples))
-            for sample, feed in zip(samples, encoded, strict=True):  # one from another process has a copy of its own
-                self._put_in_cache(replace(feed, prompt=replace(feed.prompt, sample=sample)))
+            for sample, own in zip(samples, encoded, strict=True):
+                # A prompt from a worker process holds a copy of the sample, and `get_cached` compares by identity.
+                self._put_in_cache(replace(own, prompt=replace(own.prompt, sample=sample)))
 
     def _decode_segments(self, segments: Sequence[Segment]) -> str:
-        return self.decode([token for segment in segments for token in segment.token_ids])
+        ids: list[int] = []
+        for segment in segments:
+            ids += segment.token_ids
+        return self.decode(ids)
 
     def _get_encoded(self, sample: Sample) -> EncodedPrompt:
         with self._lock:
-            feed = self.get_cached(sample)
-            return self._put_in_cache(self.encode(sample) if feed is None else feed)
+            encoded = self.get_cached(sample)
+            return self._put_in_cache(self.encode(sample) if encoded is None else encoded)
 
     def _put_in_cache(self, encoded: EncodedPrompt) -> EncodedPrompt:
-        """Put a feed last in the cache; the first ones leave it when it is full."""
-        before = self._cache.pop(encoded.prompt.sample.id, None)
-        self._cached_bytes += encoded.tensors.nbytes - (before.tensors.nbytes if before else 0)
-        self._cache[encoded.prompt.sample.id] = encoded
-        for key in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
-            if self._cached_bytes > _CACHE_BYTES and not any(key in step for step in self._retained_ids):
-                self._cached_bytes -= self._cache.pop(key).tensors.nbytes
+        """Put a prompt last into the cache; the first that are not retained leave if the cache is full."""
+        sample_id = encoded.prompt.sample.id
+        replaced = self._cache.pop(sample_id, None)
+        self._cached_bytes += encoded.tensors.nbytes - (replaced.tensors.nbytes if replaced else 0)
+        self._cache[sample_id] = encoded
+        for candidate in list(self._cache)[:-1] if self._cached_bytes > _CACHE_BYTES else ():
+            if self._cached_bytes <= _CACHE_BYTES:
+                break
+            if not any(candidate in retained for retained in self._retained_ids):
+                self._cached_bytes -= self._cache.pop(candidate).tensors.nbytes
         return encoded
 
 
@@ -241,6 +267,14 @@ def _unsampled_segment(ids: Sequence[int], author: Author) -> Segment:
 
 
 def _last_continuation_start(segments: Sequence[Segment]) -> int | None:
-    """The segment from which on a response counts that was made to go on: its last trigger, or what follows a tool."""
-    starts = {Author.FORCED: 0, Author.ENVIRONMENT: 1}
-    return max((place + starts[s.author] for place, s in enumerate(segments) if s.author in starts), default=None)
+    """Return the index of the segment from which on the answer counts: the last trigger, or what follows a tool result.
+
+    None if nothing was forced and no tool was called.
+    """
+    for index in reversed(range(len(segments))):
+        match segments[index].author:
+            case Author.FORCED:
+                return index
+            case Author.ENVIRONMENT:
+                return index + 1
+    return None

@@ -1,4 +1,4 @@
-"""Whose progress is shown: ours, and that of downloads."""
+"""Progress bars of libraries: those of downloads stay, those of reading and writing weights go."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from transformers.utils import logging
 
 @contextmanager
 def hide_progress_bars() -> Iterator[None]:
-    """Keep transformers' bars for reading and writing weights off the console."""
-    shown, downloads_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.disable_progress_bar()  # this hides downloads too
-    if downloads_shown:
+    """Hide transformers' bars for reading and writing weights inside this block; the console has its own display."""
+    shows_weights, shows_downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    # transformers switches off the bars of huggingface_hub too, which tell of downloads of minutes.
+    logging.disable_progress_bar()
+    if shows_downloads:
         enable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if shows_weights:
             logging.enable_progress_bar()

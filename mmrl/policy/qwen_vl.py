@@ -1,7 +1,7 @@
-"""A Qwen-VL model as a policy: load, freeze by role, ban what must not be sampled, and score completions.
+"""The model in training: frozen components, log-probabilities of completions, and generation on a key-value cache.
 
-Letters: B rows, L columns, P prompt columns, N learned tokens, R sampled rows, S new columns, K cached columns,
-V vocabulary.
+Suffixes of tensor names: B rows, L columns, P prompt columns, N trained tokens, R sampled rows, S new columns,
+K cached columns, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,78 +20,77 @@ from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
 from mmrl.policy.batch import Batch, BatchMedia, PromptBatch
 from mmrl.policy.chunked_logprobs import LogprobHead, LogprobRequest
-from mmrl.policy.components import component_of
+from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
-from mmrl.policy.shared_prefix_attention import ATTENTION_NAME as TREE
-from mmrl.policy.shared_prefix_attention import install_shared_prefix_attention
+from mmrl.policy.shared_prefix_attention import ATTENTION_NAME, install_shared_prefix_attention
 from mmrl.policy.vision_cache import VisionCache
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 _VISION_CACHE_BYTES = 2**30
 
-_STRUCTURAL_TOKENS = (
-    "<|im_start|>",
-    "<|endoftext|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-
 
 class TokenLogprobs(NamedTuple):
-    """Log-probability and entropy of each learned token, nats, float32 [N]; both carry gradients."""
+    """Log-probability and entropy of each trained token, in nats, float32 [N]; both carry gradients."""
 
     logprobs_N: torch.Tensor
     entropies_N: torch.Tensor
 
 
 class ShardedForward(Protocol):
-    """Who calls the model where its weights are divided among processes; all must call together."""
+    """Calls a model whose weights are sharded over processes; every process must make every call.
+
+    Implemented by `mmrl.learner.engine_deepspeed.DeepspeedModel`.
+    """
 
     def __call__(self, **arguments: object) -> ModelOutput:
-        """The model's forward."""
+        """Return the output of the model's forward."""
 
     def gather_all(self) -> AbstractContextManager[None]:
-        """Within this block the model is whole on every process, and each may call it as it likes."""
+        """Hold the whole model on every process inside this block; each may then call it on its own."""
 
     def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Within this block these weights are whole on every process; all must ask for them together."""
+        """Hold these weights whole on every process inside this block."""
 
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """What this process has of a gradient, of which nothing stays; all must ask together."""
+        """Return this process's pieces of the gradient of a loss; no optimizer sees it."""
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights one after the other, each whole while it is looked at; every process must look at all."""
+        """Yield weights one by one, each whole until the next is asked for; every process must take all of them."""
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """This process's part of the weights, each whole, in its host memory; all must ask together."""
+        """Return this process's share of the weights, each weight whole, in host memory."""
 
 
 class Policy:
-    """The model being trained. All forwards go through the model's own top-level call.
-
-    Logits exist for `logits_chunk` tokens at a time while scoring. `vision` keeps what the vision tower made of a
-    medium; a policy that freezes the tower as a whole makes its own, and shares it with its copies, unless
-    `remembers_media` is False: ranks that march in step run it every time.
-    """
+    """The model in training. Every forward goes through the model's own top-level call, so its hooks run."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
+        family: ModelFamily | None = None,
         freeze: tuple[Component, ...] = (),
         logits_chunk: int = 1024,
         vision_cache: VisionCache | None = None,
         cache_vision: bool = True,
     ) -> None:
+        """Take over a model: freeze components, and replace its output layer and attention in place.
+
+        Args:
+            model: the model, with or without an adapter.
+            family: its family; None for the built-in family of its config.
+            freeze: components that are not trained.
+            logits_chunk: tokens whose logits exist at a time while log-probabilities are computed.
+            vision_cache: cache of vision features; None for a new one if tower and projector are frozen.
+            cache_vision: make that new cache. False under ZeRO-3, where every rank must run the tower every time.
+        """
         self.model = model
+        self.family = family or get_family(model.config)
         self._logits_chunk = logits_chunk
         for name, parameter in model.named_parameters():
-            if component_of(name) in freeze:
+            if self.family.component_of(name) in freeze:
                 parameter.requires_grad_(False)
         if vision_cache is None and cache_vision and set(_VISION_COMPONENTS) <= set(freeze):
             vision_cache = VisionCache(_VISION_CACHE_BYTES)
@@ -104,82 +103,76 @@ class Policy:
         self._trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._sharded_forward: ShardedForward | None = None
 
-    def set_sharded_forward(self, sharded_forward: ShardedForward | None) -> None:
-        """Leave calls of the model to another, or to nobody else again."""
-        self._sharded_forward = sharded_forward
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether another runs the model."""
-        return self._sharded_forward is not None
-
-    def gather_all(self) -> AbstractContextManager[None]:
-        """Within this block the model is whole on every rank, and each may call it as it likes."""
-        return self._sharded_forward.gather_all() if self._sharded_forward else nullcontext()
-
-    def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
-        """Within this block these few weights are whole on every rank; all must ask for them together."""
-        return self._sharded_forward.gather_params(parameters) if self._sharded_forward else nullcontext()
-
-    def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What training changes, one weight after the other, each whole while it is looked at; all ranks together."""
-        learned = self.trained
-        yield from self._sharded_forward.iter_params(learned) if self._sharded_forward else learned.items()
-
-    def local_shard(self, ranks: Ranks) -> dict[str, torch.Tensor]:
-        """This rank's part of what training changes, by name, each weight whole; all ranks together."""
-        learned = self.trained
-        if self._sharded_forward:
-            return self._sharded_forward.local_shard(learned)
-        own = balanced_range([parameter.numel() for parameter in learned.values()], ranks)
-        return dict(list(learned.items())[own.start : own.stop])
-
-    def compute_gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-        """The gradient of a loss in all that is trained; of a model that is divided this rank's pieces of it."""
-        learned = list(self.trained.values())
-        return (
-            self._sharded_forward.compute_gradient(loss, learned)
-            if self._sharded_forward
-            else loss_gradient(loss(), learned)
-        )
-
-    @property
-    def patch_dim(self) -> int:
-        """Numbers in a patch."""
-        vision = self.model.config.vision_config
-        return int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
-
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         device: torch.device = self.model.device
         return device
 
     @property
+    def patch_dim(self) -> int:
+        """Number of values in a patch."""
+        vision = self.model.config.vision_config
+        return int(vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+
+    @property
     def max_positions(self) -> int:
-        """Tokens of the longest sequence that the model is made for."""
+        """Longest sequence that the model is made for, in tokens."""
         positions: int = self.model.config.get_text_config().max_position_embeddings
         return positions
 
     @property
-    def trained_by_component(self) -> dict[Component, list[nn.Parameter]]:
-        """Parameters that are trained."""
-        named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        return {role: [parameter for name, parameter in named if component_of(name) == role] for role in COMPONENTS}
-
-    @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What training changes, by name; a frozen copy has the same names."""
+        """Trained weights by name. A frozen copy has the same names."""
         return {name: self.model.get_parameter(name) for name in self._trained_names}
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
-        """What training leaves as it was, by name."""
-        learned = set(self._trained_names)
-        return {name: parameter for name, parameter in self.model.named_parameters() if name not in learned}
+        """Weights that are not trained, by name."""
+        trained = set(self._trained_names)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name not in trained}
+
+    @property
+    def trained_by_component(self) -> dict[Component, list[nn.Parameter]]:
+        """Trained weights of each component; a component without any has an empty list."""
+        by_component: dict[Component, list[nn.Parameter]] = {component: [] for component in COMPONENTS}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                by_component[self.family.component_of(name)].append(parameter)
+        return by_component
+
+    @property
+    def supports_shared_prefix(self) -> bool:
+        """True if packed batches can be scored: with any attention but transformers' eager one."""
+        return bool(self.model.get_decoder().config._attn_implementation == ATTENTION_NAME)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True while the weights are sharded over processes."""
+        return self._sharded_forward is not None
+
+    def set_sharded_forward(self, sharded_forward: ShardedForward | None) -> None:
+        """Leave all calls of the model to `sharded_forward`, or take them back with None."""
+        self._sharded_forward = sharded_forward
+
+    def gather_all(self) -> AbstractContextManager[None]:
+        """Hold the whole model on every rank inside this block; each rank may then call it on its own."""
+        return self._sharded_forward.gather_all() if self._sharded_forward else nullcontext()
+
+    def gather_params(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Hold these weights whole on every rank inside this block; all ranks must enter it together."""
+        return self._sharded_forward.gather_params(parameters) if self._sharded_forward else nullcontext()
+
+    def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield trained weights one by one, each whole until the next is asked for; all ranks must take all."""
+        trained = self.trained
+        yield from self._sharded_forward.iter_params(trained) if self._sharded_forward else trained.items()
 
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What training changes, as weights of the bare model: adapters added, a tied matrix under both its names."""
+        """Yield trained weights under the names of the model without adapter, as an engine loads them.
+
+        Adapters are added to their matrices, and a tied output matrix comes a second time as `lm_head.weight`.
+        """
         if has_adapter(self.model):
             for name, layer in iter_adapted_layers(self.model):
                 with self.gather_params(list(self.model.get_submodule(name).parameters())):
@@ -191,40 +184,54 @@ class Policy:
             if parameter is embeddings is self._head.weight:
                 yield "lm_head.weight", parameter
 
-    @property
-    def supports_shared_prefix(self) -> bool:
-        """Whether it can score packed batches: with any attention but transformers' eager one."""
-        return bool(self.model.get_decoder().config._attn_implementation == TREE)
+    def local_shard(self, ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return this rank's share of the trained weights by name, each weight whole; all ranks must call it."""
+        trained = self.trained
+        if self._sharded_forward:
+            return self._sharded_forward.local_shard(trained)
+        own = balanced_range([parameter.numel() for parameter in trained.values()], ranks)
+        return dict(list(trained.items())[own.start : own.stop])
+
+    def compute_gradient(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        """Return the gradient of a loss in all trained weights; of a sharded model, this rank's pieces of it.
+
+        Args:
+            loss: computes the loss, a scalar tensor.
+        """
+        trained = list(self.trained.values())
+        if self._sharded_forward:
+            return self._sharded_forward.compute_gradient(loss, trained)
+        return loss_gradient(loss(), trained)
 
     def frozen_copy(self) -> Policy:
-        """The policy as it is now, never to change: a reference for the KL penalty. Frozen weights are shared.
+        """Return a copy that never changes: a reference for the KL penalty. It shares the frozen weights.
 
-        Of a policy that is divided among ranks, each gets a whole copy that shares nothing.
+        Of a sharded policy, each rank gets a whole copy that shares nothing.
         """
-        frozen = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
+        shared: dict[int, object] = {}
+        if not self._sharded_forward:
+            shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
         with self.gather_all():
-            copied = copy.deepcopy(
-                self.model, {} if self._sharded_forward else {id(parameter): parameter for parameter in frozen}
-            )
+            model = copy.deepcopy(self.model, shared)
         if self._sharded_forward:
-            _remove_hooks(copied)
-        reference = Policy(copied, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+            _remove_hooks(model)
+        reference = self._policy_like(model)
         reference.model.requires_grad_(False)
         return reference
 
     def without_adapter(self) -> Policy:
-        """The policy as its adapter found it: a reference that takes no memory, unless the policy is divided."""
+        """Return the policy without its adapter, which takes no memory unless the policy is sharded."""
         if self._sharded_forward:
             return self.frozen_copy().without_adapter()
-        return Policy(without_adapter(self.model), logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+        return self._policy_like(without_adapter(self.model))
 
     def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
-        """Score every learned token of a batch under the law it was drawn from."""
+        """Score every trained token of a batch under the distribution that it was sampled from."""
         batch = batch.to(self.device)
         # transformers recomputes activations, and peft drops out, in training mode only.
         self.model.train(torch.is_grad_enabled())
-        # A row is causal, padded on the right or packed along `tree`: neither needs a mask. With 4 rows of positions
-        # transformers would take restarts for other sequences and hide the prompt; 3 say nothing of the kind.
+        # No attention mask: a row is causal, and either padded on the right or packed along its prefix tree. Position
+        # ids have 3 rows: with a 4th, transformers takes restarts for other sequences and hides the prompt from them.
         packed = {} if batch.prefix_tree is None else {"prefix_tree": batch.prefix_tree}
         request = LogprobRequest(
             target_ids_N=batch.target_ids_N,
@@ -246,14 +253,20 @@ class Policy:
 
     @torch.no_grad()
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
-        """Encode prompts; returns their key-value cache and the logits of the next token, [B, V]."""
+        """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
         self.model.eval()
         cache = DynamicCache(config=self.model.config.get_text_config())
         return cache, self.append(cache, batch, batch.attention_mask_BP)
 
     @torch.no_grad()
     def append(self, cache: Cache, batch: PromptBatch, attention_mask_RK: torch.Tensor) -> torch.Tensor:
-        """Append tokens and media, padded on the left, to cached rows; returns the logits of the next, [R, V]."""
+        """Append tokens with images and videos to cached rows; return the logits of the next token, [R, V].
+
+        Args:
+            cache: keys and values of R rows; extended in place.
+            batch: the new tokens of each row, padded on the left.
+            attention_mask_RK: 1 for tokens and 0 for padding, cached and new, int64 [R, K].
+        """
         batch = batch.to(self.device)
         with self._use_vision_cache(batch.media):
             output = self.model(
@@ -273,7 +286,14 @@ class Policy:
     def append_text(
         self, cache: Cache, input_ids_RS: torch.Tensor, attention_mask_RK: torch.Tensor, positions_RS: torch.Tensor
     ) -> torch.Tensor:
-        """Append text tokens to cached rows; returns the logits of the next, [R, V]."""
+        """Append text tokens to cached rows; return the logits of the next token, [R, V].
+
+        Args:
+            cache: keys and values of R rows; extended in place.
+            input_ids_RS: ids of the new tokens, int64 [R, S].
+            attention_mask_RK: 1 for tokens and 0 for padding, cached and new, int64 [R, K].
+            positions_RS: position of each new token, alike on all three axes of M-RoPE, int64 [R, S].
+        """
         output = self.model(
             input_ids=input_ids_RS,
             attention_mask=attention_mask_RK,
@@ -286,43 +306,56 @@ class Policy:
         logits_RV: torch.Tensor = output.logits[:, -1]
         return logits_RV
 
+    def _policy_like(self, model: PreTrainedModel) -> Policy:
+        return Policy(model, family=self.family, logits_chunk=self._logits_chunk, vision_cache=self._vision_cache)
+
     def _use_vision_cache(self, media: BatchMedia) -> AbstractContextManager[None]:
-        return (
-            nullcontext()
-            if self._vision_cache is None
-            else self._vision_cache.cached_forward(self.model.model.visual, media)
-        )
+        if self._vision_cache is None:
+            return nullcontext()
+        return self._vision_cache.cached_forward(self.family.get_vision_module(self.model), media)
+
+
+def banned_ids(
+    tokenizer: PreTrainedTokenizerBase, num_embeddings: int, family: ModelFamily | None = None
+) -> tuple[int, ...]:
+    """Return the ids that a response must never contain, in ascending order.
+
+    These are structural and vision tokens, but not end-of-sequence, and rows of the embedding that stand for no token.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        num_embeddings: rows of the embedding matrix, at least as many as the tokenizer has tokens.
+        family: names the structural tokens; None for those that all built-in families have.
+    """
+    structural_tokens = (family or FAMILIES["qwen2_vl"]).structural_tokens
+    vocabulary = tokenizer.get_vocab()
+    structural = {vocabulary[token] for token in structural_tokens if token in vocabulary} - {tokenizer.eos_token_id}
+    return tuple(sorted(structural | set(range(len(tokenizer), num_embeddings))))
+
+
+def loss_gradient(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the gradient of a loss in each parameter, with zeros for those that the loss does not depend on."""
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    filled = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        filled.append(torch.zeros_like(parameter) if gradient is None else gradient)
+    return filled
 
 
 def _remove_hooks(model: nn.Module) -> None:
-    """Make an ordinary model of the copy of one that somebody else runs."""
+    """Turn a copy of a model that DeepSpeed runs into an ordinary model."""
     for module in model.modules():
+        # DeepSpeed replaces the dictionary of parameters by one that gathers whatever is read from it.
         module._parameters = dict(dict.items(module._parameters))
         for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
             hooks.clear()
 
 
 def _media_arguments(media: BatchMedia) -> dict[str, torch.Tensor]:
-    """Arguments of the model's forward; it wants none for what is not there."""
+    """Return the arguments of the model's forward for images and videos; it takes none for a kind that is absent."""
     arguments: dict[str, torch.Tensor] = {}
     if len(media.image_grids_I3):
         arguments |= {"pixel_values": media.image_patches_MD, "image_grid_thw": media.image_grids_I3}
     if len(media.video_grids_V3):
         arguments |= {"pixel_values_videos": media.video_patches_MD, "video_grid_thw": media.video_grids_V3}
     return arguments
-
-
-def banned_ids(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> tuple[int, ...]:
-    """What a response must never contain: structural and vision tokens, and rows of the embedding that are no token.
-
-    The end-of-sequence token stays allowed, although it is structural.
-    """
-    vocabulary = tokenizer.get_vocab()
-    structural = {vocabulary[token] for token in _STRUCTURAL_TOKENS if token in vocabulary} - {tokenizer.eos_token_id}
-    return tuple(sorted(structural | set(range(len(tokenizer), embeddings))))
-
-
-def loss_gradient(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """The gradient of a loss, 0 where it does not reach."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

@@ -1,13 +1,14 @@
-"""Attention in a packed row: every prompt once, and each of its completions sees it and itself.
+"""Attention in a packed row, where the completions of a group share one copy of their prompt.
 
     prompt | first | second second | prompt' | first' ...
 
-On a CPU no mask is made. What a group may see is a few rectangles and triangles, each a call of the flash kernel, and
-parts that share queries are merged by their log-sum-exps in float32. The flash backward derives a part's
-probabilities from the log-sum-exp it is given; given the merged one, its gradients are those of the whole.
-CUDA has FlexAttention, which skips the blocks that a mask empties.
+A completion attends to its prompt and to itself. On a CPU no mask is made: the visible part of a group consists of a
+few rectangles and triangles, each a call of the flash kernel, and parts that share queries are merged by their
+log-sum-exps in float32. The flash backward derives the probabilities of a part from the log-sum-exp it is given; given
+the merged one, its gradients are those of the whole. CUDA has FlexAttention, which skips the blocks that a mask
+empties.
 
-Letters: T tokens of the row, D channels of a head, H query heads, K key heads, G = H / K.
+Letters in shapes: T tokens of the row, D channels of a head, H query heads, K key heads, G = H / K.
 """
 
 from __future__ import annotations
@@ -27,20 +28,39 @@ from transformers.masking_utils import sdpa_mask
 from mmrl.policy.batch import PrefixGroup
 from mmrl.types import UserError
 
-ATTENTION_NAME = "mmrl_tree"
+ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def install_shared_prefix_attention(model: PreTrainedModel) -> None:
-    """Let the language model attend along the `tree` its forward is given, and as SDPA does where none is.
+class AttentionBlock(NamedTuple):
+    """Queries that attend to these keys."""
 
-    For good: a layer recomputed in the backward pass must find what its forward found. The mask function keeps
-    transformers from dropping the padding mask of ordinary calls.
+    queries: slice
+    keys: slice
+    causal: bool
+    """True: each query sees the keys up to its own place. False: all keys."""
+    merges: bool
+    """True if an earlier block had the same queries: the two outputs are to be merged."""
+
+
+class AttentionPlan(NamedTuple):
+    """Arguments of the attention that are not tensors."""
+
+    prefix_tree: PrefixTree
+    scaling: float
+    """Factor of query-key products."""
+
+
+def install_shared_prefix_attention(model: PreTrainedModel) -> None:
+    """Let the language model attend along the `prefix_tree` given to its forward, and as SDPA does without one.
+
+    It stays installed: a layer recomputed in the backward pass must find the attention of its forward.
     """
     AttentionInterface.register(ATTENTION_NAME, shared_prefix_attention)
+    # Without a mask function of this name, transformers drops the padding mask of ordinary calls.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     model.get_decoder().config._attn_implementation = ATTENTION_NAME
 
@@ -56,7 +76,17 @@ def shared_prefix_attention(
     prefix_tree: PrefixTree | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers: query [1, H, T, D], key and value [1, K, T, D], output [1, T, H, D].
+    """Attend, as an attention function of transformers; return the output [1, T, H, D] and no probabilities.
+
+    Args:
+        module: the attention layer; read only without a prefix tree.
+        query: queries [1, H, T, D], float32 or bfloat16.
+        key: keys [1, K, T, D].
+        value: values [1, K, T, D].
+        attention_mask: mask for rows without a prefix tree.
+        scaling: factor of query-key products.
+        prefix_tree: lengths of the prompts and completions in the row; None for ordinary rows.
+        **options: transformers' other arguments.
 
     Raises:
         UserError: the layer attends within a sliding window only.
@@ -68,44 +98,41 @@ def shared_prefix_attention(
         raise UserError(
             "shared_prefix: the model attends within a sliding window, which a shared prompt cannot; use off"
         )
+    plan = AttentionPlan(prefix_tree, scaling)
     if query.is_cuda:
-        return _flex_attention(query, key, value, AttentionPlan(prefix_tree, scaling)), None
-    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, AttentionPlan(prefix_tree, scaling))  # type: ignore[no-untyped-call]
+        return _flex_attention(query, key, value, plan), None
+    merged: torch.Tensor = _BlockwiseAttention.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return merged, None
 
 
-class AttentionBlock(NamedTuple):
-    """Queries that see these keys: all of them, or up to their own place. A span that joins shares its queries with
-    one before it.
-    """
-
-    queries: slice
-    keys: slice
-    causal: bool
-    merges: bool
-
-
 def attention_blocks(prefix_tree: PrefixTree) -> Iterator[AttentionBlock]:
-    """What is visible in a packed row, in disjoint parts; the first to name a query does not join."""
+    """Yield disjoint blocks that cover what is visible in a packed row; the first with a query does not merge."""
     start = 0
-    for prompt, completions in prefix_tree:
-        end = start + prompt + sum(completions)
-        if len(completions) < 2:  # nothing is shared: one sequence
+    for prompt_length, completion_lengths in prefix_tree:
+        end = start + prompt_length + sum(completion_lengths)
+        if len(completion_lengths) < 2:
+            # Nothing is shared, so the group is one sequence.
             yield AttentionBlock(slice(start, end), slice(start, end), causal=True, merges=False)
         else:
-            trunk = slice(start, start + prompt)
-            yield AttentionBlock(trunk, trunk, causal=True, merges=False)
-            yield AttentionBlock(slice(trunk.stop, end), trunk, causal=False, merges=False)
-            for first, last in pairwise(accumulate(completions, initial=trunk.stop)):
+            prompt = slice(start, start + prompt_length)
+            yield AttentionBlock(prompt, prompt, causal=True, merges=False)
+            yield AttentionBlock(slice(prompt.stop, end), prompt, causal=False, merges=False)
+            for first, last in pairwise(accumulate(completion_lengths, initial=prompt.stop)):
                 yield AttentionBlock(slice(first, last), slice(first, last), causal=True, merges=True)
         start = end
 
 
-class AttentionPlan(NamedTuple):
-    """Along which tree to attend, and what scores are multiplied by."""
+@lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
+def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask:
+    """Return the mask of a packed row for FlexAttention."""
+    piece, prompt_piece = _piece_labels(prefix_tree)
+    piece_T, prompt_piece_T = torch.tensor(piece, device=device), torch.tensor(prompt_piece, device=device)
 
-    prefix_tree: PrefixTree
-    scaling: float
+    def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        same_piece, own_prompt = piece_T[query] == piece_T[key], prompt_piece_T[query] == piece_T[key]
+        return (query >= key) & (same_piece | own_prompt)
+
+    return create_block_mask(is_visible, None, None, len(piece), len(piece), device=str(device))
 
 
 class _AttentionContext(BackwardCFunction):
@@ -113,7 +140,7 @@ class _AttentionContext(BackwardCFunction):
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """The union of all spans. Query heads that share a key head stand in the kernel's batch, so no key is copied."""
+    """Attention over all blocks. Query heads that share a key head stand in the kernel's batch: no key is copied."""
 
     @staticmethod
     def forward(
@@ -121,20 +148,23 @@ class _BlockwiseAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         q, k, v = _group_by_key_head(query, key, value)
         groups, heads, length, width = q.shape
+        # Stored as the result needs it, [T, K, G, D], and written through a view [G, K, T, D].
         merged = torch.empty(length, heads, groups, width, device=q.device)
         out, lse = merged.permute(2, 1, 0, 3), torch.empty(groups, heads, length, device=q.device)
-        for span in attention_blocks(plan.prefix_tree):
-            at = (..., span.queries, slice(None))
+        for block in attention_blocks(plan.prefix_tree):
+            rows = (..., block.queries, slice(None))
             part, part_lse = _flash_forward(
-                q[at], k[..., span.keys, :], v[..., span.keys, :], 0.0, span.causal, scale=plan.scaling
+                q[rows], k[..., block.keys, :], v[..., block.keys, :], 0.0, block.causal, scale=plan.scaling
             )
-            if not span.merges:
-                out[at], lse[..., span.queries] = part, part_lse
+            if not block.merges:
+                out[rows], lse[..., block.queries] = part, part_lse
                 continue
-            before = lse[..., span.queries]
-            both = torch.logaddexp(before, part_lse)
-            out[at] = out[at] * (before - both).exp().unsqueeze(-1) + part * (part_lse - both).exp().unsqueeze(-1)
-            lse[..., span.queries] = both
+            before_lse = lse[..., block.queries]
+            merged_lse = torch.logaddexp(before_lse, part_lse)
+            before_weight = (before_lse - merged_lse).exp().unsqueeze(-1)
+            part_weight = (part_lse - merged_lse).exp().unsqueeze(-1)
+            out[rows] = out[rows] * before_weight + part * part_weight
+            lse[..., block.queries] = merged_lse
         merged = merged.to(query.dtype)
         ctx.save_for_backward(query, key, value, merged, lse)
         ctx.plan = plan
@@ -145,39 +175,41 @@ class _BlockwiseAttention(torch.autograd.Function):
         saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
         query, key, value, merged, lse = saved
         q, k, v = _group_by_key_head(query, key, value)
-        out, d_out = (x.reshape(merged.shape).permute(2, 1, 0, 3) for x in (merged, grad))
+        out, d_out = merged.permute(2, 1, 0, 3), grad.reshape(merged.shape).permute(2, 1, 0, 3)
         d_query = torch.zeros(merged.shape, device=q.device)
         d_q = d_query.permute(2, 1, 0, 3)
-        d_k, d_v = (torch.zeros(key.shape, device=q.device) for _ in range(2))
-        for span in attention_blocks(ctx.plan.prefix_tree):
-            at, keys = (..., span.queries, slice(None)), (..., span.keys, slice(None))
+        d_k, d_v = torch.zeros(key.shape, device=q.device), torch.zeros(key.shape, device=q.device)
+        for block in attention_blocks(ctx.plan.prefix_tree):
+            rows, columns = (..., block.queries, slice(None)), (..., block.keys, slice(None))
+            # The kernel gets the merged output and log-sum-exp, not those of this block: see the top of the file.
             part_q, part_k, part_v = _flash_backward(
-                d_out[at],
-                q[at],
-                k[keys],
-                v[keys],
-                out[at],
-                lse[..., span.queries],
+                d_out[rows],
+                q[rows],
+                k[columns],
+                v[columns],
+                out[rows],
+                lse[..., block.queries],
                 0.0,
-                span.causal,
+                block.causal,
                 scale=ctx.plan.scaling,
             )
-            d_q[at] += part_q
-            d_k[keys] += part_k.sum(dim=0)
-            d_v[keys] += part_v.sum(dim=0)
+            d_q[rows] += part_q
+            d_k[columns] += part_k.sum(dim=0)
+            d_v[columns] += part_v.sum(dim=0)
         d_query = d_query.view(query.shape[2], query.shape[1], -1).transpose(0, 1).unsqueeze(0)
         return d_query.to(query.dtype), d_k.to(key.dtype), d_v.to(value.dtype), None
 
 
 def _group_by_key_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """[1, H, T, D] becomes [G, K, T, D], keys and values as views."""
-    heads = key.shape[1]
-    groups = query.shape[1] // heads
-    by_key = query[0].view(heads, groups, *query.shape[2:])
-    return by_key.transpose(0, 1), key.expand(groups, -1, -1, -1), value.expand(groups, -1, -1, -1)
+    """Return queries [1, H, T, D] as [G, K, T, D], and keys and values [1, K, T, D] as views of the same shape."""
+    key_heads = key.shape[1]
+    groups = query.shape[1] // key_heads
+    by_key_head = query[0].view(key_heads, groups, *query.shape[2:])
+    return by_key_head.transpose(0, 1), key.expand(groups, -1, -1, -1), value.expand(groups, -1, -1, -1)
 
 
 def _flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """Return the output [1, T, H, D] by FlexAttention; shapes of the inputs as in `shared_prefix_attention`."""
     mask = build_block_mask(plan.prefix_tree, query.device)
     output: torch.Tensor = _compiled_flex_attention()(
         query, key, value, block_mask=mask, scale=plan.scaling, enable_gqa=True
@@ -190,27 +222,15 @@ def _compiled_flex_attention() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-@lru_cache(maxsize=2)  # every layer of a forward pass asks for the same
-def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask:
-    """The spans as FlexAttention wants them."""
-    own, trunk = _piece_labels(prefix_tree)
-    own_T, trunk_T = torch.tensor(own, device=device), torch.tensor(trunk, device=device)
-
-    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (q >= k) & ((own_T[q] == own_T[k]) | (trunk_T[q] == own_T[k]))
-
-    return create_block_mask(visible, None, None, len(own), len(own), device=str(device))
-
-
 def _piece_labels(prefix_tree: PrefixTree) -> tuple[list[int], list[int]]:
-    """For each token the number of its piece (a prompt or a completion), and that of its prompt."""
-    own: list[int] = []
-    trunk: list[int] = []
+    """Return the number of each token's piece, a prompt or a completion, and that of its prompt; [T] each."""
+    pieces: list[int] = []
+    prompt_pieces: list[int] = []
     piece = 0
-    for prompt, completions in prefix_tree:
-        first = piece
-        for length in (prompt, *completions):
-            own += [piece] * length
-            trunk += [first] * length
+    for prompt_length, completion_lengths in prefix_tree:
+        prompt_piece = piece
+        for length in (prompt_length, *completion_lengths):
+            pieces += [piece] * length
+            prompt_pieces += [prompt_piece] * length
             piece += 1
-    return own, trunk
+    return pieces, prompt_pieces

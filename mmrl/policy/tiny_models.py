@@ -1,4 +1,4 @@
-"""A tiny Qwen-VL model from nothing: real architecture class, tokenizer and processor, small enough for a laptop."""
+"""Tiny new models of the real Qwen-VL classes, with tokenizer and processor, small enough to train on a laptop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 _TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
-# Qwen's splitting with one difference: punctuation keeps the space that follows it, so ", " costs one token.
+# Qwen's splitting with one difference: punctuation keeps the space behind it, so ", " is one token, not two.
 _SPLIT_PATTERN = Regex(r" ?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+ ?|\s+")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -48,8 +48,13 @@ _CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with Qwen's special tokens, trained on `texts`; any other text still encodes, byte by byte."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer with Qwen's special tokens; any other text still encodes, byte by byte.
+
+    Args:
+        texts: what it is trained on.
+        vocab_size: most tokens, special tokens and tags included; at least 300.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,14 +64,14 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(_SPECIAL_TOKENS) - len(_TAG_TOKENS),
+        vocab_size=vocab_size - len(_SPECIAL_TOKENS) - len(_TAG_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS])
     bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _TAG_TOKENS])
-    # Qwen's own class, read back from a folder, would split text in its own way again.
+    # Not Qwen's own tokenizer class: read back from a folder, it would split text in its own way again.
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None, bos_token=None
     )
@@ -75,7 +80,13 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
 def make_processor(
     spec: FromScratchConfig, tokenizer: PreTrainedTokenizerFast, pixels: tuple[int, int]
 ) -> ProcessorMixin:
-    """The family's processor around `tokenizer`; `pixels` are the smallest and largest area of a resized picture."""
+    """Return the processor of a tiny model.
+
+    Args:
+        spec: family and patch size.
+        tokenizer: its tokenizer.
+        pixels: least and largest area of a resized image.
+    """
     geometry = {
         "patch_size": spec.vision.patch_size,
         "merge_size": spec.vision.spatial_merge_size,
@@ -104,7 +115,14 @@ def make_model(
     dtype: str = "float32",
     attention: str = "sdpa",
 ) -> PreTrainedModel:
-    """A freshly initialised model whose embedding holds every token of `tokenizer`.
+    """Return a newly initialised model, on the CPU, whose embedding has a row for each token.
+
+    Args:
+        spec: family and sizes.
+        tokenizer: its tokenizer.
+        seed: decides all weights, whatever the state of torch's generator, which stays as it is.
+        dtype: data type of the weights, `float32` or `bfloat16`.
+        attention: attention implementation of transformers, `sdpa` or `eager`.
 
     Raises:
         UserError: qwen2_vl cannot have a vision tower of these sizes.
@@ -130,13 +148,14 @@ def make_model(
     return model
 
 
-def _text_config(spec: FromScratchConfig, vocab: int, ids: dict[str, int]) -> dict[str, object]:
+def _text_config(spec: FromScratchConfig, vocab_size: int, ids: dict[str, int]) -> dict[str, object]:
     language = spec.language
     head_dim = language.hidden_size // language.num_heads
+    # M-RoPE rotates head_dim / 2 pairs of channels: a third each by height and width, the rest by time.
     third = head_dim // 2 // 3
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head_dim // 2 - 2 * third, third, third]}
     config: dict[str, object] = {
-        "vocab_size": vocab,
+        "vocab_size": vocab_size,
         "hidden_size": language.hidden_size,
         "intermediate_size": language.intermediate_size,
         "num_hidden_layers": language.num_layers,
@@ -167,7 +186,8 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
     if spec.family == "qwen2_vl":
         if vision.intermediate_size % vision.hidden_size:
             raise UserError(
-                f"model.scratch.vision: in qwen2_vl, mlp {vision.intermediate_size} must be a multiple of width {vision.hidden_size}"
+                f"model.from_scratch.vision: in qwen2_vl, intermediate_size {vision.intermediate_size} must be a "
+                f"multiple of hidden_size {vision.hidden_size}"
             )
         sizes = {"embed_dim": vision.hidden_size, "hidden_size": spec.language.hidden_size}
         return shared | sizes | {"mlp_ratio": vision.intermediate_size // vision.hidden_size}
@@ -177,14 +197,18 @@ def _vision_config(spec: FromScratchConfig) -> dict[str, object]:
         "out_hidden_size": spec.language.hidden_size,
     }
     if spec.family == "qwen2_5_vl":
+        # Every block attends to the whole image; window_size and tokens_per_second are those of the released models.
         windows = {"fullatt_block_indexes": list(range(vision.num_layers)), "window_size": 112}
-        return shared | windows | {"tokens_per_second": 2}  # as in the released models
+        return shared | windows | {"tokens_per_second": 2}
     return shared | {"deepstack_visual_indexes": [0], "num_position_embeddings": 256}
 
 
 @torch.no_grad()
 def _init_fan_in(model: PreTrainedModel) -> None:
-    """Std 1/sqrt(fan in), halved where a residual branch ends: in so narrow a model 0.02 drowns the image."""
+    """Initialise matrices with std 1 / sqrt(fan in), half of it where a residual branch ends.
+
+    With transformers' own std of 0.02, the image hardly reaches the output of so narrow a model.
+    """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "embed_tokens" in name or "pos_embed" in name:
             continue

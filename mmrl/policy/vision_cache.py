@@ -1,4 +1,4 @@
-"""What a frozen vision tower makes of a picture or video, computed once and kept as long as there is room."""
+"""Outputs of a frozen vision tower, computed once for each image or video and kept while there is room."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from mmrl.utils.picklable_lock import PicklableLock
 
 
 class VisionFeatures(NamedTuple):
-    """A medium's tokens [tokens, W], and what Qwen3-VL adds to them in its first layers."""
+    """The vision tower's output for one image or video: [tokens, W], with W the language model's hidden size."""
 
     tokens: torch.Tensor
+    """Features in place of the placeholders' embeddings, [tokens, W]."""
     deepstack: tuple[torch.Tensor, ...]
+    """Features that Qwen3-VL adds in its first language layers, a [tokens, W] each; empty in other families."""
 
     @property
     def nbytes(self) -> int:
-        """Memory of all."""
+        """Memory of all tensors, in bytes."""
         return sum(tensor.nbytes for tensor in (self.tokens, *self.deepstack))
 
 
 class VisionCache:
-    """Features of recent media by their keys, at most `max_bytes` of them (but always the last).
+    """Vision features by the key of their image or video; the least recently used leave when it is full.
 
-    A medium is encoded alone: its features must not depend, not even in the last bit, on what else is in the batch or
-    in the cache, or a resumed run would differ from an uninterrupted one. Threads take turns.
+    Each image or video is encoded alone. Its features must not depend, not even in the last bit, on what else is in the
+    batch or the cache, or a resumed run would differ from an uninterrupted one. A lock makes threads take turns.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        """Keep at most `max_bytes` of features, but always the last one."""
         self._max_bytes = max_bytes
         self._features: OrderedDict[str, VisionFeatures] = OrderedDict()
         self._bytes = 0
@@ -43,19 +46,21 @@ class VisionCache:
 
     @contextmanager
     def cached_forward(self, tower: nn.Module, media: BatchMedia) -> Iterator[None]:
-        """Within this block `tower` answers from the cache: called first for the pictures of `media`, then its videos.
+        """Let the tower answer from the cache inside this block.
 
-        Only its `forward` is replaced, so whoever hooks into modules is called as ever.
+        A Qwen-VL forward calls it first for the images of a batch, then for its videos; a kind that `media` has none of
+        is not asked for. Only `forward` is replaced, so hooks on the module still run.
         """
-        encode, waiting = tower.forward, iter([keys for keys in (media.image_keys, media.video_keys) if keys])
+        encode = tower.forward
+        key_lists = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
 
-        def forward(patches_ND: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
-            pieces = torch.split(patches_ND, grid_thw.prod(dim=-1).tolist())
+        def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
+            patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
             found = []
-            for key, piece, grid in zip(next(waiting), pieces, grid_thw, strict=True):
+            for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
                 with self._lock:
                     if key not in self._features:
-                        self._store(key, encode(piece, grid_thw=grid[None], **options))
+                        self._store(key, encode(patches, grid_thw=grid[None], **options))
                     self._features.move_to_end(key)
                     found.append(self._features[key])
             return self._concat_features(found)
@@ -75,10 +80,10 @@ class VisionCache:
             self._bytes -= self._features.popitem(last=False)[1].nbytes
 
     def _concat_features(self, found: list[VisionFeatures]) -> ModelOutput:
-        """The tower's own kind of output."""
+        """Return the features of several images or videos as the tower's own type of output."""
         assert self._output_class is not None
-        joined = {"pooler_output": torch.cat([features.tokens for features in found])}
-        if found[0].deepstack:
-            layers = zip(*(features.deepstack for features in found), strict=True)
-            return self._output_class(**joined, deepstack_features=[torch.cat(layer) for layer in layers])
-        return self._output_class(**joined)
+        tokens = torch.cat([features.tokens for features in found])
+        if not found[0].deepstack:
+            return self._output_class(pooler_output=tokens)
+        layers = zip(*(features.deepstack for features in found), strict=True)
+        return self._output_class(pooler_output=tokens, deepstack_features=[torch.cat(layer) for layer in layers])

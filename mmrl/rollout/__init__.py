@@ -1,1 +1,1 @@
-"""The rollout room: from prompts to responses."""
+"""Rollouts: prompts become groups of sampled responses."""

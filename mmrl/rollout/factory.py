@@ -1,4 +1,4 @@
-"""Who draws rollouts in a run: the policy itself, or an engine that stands beside it from first stage to last."""
+"""The rollout engine of a run, and the samplers that use it: from the first stage to the last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,7 @@ from mmrl.config.schema import (
     SamplingConfig,
     ToolsConfig,
 )
+from mmrl.config.schema.custom_rollouts import CustomEngineConfig, CustomStepConfig
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.lora import LoraAdapter, without_adapter
@@ -27,19 +29,25 @@ from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Learner, Sampler
 from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, SleepDuringLearning, WeightPublisher
+from mmrl.rollout.engines.custom import EngineContext, load_engine
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.engines.policy_copy import PolicyCopySampler
-from mmrl.rollout.engines.shared_server import RestartableEngine, SharedServer
+from mmrl.rollout.engines.shared_server import SharedServer
 from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
 from mmrl.types import SamplingParams, UserError
 from mmrl.utils.torch_threads import init_worker_thread
 
-_MEDIA_LABEL_BYTES = 100  # bytes, at most, of what stands beside each thing that a tool shows
+_VLLM_ENGINES = ("vllm", "vllm_server")
+
+_MEDIA_LABEL_BYTES = 100
+"""Longest label that precedes an image or video shown by a tool, in bytes, hence an upper bound of its tokens."""
+
+_TOKENS_PER_CHAR = 4
+"""Upper bound of the tokens of a character: a token is a byte at least, and UTF-8 takes four bytes at most."""
 
 
 class SamplerFactory:
-    """The engine that the config names, if any, and samplers that share it."""
+    """Starts the engine that the config names, if any, and makes samplers that share it."""
 
     def __init__(
         self,
@@ -51,83 +59,129 @@ class SamplerFactory:
         run_dir: RunDir,
         ranks: Ranks,
         warn: Callable[[str], None],
+        base_dir: Path = Path(),
     ) -> None:
-        """Start the engine. It begins with the model that the policy began with, and gets the policy's weights before
-        it draws; `warn` is told when it had to be started again.
+        """Start the engine with the model that the policy started from. It gets the policy's weights at the first sync.
+
+        Args:
+            config: the run's config, or that of `mmrl eval`.
+            policy: the learner's policy.
+            processor: encodes prompts and parses responses.
+            adapter: the policy's LoRA adapter, if it has one.
+            run_dir: folder of the run; the engine's files go below it.
+            ranks: all processes of the run.
+            warn: told of an engine that had to be restarted.
+            base_dir: folder that files of the user's own functions start from.
 
         Raises:
-            UserError: it does not start.
+            UserError: the engine does not start.
         """
+        self.base_dir = base_dir
         self._config, self._policy, self._processor = config, policy, processor
         self._adapter, self._ranks, self._warn = adapter, ranks, warn
-        self._exported_model_dir = run_dir.engine / "model"  # transformers writes on the first rank alone
+        self._exported_model_dir = run_dir.engine / "model"  # shared by the ranks: rank 0 alone writes it
         self._engine_dir = run_dir.engine / f"rank-{ranks.rank}" if ranks.size > 1 else run_dir.engine
         self._uses_async_rollouts = isinstance(config, Config) and config.uses_async_rollouts
         self._rollout_thread: ThreadPoolExecutor | None = None
         self._publisher: WeightPublisher | None = None
-        if config.rollout.engine != "hf":
+        self._make_custom_sampler: Callable[[EngineContext], Sampler] | None = None
+        self._custom_samplers: list[Sampler] = []
+        if isinstance(config.rollout.engine, CustomEngineConfig):
+            self._make_custom_sampler = load_engine(config.rollout.engine, base_dir)
+        elif config.rollout.engine in _VLLM_ENGINES:
             self._max_model_len = compute_max_model_len(config, policy)
             self._publisher = WeightPublisher(self._start_engine(), self._send_weights)
 
     def gather_for_sampling(self) -> AbstractContextManager[None]:
-        """Within this block the policy may be asked for rollouts, if it is the one that draws them."""
+        """Gather ZeRO-3 shards so that the policy itself can generate inside this block.
+
+        Does nothing when a vLLM engine generates.
+        """
         return nullcontext() if self._publisher else self._policy.gather_all()
 
     def make_sampler(self, *salt: str | int, version: int = 0, concurrent: bool = False) -> Sampler:
-        """A sampler whose random numbers derive from `salt`; `follow` before it draws.
+        """Return a sampler whose random numbers derive from `salt`. It has to be synced before it generates.
 
-        One `apart` may draw in `thread` while the learner learns.
+        Args:
+            salt: seed of the run and the sampler's purpose.
+            version: policy version that its segments carry until the first sync.
+            concurrent: let it generate in `rollout_thread` while the learner updates the policy.
         """
-        if self._publisher is None:
-            draws_by = partial(HfSampler, processor=self._processor, salt=salt, version=version)
-            return PolicyCopySampler(self._policy, draws_by) if concurrent else draws_by(self._policy)
-        return EngineSampler(
-            self._publisher, self._processor, max_model_len=self._max_model_len, salt=salt, version=version
-        )
+        if self._make_custom_sampler is not None:
+            context = EngineContext(
+                policy=self._policy,
+                processor=self._processor,
+                salt=salt,
+                version=version,
+                concurrent=concurrent,
+                work_dir=self._engine_dir,
+                ranks=self._ranks,
+                warn=self._warn,
+            )
+            sampler = self._make_custom_sampler(context)
+            self._custom_samplers.append(sampler)
+            return sampler
+        if self._publisher is not None:
+            return EngineSampler(
+                self._publisher, self._processor, max_model_len=self._max_model_len, salt=salt, version=version
+            )
+        return HfSampler(self._policy, self._processor, salt=salt, version=version, copy_policy=concurrent)
 
     def sync_weights(self, version: int) -> None:
-        """Give the engine the policy's weights, unless it has them. Raises as `Engine.load`."""
+        """Send the policy's weights to the engine, unless it has those of `version`.
+
+        Raises:
+            UserError: the engine runs another model.
+            RuntimeError: the weights did not arrive.
+        """
         if self._publisher is not None:
             self._publisher.publish(version)
+        for sampler in self._custom_samplers:
+            sampler.sync(version)
 
     def sleep_during_learning(self, learner: Learner) -> Learner:
-        """The learner, while whose steps an engine on the same device rests."""
+        """Wrap a learner so that the engine on its device sleeps while it updates the policy."""
         return learner if self._publisher is None else SleepDuringLearning(learner, self._publisher.engine)
 
     @property
     def rollout_thread(self) -> Executor:
-        """Where rollouts may be drawn while the learner learns.
+        """The thread that generates while the learner updates the policy.
 
-        There is one as long as there is an engine: a server that it started again would end with it.
+        It lives as long as the engine does: the kernel ends a server when the thread that started it ends, and this one
+        restarts servers.
         """
         if self._rollout_thread is None:
-            as_here = partial(init_worker_thread, self._policy.device, torch.get_num_threads())
-            self._rollout_thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=as_here)
+            init_thread = partial(init_worker_thread, self._policy.device, torch.get_num_threads())
+            self._rollout_thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts", initializer=init_thread)
         return self._rollout_thread
 
     def close(self) -> None:
-        """End the engine, and what it is drawing."""
+        """Shut the engine down; what it is generating in another thread fails."""
         if self._publisher is not None:
             self._publisher.engine.close()
+        for sampler in self._custom_samplers:
+            sampler.close()
         if self._rollout_thread is not None:
             self._rollout_thread.shutdown(cancel_futures=True)
 
     def _start_engine(self) -> RolloutEngine:
-        options, model = self._config.rollout, self._find_model_path()
+        options = self._config.rollout
+        model = self._find_model_path()
         cuda = torch.cuda.is_available()
-        arguments = build_engine_args(
+        engine_args = build_engine_args(
             options.vllm,
             dtype=self._config.model.dtype,
             max_model_len=self._max_model_len,
             cuda=cuda,
             lora=self._config.model.lora if self._sends_adapter_files else None,
         )
+        # Imported here, since vLLM may be missing, and takes seconds to import.
         if options.engine == "vllm":
             from mmrl.rollout.engines.vllm_colocated import VllmEngine
 
-            # What the ranks give an engine they give together, and no other knows that one has failed.
+            # Weights are gathered by all ranks together, and the others do not notice that one engine has failed.
             restarts = options.vllm.max_restarts if self._ranks.size == 1 else 0
-            return VllmEngine(model, self._processor, arguments, cuda=cuda, restarts=restarts, warn=self._warn)
+            return VllmEngine(model, self._processor, engine_args, cuda=cuda, restarts=restarts, warn=self._warn)
         from mmrl.rollout.engines.vllm_server import ServerEngine, make_replicas
 
         if self._ranks.size > 1 and not options.server.urls:
@@ -135,35 +189,37 @@ class SamplerFactory:
                 f"rollout.engine vllm_server: {self._ranks.size} processes share servers that run already; start them "
                 "as docs/vllm.md says, and name them in rollout.server.urls"
             )
-        servers = make_replicas(model, arguments, options.server, self._engine_dir)
         engine = ServerEngine(
-            servers, self._processor, workers_per_replica=options.vllm.tensor_parallel_size, warn=self._warn
+            make_replicas(model, engine_args, options.server, self._engine_dir),
+            self._processor,
+            workers_per_replica=options.vllm.tensor_parallel_size,
+            warn=self._warn,
+            # Servers that several ranks share are never restarted, so their weights need not be kept.
+            keep_weights=self._uses_async_rollouts and self._ranks.size == 1,
         )
-        if self._ranks.size > 1:  # servers that are not ours, which nobody starts again
-            return SharedServer(engine, self._ranks)
-        return RestartableEngine(engine) if self._uses_async_rollouts else engine
+        return SharedServer(engine, self._ranks) if self._ranks.size > 1 else engine
 
     def _find_model_path(self) -> str:
-        """Where the engine finds the model: where the policy came from, or a copy of one made from scratch."""
+        """Return the folder or hub id that the policy was loaded from; a model made from scratch is exported first."""
         if self._config.model.path is not None:
             return self._config.model.path
-        bare = without_adapter(self._policy.model) if self._adapter else self._policy.model
+        model = without_adapter(self._policy.model) if self._adapter else self._policy.model
         self._ranks.on_rank0(
-            lambda: checkpoint.export_hf_folder(self._exported_model_dir, bare, self._processor.hf_processor)
+            lambda: checkpoint.export_hf_folder(self._exported_model_dir, model, self._processor.hf_processor)
         )
         return str(self._exported_model_dir)
 
     @property
     def _sends_adapter_files(self) -> bool:
-        """Whether an adapter goes to the engine as it is: vLLM knows those of language models, without DoRA."""
+        """Whether the engine gets the adapter's files, and not the weights with the adapter merged into them.
+
+        vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
+        """
         lora, rollout = self._config.model.lora, self._config.rollout
-        reached = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
-        return (
-            lora is not None
-            and not lora.use_dora
-            and reached
-            and self._config.model.trainable_components == ("language",)
-        )
+        if lora is None or lora.use_dora:
+            return False
+        sees_files = rollout.engine == "vllm" or rollout.server.weight_transfer == "file"
+        return sees_files and self._config.model.trainable_components == ("language",)
 
     def _send_weights(self, engine: RolloutEngine) -> None:
         if self._adapter is None or not self._sends_adapter_files:
@@ -176,42 +232,39 @@ class SamplerFactory:
 
 
 def build_sampling_params(
-    options: SamplingConfig | EvalGenerationConfig | EvalConfig, banned: tuple[int, ...], stop: tuple[str, ...]
+    options: SamplingConfig | EvalGenerationConfig | EvalConfig,
+    banned_token_ids: tuple[int, ...],
+    stop_strings: tuple[str, ...],
 ) -> SamplingParams:
-    """What rollouts are drawn from."""
-    drawn = options.evaluation if isinstance(options, EvalConfig) else options
+    """Return the distribution of responses, and where they end, of a stage, an evaluation or a benchmark."""
+    generation = options.evaluation if isinstance(options, EvalConfig) else options
+    # An evaluation during training (EvalGenerationConfig) has neither top-p nor top-k.
     return SamplingParams(
-        temperature=drawn.temperature,
+        temperature=generation.temperature,
         top_p=1.0 if isinstance(options, EvalGenerationConfig) else options.top_p,
         top_k=0 if isinstance(options, EvalGenerationConfig) else options.top_k,
-        banned_token_ids=banned,
-        stop=stop,
-        max_new_tokens=drawn.max_new_tokens,
+        banned_token_ids=banned_token_ids,
+        stop=stop_strings,
+        max_new_tokens=generation.max_new_tokens,
     )
 
 
 def compute_max_response_tokens(config: Config | EvalConfig) -> int:
-    """Tokens of the longest response that a stage or the evaluation may draw, with what it is made to say."""
-    drawing = [stage for stage in config.stages if isinstance(stage, RlStage | SampleStage)]
-    drafts = [(stage.sampling.max_new_tokens, stage.rollout_steps) for stage in drawing]
-    drafts.append((config.evaluation.max_new_tokens, config.evaluation.rollout_steps))
-    return max(draft + sum(map(_max_added_tokens, steps)) for draft, steps in drafts)
-
-
-def _max_added_tokens(step: RolloutStepConfig) -> int:
-    """Tokens that a step of a rollout program may add to a response; a token is a byte at least, a character four."""
-    match step:
-        case RethinkConfig():
-            return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
-        case ToolsConfig():
-            marks = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
-            return step.max_total_tokens + marks + 4 * step.max_result_chars + _MEDIA_LABEL_BYTES * (1 + step.max_media)
-    return 0
+    """Return the tokens of the longest response of any stage or the evaluation, with all that steps may add to it."""
+    generating = [(config.evaluation.max_new_tokens, config.evaluation.rollout_steps)]
+    for stage in config.stages:
+        if isinstance(stage, RlStage | SampleStage):
+            generating.append((stage.sampling.max_new_tokens, stage.rollout_steps))
+    longest = 0
+    for max_new_tokens, steps in generating:
+        longest = max(longest, max_new_tokens + sum(map(_max_added_tokens, steps)))
+    return longest
 
 
 def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
-    """Tokens of the longest prompt with the longest response behind it, as far as the engine takes them."""
-    rollout, wanted = config.rollout, config.model.max_prompt_tokens + compute_max_response_tokens(config)
+    """Return the tokens of the longest prompt and response together, as far as the engine takes so many."""
+    rollout = config.rollout
+    wanted = config.model.max_prompt_tokens + compute_max_response_tokens(config)
     if rollout.engine == "vllm_server" and rollout.server.urls:
         from mmrl.rollout.engines.vllm_server import common_max_model_len
 
@@ -220,19 +273,37 @@ def compute_max_model_len(config: Config | EvalConfig, policy: Policy) -> int:
 
 
 def prompt_limit(config: Config | EvalConfig, policy: Policy) -> tuple[int, str]:
-    """Tokens of the longest prompt allowed, and what allows no longer one.
+    """Return the tokens of the longest prompt that is allowed, and what limits it, in words.
 
     Raises:
-        UserError: the longest response leaves the engine no room for any.
+        UserError: the longest response leaves the engine no room for a prompt.
     """
-    limit = config.model.max_prompt_tokens, "model.max_prompt_tokens"
-    if config.rollout.engine == "hf":
+    limit = (config.model.max_prompt_tokens, "model.max_prompt_tokens")
+    if config.rollout.engine not in _VLLM_ENGINES:
         return limit
-    whole, response = compute_max_model_len(config, policy), compute_max_response_tokens(config)
-    if whole <= response:
+    model_len, response = compute_max_model_len(config, policy), compute_max_response_tokens(config)
+    if model_len <= response:
         raise UserError(
             f"rollout.engine {config.rollout.engine}: a response may come to {response} tokens, with all that it is "
-            f"made to say or shown, and the engine takes {whole} with the prompt; lower max_new_tokens (of `sampling`, "
-            "`evaluation` or continue_with), and max_tokens and max_chars of tools, whose characters count as 4 tokens"
+            f"made to say or shown, and the engine takes {model_len} with the prompt; lower max_new_tokens (of "
+            "`sampling`, `evaluation` or rethink), and max_total_tokens and max_result_chars of tools, whose "
+            f"characters count as {_TOKENS_PER_CHAR} tokens"
         )
-    return min(limit, (whole - response, f"{whole} tokens of the rollout engine less {response} for the response"))
+    engine_limit = (model_len - response, f"{model_len} tokens of the rollout engine less {response} for the response")
+    return min(limit, engine_limit)
+
+
+def _max_added_tokens(step: RolloutStepConfig) -> int:
+    """Return the tokens that a step may add to a response, at most."""
+    match step:
+        case RethinkConfig():
+            return step.max_new_tokens + max(len(trigger.text.encode()) for trigger in step.triggers)
+        case ToolsConfig():
+            # A result may follow a response of `max_total_tokens`. A token is a byte at least.
+            brackets = len(step.result_prefix.encode()) + len(step.result_suffix.encode())
+            labels = _MEDIA_LABEL_BYTES * (1 + step.max_media)
+            return step.max_total_tokens + brackets + _TOKENS_PER_CHAR * step.max_result_chars + labels
+        case CustomStepConfig():
+            return step.max_added_tokens
+        case _:
+            return 0

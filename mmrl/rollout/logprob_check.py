@@ -1,38 +1,32 @@
-"""Do engine and learner agree? Some prompts are answered by the one and scored by the other."""
+"""Checks that the rollout engine and the learner agree on log-probabilities.
+
+A few prompts are answered by the engine, and the learner computes the log-probabilities of the same tokens. Where they
+differ by more than rounding, other images, positions, weights or sampling parameters reached one of the two, and the
+importance ratios of training would be wrong.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
-from mmrl.config import schema
+from mmrl.config.schema import LogprobCheckConfig
 from mmrl.policy.batch import collate
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Sampler
 from mmrl.types import Experience, ImageRef, Prompt, Rollout, Sample, SamplingParams, UserError, VideoRef
 
+Modality = Literal["text", "image", "video"]
+
 _METRIC = "logprob_check/diff_mean"
 
 
-def modality_of(sample: Sample) -> str:
-    """`video` where there is one; else `image` where there is one; else `text`."""
-    kinds = {type(ref) for ref in sample.media}
-    return "video" if VideoRef in kinds else "image" if ImageRef in kinds else "text"
-
-
-def take_per_modality(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples of each sort."""
-    sorts: dict[str, list[Sample]] = {}
-    for sample in samples:
-        sorts.setdefault(modality_of(sample), []).append(sample)
-    return [sample for of in sorts.values() for sample in of[:count]]
-
-
 class LogprobCheck:
-    """How far the log-probabilities that a sampler reports are from the policy's own."""
+    """Measures the mean absolute difference of a token's log-probability between a sampler and the policy, in nats."""
 
     def __init__(
         self,
@@ -42,9 +36,10 @@ class LogprobCheck:
         *,
         samples: Sequence[Sample],
         sampling_params: SamplingParams,
-        options: schema.LogprobCheckConfig,
+        options: LogprobCheckConfig,
         warn: Callable[[str], None],
     ) -> None:
+        """Prepare a check of the first samples of each modality, `options.prompts_per_modality` of them."""
         self._sampler, self._policy, self._processor = sampler, policy, processor
         self._samples = take_per_modality(samples, options.prompts_per_modality)
         self._sampling_params = replace(
@@ -53,43 +48,50 @@ class LogprobCheck:
         self._options, self._warn = options, warn
 
     def measure(self, step: int) -> dict[str, float]:
-        """Mean absolute gap of a token's log-probability, in nats: of all tokens, and by sort of prompts.
+        """Return the difference over all tokens, and by modality, as metrics; `step` seeds the sampling.
 
         Raises:
-            UserError: one is beyond `parity.stop`.
+            UserError: the difference of a modality is above `logprob_check.stop_above`.
         """
         prompts: list[Prompt] = [self._processor.build(sample) for sample in self._samples]
-        gaps: dict[str, list[torch.Tensor]] = {}
-        for (rollout,) in self._sampler.generate(prompts, 1, self._sampling_params, step=step):
-            gaps.setdefault(modality_of(rollout.prompt.sample), []).append(self._logprob_diffs(rollout))
-        means = {f"{_METRIC}/{sort}": float(torch.cat(found).mean()) for sort, found in gaps.items()}
-        for name, gap in means.items():
-            self._enforce_limits(name, gap)
-        every = torch.cat([found for of in gaps.values() for found in of])
-        return {_METRIC: float(every.mean()), **means}
+        diffs_of: dict[Modality, list[torch.Tensor]] = {}
+        for group in self._sampler.generate(prompts, 1, self._sampling_params, step=step):
+            rollout = group[0]
+            diffs_of.setdefault(modality_of(rollout.prompt.sample), []).append(self._logprob_diffs(rollout))
+        metrics: dict[str, float] = {}
+        all_diffs: list[torch.Tensor] = []
+        for modality, diffs in diffs_of.items():
+            diff = float(torch.cat(diffs).mean())
+            self._enforce_limits(modality, diff)
+            metrics[f"{_METRIC}/{modality}"] = diff
+            all_diffs += diffs
+        return {_METRIC: float(torch.cat(all_diffs).mean()), **metrics}
 
     @torch.no_grad()
     def _logprob_diffs(self, rollout: Rollout) -> torch.Tensor:
-        eos: int = self._processor.tokenizer.eos_token_id
+        """Return |policy - sampler| for each token of a response: float32 [tokens], nats, on the CPU."""
         experience = Experience(rollout=rollout, advantage=0.0)
-        batch = collate([[experience]], self._processor, pad_id=eos, shared_prefix=False).to(self._policy.device)
-        recorded_N = torch.tensor([logp for segment in rollout.segments for logp in segment.logprobs])
-        return (self._policy.compute_logprobs(batch).logprobs_N.cpu() - recorded_N).abs()
+        eos_id: int = self._processor.tokenizer.eos_token_id
+        # Without prefix sharing: the check must not depend on the learner's optimization either.
+        batch = collate([[experience]], self._processor, pad_id=eos_id, shared_prefix=False).to(self._policy.device)
+        recorded = torch.tensor([logprob for segment in rollout.segments for logprob in segment.logprobs])
+        return (self._policy.compute_logprobs(batch).logprobs_N.cpu() - recorded).abs()
 
-    def _enforce_limits(self, name: str, diff: float) -> None:
-        sort = name.rpartition("/")[2]
-        said = f"on {sort} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
+    def _enforce_limits(self, modality: Modality, diff: float) -> None:
+        finding = f"on {modality} prompts, rollout engine and learner differ by {diff:.2g} nats a token"
+        # Written as "not below", so that NaN ends the run too.
         if not diff <= self._options.stop_above:
             raise UserError(
-                f"{said} (rollout.parity.stop is {self._options.stop_above:g}): what is learned is not what is sampled. Are "
-                "vLLM and transformers versions that fit, and the server's model the one that is trained?"
+                f"{finding} (rollout.logprob_check.stop_above is {self._options.stop_above:g}): what is learned is not "
+                "what is sampled. Are vLLM and transformers versions that fit, and the server's model the one that is "
+                "trained?"
             )
         if diff > self._options.warn_above:
-            self._warn(f"{said} (rollout.parity.warn is {self._options.warn_above:g})")
+            self._warn(f"{finding} (rollout.logprob_check.warn_above is {self._options.warn_above:g})")
 
 
 class CheckedSampler:
-    """A sampler that is probed as it gets the weights of every so-manieth version; `note` is told the gaps."""
+    """A sampler that is checked after each weight sync whose version is a multiple of `check_every`; 0 for never."""
 
     def __init__(
         self,
@@ -104,19 +106,42 @@ class CheckedSampler:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> Sequence[Sequence[Rollout]]:
-        """As the sampler does."""
+        """Generate with the checked sampler."""
         return self._sampler.generate(prompts, group_size, sampling_params, step=step)
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """As the sampler does."""
+        """Extend rollouts with the checked sampler."""
         return self._sampler.extend(rollouts, sampling_params, step=step)
 
     def sync(self, version: int) -> None:
-        """As the sampler does; then a probe, if one is due. Raises as `Parity.probe`, too."""
+        """Sync the sampler's weights, then check it if a check is due.
+
+        Raises:
+            UserError: engine and learner differ too much, or the engine runs another model.
+        """
         self._sampler.sync(version)
         if self._check_every and version % self._check_every == 0:
             self._log_metrics(self._check.measure(version))
 
     def close(self) -> None:
-        """As the sampler does."""
+        """Close the checked sampler."""
         self._sampler.close()
+
+
+def modality_of(sample: Sample) -> Modality:
+    """Return `video` for a sample with a video, else `image` for one with an image, else `text`."""
+    media_types = {type(ref) for ref in sample.media}
+    if VideoRef in media_types:
+        return "video"
+    return "image" if ImageRef in media_types else "text"
+
+
+def take_per_modality(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Return the first `count` samples of each modality."""
+    samples_of: dict[Modality, list[Sample]] = {}
+    for sample in samples:
+        samples_of.setdefault(modality_of(sample), []).append(sample)
+    taken: list[Sample] = []
+    for of_modality in samples_of.values():
+        taken += of_modality[:count]
+    return taken

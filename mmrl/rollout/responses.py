@@ -1,4 +1,4 @@
-"""A response as samplers make it: it begins without a token, and grows by a segment at a time."""
+"""Responses as samplers build them: an empty rollout first, then one segment for each call of the engine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from mmrl.types import Answer, Author, FinishReason, Prompt, Rollout, SamplingPa
 
 
 class GeneratedTokens(NamedTuple):
-    """What was drawn behind a response, once."""
+    """Tokens that an engine generated behind a prompt or a response in one call."""
 
     ids: Sequence[int]
+    """Token ids, the one that ended the response included."""
     logps: Sequence[float]
+    """Log-probability of each token in nats, under the distribution it was drawn from."""
     finish: FinishReason
+    """The reason why the engine stopped there."""
 
 
 def empty_rollout(prompt: Prompt, index: int, sampling_params: SamplingParams) -> Rollout:
-    """A response that has no token yet."""
-    nothing = Answer(text=None, thinking=None, value=None)
+    """Return a response to `prompt` without any token."""
     return Rollout(
         prompt=prompt,
         index=index,
         segments=(),
         text="",
-        answer=nothing,
+        answer=Answer(text=None, thinking=None, value=None),
         finish_reason=FinishReason.LENGTH,
         sampling_params=sampling_params,
     )
@@ -41,7 +43,7 @@ def append_generated(
     version: int,
     processor: QwenProcessor,
 ) -> Rollout:
-    """The response with one more segment of POLICY, which the policy of `version` drew from `law`."""
+    """Append a segment by POLICY of policy `version`, drawn under `sampling_params`, and parse the response anew."""
     generated = _cut_at_stop_string(rollout, generated, sampling_params, processor)
     segment = Segment(
         token_ids=tuple(generated.ids),
@@ -56,39 +58,51 @@ def append_generated(
 
 
 class StopStringMatcher:
-    """Tells whether the token drawn last completes a string that ends responses."""
+    """Recognizes the token that completes a stop string."""
 
     def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self._strings, self._decode = strings, decode
-        self.window_tokens = max(
-            (len(string.encode()) for string in strings), default=0
-        )  # no token is less than a byte
+        # A token is at least one byte, so no stop string is spread over more tokens than it has bytes.
+        self.window_tokens = max((len(string.encode()) for string in strings), default=0)
         self._last_chars = {string[-1] for string in strings}
         self._may_complete: dict[int, bool] = {}
 
     def matches_end(self, ids: Sequence[int]) -> bool:
-        """Whether one ends within the last of `ids`; none did before."""
+        """Return True if the last of `ids` completes a stop string. No token before it may have completed one."""
         if not self._strings:
             return False
         last = ids[-1]
-        if last not in self._may_complete:  # most tokens lack the last character, and need no look at what came before
+        # Most tokens do not contain the last character of a stop string. Remembering which do saves decoding the window
+        # for each token of each response. A character beyond ASCII may be spread over tokens that decode to none.
+        if last not in self._may_complete:
             text = self._decode([last])
             self._may_complete[last] = any(char in text or not char.isascii() for char in self._last_chars)
-        return self._may_complete[last] and any(
-            string in self._decode(ids[-self.window_tokens :]) for string in self._strings
-        )
+        if not self._may_complete[last]:
+            return False
+        window = self._decode(ids[-self.window_tokens :])
+        return any(string in window for string in self._strings)
 
 
 def _cut_at_stop_string(
     rollout: Rollout, generated: GeneratedTokens, sampling_params: SamplingParams, processor: QwenProcessor
 ) -> GeneratedTokens:
-    """What was drawn, up to the token that completes a stop string begun before: engines look at new tokens alone."""
+    """Cut generated tokens behind one that completes a stop string which the policy began in an earlier segment.
+
+    Engines match stop strings in the tokens of one call alone, so a string that lies across two calls escapes them.
+    """
     if not (sampling_params.stop and rollout.segments) or rollout.finish_reason is not FinishReason.LENGTH:
         return generated
-    own = takewhile(lambda segment: segment.author is Author.POLICY, reversed(rollout.segments))
-    stops = StopStringMatcher(sampling_params.stop, processor.decode)
-    before = [token for segment in [*own][::-1] for token in segment.token_ids][-stops.window_tokens :]
-    for count in range(1, min(stops.window_tokens, len(generated.ids) + 1) if before else 0):
-        if stops.matches_end([*before, *generated.ids[:count]]):
+    matcher = StopStringMatcher(sampling_params.stop, processor.decode)
+    earlier = _last_policy_tokens(rollout)[-matcher.window_tokens :]
+    if not earlier:
+        return generated
+    for count in range(1, min(matcher.window_tokens, len(generated.ids) + 1)):
+        if matcher.matches_end([*earlier, *generated.ids[:count]]):
             return GeneratedTokens(generated.ids[:count], generated.logps[:count], FinishReason.STOP)
     return generated
+
+
+def _last_policy_tokens(rollout: Rollout) -> list[int]:
+    """Return the tokens that the policy has written since any other author did."""
+    own_segments = list(takewhile(lambda segment: segment.author is Author.POLICY, reversed(rollout.segments)))
+    return [token for segment in reversed(own_segments) for token in segment.token_ids]

@@ -1,7 +1,7 @@
-"""Weights that several ranks hold, for an engine that the first rank alone feeds: gathered a few at a time.
+"""Weights that are sharded over ranks, for an engine that rank 0 alone loads.
 
-Where weights are divided, a pass over them needs every rank, and only the engine knows how often it passes. So the
-first rank calls the others to each pass, and tells them when there are no more.
+Iterating over sharded weights is a collective operation, and only the engine knows how often it iterates. So rank 0
+tells the other ranks before each pass, and when there are no more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmrl.types import UserError
 
 
 class ShardedWeightStream:
-    """The weights as the first rank's engine takes them; no rank ever holds more of them than a pass gathers."""
+    """The weights as rank 0's engine reads them. A rank never holds more of them than one step of a pass gathers."""
 
     def __init__(self, weights: WeightStream, ranks: Ranks) -> None:
         self.weights, self._ranks = weights, ranks
@@ -24,10 +24,10 @@ class ShardedWeightStream:
         self._current_pass: Iterator[tuple[str, torch.Tensor]] = iter(())
 
     def load_on_rank0(self, load: Callable[[WeightStream], None]) -> None:
-        """Have the first rank `load`; every rank calls this, and takes part in each pass.
+        """Call `load` on rank 0. Every rank must call this, and takes part in each pass over the weights.
 
         Raises:
-            UserError: as `load` does, on every rank.
+            UserError: `load` raised it on rank 0; it is raised on every rank.
         """
         if self._ranks.rank:
             while self._ranks.on_rank0(_signal_pass):
@@ -40,23 +40,25 @@ class ShardedWeightStream:
         except UserError as error:
             failure = error
         self._finish_pass()
+        # Each call of `on_rank0` here answers one of the loop above, where `_signal_pass` stands for whatever rank 0
+        # calls: the value that rank 0 returns, or the error that it raises, is the other ranks' too.
         self._ranks.on_rank0(lambda: _signal_end(failure))
 
     def specs(self) -> list[WeightSpec]:
-        """What a pass will bring; the first time, by a pass."""
+        """Return name, dtype and shape of each weight. The first call costs a pass."""
         if self._specs is None:
             self._specs = [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
         return self._specs
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """A pass, on the first rank."""
+        """Start a pass on all ranks and yield name and tensor of each weight. Only rank 0 calls this."""
         self._finish_pass()
         self._ranks.on_rank0(_signal_pass)
         self._current_pass = iter(self.weights)
         return self._current_pass
 
     def _finish_pass(self) -> None:
-        """End the pass that an engine broke off: the others are still at it."""
+        """Iterate to the end of a pass that the engine broke off, since the other ranks gather it to the end."""
         for _ in self._current_pass:
             pass
 

@@ -1,4 +1,4 @@
-"""The learner's weights on their way to an engine: what is sent, and how to tell that it arrived."""
+"""Weights on their way from the learner to an engine, and fingerprints that prove their arrival."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.types import UserError
 
 _FINGERPRINT_VALUES = 1000
-# Names in transformers' models, and of the same tensors in vLLM's.
+"""About as many values of a tensor go into its fingerprint: enough to notice an update, cheap on 7 billion weights."""
+
 _VLLM_PREFIXES = (
     ("model.language_model.", "language_model.model."),
     ("model.visual.", "visual."),
     ("lm_head.", "language_model.lm_head."),
 )
+"""Prefixes of weight names in transformers, and of the same tensors in vLLM."""
 
 
 class WeightSpec(NamedTuple):
-    """A weight without its values."""
+    """Name, dtype and shape of a weight, by the name that transformers gives it."""
 
     name: str
     dtype: torch.dtype
@@ -30,60 +32,64 @@ class WeightSpec(NamedTuple):
 
 
 class WeightStream(Protocol):
-    """Weights by transformers' names, whole, again and again in the same order.
+    """Full weights under transformers' names. It can be iterated again and again, always in the same order.
 
-    All that an engine fuses (query, key and value, say) and both names of a tied matrix are there, or none of it.
-    Where weights are sharded, passing over them gathers one after the other: every rank must do so together.
+    Weights that an engine fuses (query, key and value, say), and both names of a tied matrix, are all there or all
+    missing. Iterating over sharded weights gathers them one after the other: every rank must do so together.
     """
 
     def specs(self) -> Sequence[WeightSpec]:
-        """What a pass will bring, without gathering anything."""
+        """Return name, dtype and shape of what iterating will yield. Nothing is gathered."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass over them."""
+        """Yield name and tensor of each weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyWeightStream:
-    """What training changes of a policy; of an adapter, the matrices with the adapter added."""
+    """The weights that training changes. An adapter is added into the matrices that it adapts."""
 
     policy: Policy
 
     def specs(self) -> list[WeightSpec]:
-        """What a pass will bring."""
+        """Return name, dtype and shape of each weight."""
         return [WeightSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass over them."""
+        """Yield name and tensor of each weight."""
         yield from self.policy.iter_export_weights()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFingerprint:
-    """What tells a tensor from others: its shape, and a digest of about a thousand of its values."""
+    """Shape and digest of a tensor. Two tensors that differ have different ones, up to values that are not sampled."""
 
     shape: tuple[int, ...]
     digest: str
+    """SHA-256, in hex, of about a thousand evenly spaced values as float32."""
 
 
 def fingerprint(tensor: torch.Tensor) -> TensorFingerprint:
-    """The print of a tensor."""
-    values = tensor.detach().flatten()[:: max(1, tensor.numel() // _FINGERPRINT_VALUES)].float().cpu().contiguous()
+    """Return the fingerprint of a tensor of any shape and floating dtype."""
+    stride = max(1, tensor.numel() // _FINGERPRINT_VALUES)
+    values = tensor.detach().flatten()[::stride].float().cpu().contiguous()
     return TensorFingerprint(shape=tuple(tensor.shape), digest=hashlib.sha256(values.numpy().tobytes()).hexdigest())
 
 
 def check_same_model(weights: WeightStream, engine_fingerprints: Mapping[str, TensorFingerprint]) -> None:
-    """Hold the norms of a model, which no engine fuses or cuts, against those that an engine holds.
+    """Compare names and shapes of the norms, which no engine fuses or splits, with those that an engine holds.
 
     Raises:
         UserError: the engine runs another model.
     """
-    for name, _, sizes in weights.specs():
+    for name, _, shape in weights.specs():
+        if not name.endswith("norm.weight"):
+            continue
         found = engine_fingerprints.get(vllm_name(name))
-        if name.endswith("norm.weight") and (found is None or found.shape != sizes):
+        if found is None or found.shape != shape:
             has = "none of that name" if found is None else f"one of {list(found.shape)}"
             raise UserError(
-                f"the rollout engine runs another model: {name} is {list(sizes)} here, and it has {has}; start it "
+                f"the rollout engine runs another model: {name} is {list(shape)} here, and it has {has}; start it "
                 "with the model that is trained"
             )
 
@@ -91,36 +97,39 @@ def check_same_model(weights: WeightStream, engine_fingerprints: Mapping[str, Te
 def check_weights_arrived(
     sent_fingerprints: Mapping[str, TensorFingerprint], engine_fingerprints: Mapping[str, TensorFingerprint]
 ) -> int:
-    """Compare what was sent with what an engine now holds, as far as it keeps it as it came: neither fused nor packed.
+    """Compare weights that were sent with those that an engine holds now.
 
-    Returns how many tensors could be compared.
+    Weights that the engine fuses or packs have another name or shape there, and are passed over.
+
+    Returns:
+        The number of weights that could be compared.
 
     Raises:
-        RuntimeError: one differs.
+        RuntimeError: one of them differs.
     """
-    comparable = 0
-    for name, given in sent_fingerprints.items():
+    num_compared = 0
+    for name, sent in sent_fingerprints.items():
         found = engine_fingerprints.get(vllm_name(name))
-        if found is None or found.shape != given.shape:
+        if found is None or found.shape != sent.shape:
             continue
-        comparable += 1
-        if found.digest != given.digest:
+        num_compared += 1
+        if found.digest != sent.digest:
             raise RuntimeError(f"after a sync of weights the rollout engine holds another {name} than the learner")
-    return comparable
+    return num_compared
 
 
 def vllm_name(name: str) -> str:
-    """The name in vLLM of a weight of transformers."""
-    for ours, theirs in _VLLM_PREFIXES:
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
+    """Return the name in vLLM of a weight that transformers calls `name`."""
+    for prefix, vllm_prefix in _VLLM_PREFIXES:
+        if name.startswith(prefix):
+            return vllm_prefix + name.removeprefix(prefix)
     return name
 
 
 def iter_with_fingerprints(
     weights: WeightStream, fingerprints: dict[str, TensorFingerprint]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Pass over weights, and leave a print of each in `prints`."""
+    """Yield name and tensor of each weight, and leave its fingerprint in `fingerprints`."""
     for name, tensor in weights:
         fingerprints[name] = fingerprint(tensor)
         yield name, tensor.detach()

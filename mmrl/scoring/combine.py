@@ -85,10 +85,12 @@ def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
         if gate is not None and (gate not in known or gate == name):
             raise UserError(f"term {name!r}: its gate {gate!r} is no other term; there are {', '.join(known)}")
         if gate is not None and known[gate].options.training_only and not term.options.training_only:
-            raise UserError(f"term {name!r} counts in evaluation, but its gate {gate!r} is train_only")
+            raise UserError(f"term {name!r} counts in evaluation, but its gate {gate!r} is training_only")
         ends = sorted(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
         if method != "sum" and ends[0] < 0.0:
-            raise UserError(f"combine {method}: values of term {name!r} start at {ends[0]:g}; give it transform.scale")
+            raise UserError(
+                f"combine {method}: values of term {name!r} start at {ends[0]:g}; give it transform.rescale_to"
+            )
     for name, term in known.items():
         if name in (gates := list(_iter_required_terms(term, known))):
             raise UserError(f"term {name!r}: its gates lead in a circle: {' -> '.join([name, *gates])}")

@@ -143,8 +143,8 @@ class RewardWorkers:
                     worker, RewardFailure(RewardErrorKind.CRASH, "its process died"), waiting, outcomes
                 )
                 continue
-            outcomes[worker.given.popleft()[0]] = outcome
-            if worker.given:
+            outcomes[worker.assigned.popleft()[0]] = outcome
+            if worker.assigned:
                 self._set_deadline(worker)
             else:
                 self._busy.unregister(worker.pipe)

@@ -1,72 +1,133 @@
-"""One step off-policy: the first round of a step is answered while the step before it is learned.
+"""Asynchronous rollouts: a step's first round is generated while the step before it is being learned.
 
-Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. What is drawn ahead is complete before the
-sampler gets new weights and before anything is saved: so it depends on the policy's version and on seeds, never on
-which of the two is done first, and a checkpoint holds it.
+Source: Noukhovitch et al., "Asynchronous RLHF", arXiv:2410.18252. A prefetched round is complete before the sampler
+receives new weights and before anything is saved. Its tokens therefore depend on the policy version and on seeds, not
+on which of the two threads was faster, and a checkpoint holds it whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mmrl.distributed.ranks import SharedRolloutPipeline, rank_slice
-from mmrl.types import Author, Prompt, RolloutBatch
+from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.distributed.sharing import count_dropped_samples, sum_over_ranks
+from mmrl.ports import RolloutPipeline
+from mmrl.training.rl import (
+    CollectedGroups,
+    RlComponents,
+    RlSettings,
+    build_prompts,
+    collect_groups,
+    end_step,
+    score_batch,
+)
+from mmrl.types import Author, Prompt, Rollout, RolloutBatch, TrainingState
 
-MAX_STALENESS: Final = 1  # policy versions between those that draw ahead and those that learn
+MAX_STALENESS: Final = 1
+"""Policy versions between the weights that prefetch a round and the weights that learn from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadedAsyncRollouts:
-    """Answers in a `thread`, where each rank works for itself; what ranks tell each other they tell after that."""
+class AsyncRollouts:
+    """Generates the next step's first round in a background thread.
 
-    pipeline: SharedRolloutPipeline
+    The thread works on this rank's prompts alone. Ranks exchange rollouts after it has finished, in the main thread,
+    because collectives of two threads could meet in different orders on different ranks.
+    """
+
+    pipeline: RolloutPipeline
+    """The pipeline of this rank."""
+    ranks: Ranks
+    prompts_per_round: int
+    """Prompts of one round over all ranks."""
     executor: Executor
+    """Runs one call at a time in a thread of its own."""
 
     def start(self, prompts: Sequence[Prompt], *, step: int, version: int) -> Callable[[], RolloutBatch]:
-        """Begin to answer for `step`, by policy `version`; what is returned waits for all ranks' answers.
+        """Start generating for `step` with policy `version`; return a function that waits for the batch of all ranks.
 
-        What goes wrong in the thread is raised there, with a note of the samples that were being answered.
+        Until that function has returned, no other rollouts may be drawn and no sampler may sync. An error in the thread
+        is raised by that function, with a note that names the samples.
         """
-        coming = self.executor.submit(self.pipeline.pipeline.run, prompts, step=step)
-        return lambda: self._wait_for_all_ranks(coming, prompts, step, version)
+        future = self.executor.submit(self.pipeline.run, prompts, step=step)
+        return lambda: self._wait(future, prompts, step, version)
 
     def take(self, batch: RolloutBatch, *, version: int) -> RolloutBatch:
-        """This rank's part of answers from all, to be learned from at policy `version`.
+        """Return this rank's share of a prefetched batch, to be learned from at policy `version`.
 
         Raises:
-            RuntimeError: an older policy drew them than the one before.
+            RuntimeError: the tokens are more than `MAX_STALENESS` versions old.
         """
         _check_versions(batch, range(version - MAX_STALENESS, version + 1))
-        mine = rank_slice(len(batch.groups), self.pipeline.ranks)
-        return replace(batch, groups=batch.groups[mine], probes=batch.probes[mine])
+        own = rank_slice(len(batch.groups), self.ranks)
+        return replace(batch, groups=batch.groups[own], probes=batch.probes[own])
 
-    def _wait_for_all_ranks(
-        self, future: Future[RolloutBatch], prompts: Sequence[Prompt], step: int, version: int
-    ) -> RolloutBatch:
-        if (error := future.exception()) is not None:
-            asked = ", ".join(prompt.sample.id for prompt in prompts)
-            error.add_note(f"while the rollouts of step {step + 1} were drawn ahead, for samples {asked}")
+    def _wait(self, future: Future[RolloutBatch], prompts: Sequence[Prompt], step: int, version: int) -> RolloutBatch:
+        """Return the groups and summed metrics of all ranks, once this rank's thread has finished."""
+        error = future.exception()
+        if error is not None:
+            sample_ids = ", ".join(prompt.sample.id for prompt in prompts)
+            error.add_note(f"while the rollouts of step {step + 1} were generated in advance, for samples {sample_ids}")
             raise error
-        mine = future.result()
-        _check_versions(mine, range(version, version + 1))
-        told = self.pipeline.with_metrics(mine, requested=self.pipeline.prompts_per_round, usable=len(prompts))
-        of_ranks = self.pipeline.ranks.all_gather((mine.groups, mine.probes))
-        return replace(
-            told,
-            groups=tuple(group for groups, _ in of_ranks for group in groups),
-            probes=tuple(probe for _, probes in of_ranks for probe in probes),
-        )
+        own = future.result()
+        _check_versions(own, range(version, version + 1))
+        metrics = sum_over_ranks(own.metrics, self.ranks)
+        metrics |= count_dropped_samples(self.prompts_per_round, len(prompts), self.ranks)
+        groups: list[tuple[Rollout, ...]] = []
+        probes: list[Mapping[str, tuple[Rollout, ...]]] = []
+        for rank_groups, rank_probes in self.ranks.all_gather((own.groups, own.probes)):
+            groups += rank_groups
+            probes += rank_probes
+        return replace(own, groups=tuple(groups), probes=tuple(probes), metrics=metrics)
+
+
+def run_async_rl_stage(
+    settings: RlSettings, components: RlComponents, async_rollouts: AsyncRollouts, state: TrainingState
+) -> None:
+    """Train an RL stage as `run_rl_stage` does, but generate while the learner works.
+
+    Only the first round of a step is prefetched. The stage's first step has none, and its last step starts none.
+    """
+    while state.step < settings.num_steps and not state.stage_done:
+        collected = CollectedGroups()
+        timer = collected.timer
+        if state.prefetched is not None:
+            batch = async_rollouts.take(state.prefetched, version=state.version)
+            state.prefetched = None
+            score_batch(components, state, batch, collected)
+        collect_groups(settings, components, state, collected)
+
+        with timer.time("select"):
+            selected = components.selector.select(collected.groups, state)
+
+        wait_for_next = None
+        if state.step + 1 < settings.num_steps:
+            prompts = build_prompts(components, state, settings.prompts_per_round, timer)
+            wait_for_next = async_rollouts.start(prompts, step=state.step + 1, version=state.version)
+        with timer.time("learn"):
+            learner_metrics = components.learner.step(selected.experiences, step=state.step)
+            reference_metrics = components.update_reference(state.step)
+        # The thread draws from the weights of `state.version`: it must be done before the sampler gets new ones.
+        if wait_for_next is not None:
+            with timer.time("rollout"):
+                state.prefetched = wait_for_next()
+        with timer.time("learn"):
+            components.sampler.sync(state.version + 1)
+
+        end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
 
 def _check_versions(batch: RolloutBatch, allowed: range) -> None:
-    """Raises RuntimeError where a policy of none of these `versions` drew a token."""
-    for rollout in (rollout for group in batch.groups for rollout in group):
-        for segment in rollout.segments:
-            if segment.author is Author.POLICY and segment.version not in allowed:
-                raise RuntimeError(
-                    f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: drawn by policy {segment.version}, "
-                    f"where {allowed.start} to {allowed.stop - 1} are allowed: steps overlap by one version at most"
-                )
+    """Raise RuntimeError if a policy version outside `allowed` generated a token of the batch."""
+    for group in batch.groups:
+        for rollout in group:
+            for segment in rollout.segments:
+                if segment.author is Author.POLICY and segment.version not in allowed:
+                    raise RuntimeError(
+                        f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: generated by policy version "
+                        f"{segment.version}, but only {allowed.start} to {allowed.stop - 1} are allowed: asynchronous "
+                        f"rollouts may be {MAX_STALENESS} version old at most"
+                    )

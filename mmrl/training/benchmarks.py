@@ -1,5 +1,6 @@
-"""Benchmarks that a run takes: read and checked before training, then taken with the policy of the moment, by the code
-and with the files of `mmrl eval`.
+"""Benchmarks during training: read and checked before the first step, then taken with the policy of the moment.
+
+They run the code of `mmrl eval` and leave its files, so that a checkpoint evaluated later has the same bytes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl import checkpoint
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.predictions import Prediction
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.benchmarks.registry import get_benchmark
-from mmrl.benchmarks.score_files import write_report
+from mmrl.benchmarks.registry import get_benchmark, load_benchmark
+from mmrl.benchmarks.score_responses import write_report
 from mmrl.config import Config, EvalConfig, load_eval_config
 from mmrl.config.schema import BenchmarkConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
-from mmrl.evaluation.model_under_test import inherit_settings
+from mmrl.evaluation.model_source import inherit_settings
 from mmrl.evaluation.provenance import describe_generation, evaluation_identity
-from mmrl.evaluation.questions import QuestionSet, benchmark_question_set, read_benchmark_files
+from mmrl.evaluation.question_set import QuestionSet, benchmark_question_set, read_benchmark_files
 from mmrl.evaluation.session import (
     EvalDir,
     EvalSession,
@@ -35,116 +38,142 @@ from mmrl.training.build import RunContext
 from mmrl.types import DatasetContext, TrainingState, UserError
 
 EvalMoment = Literal["before", "step", "after"]
-"""When benchmarks may be due: before a stage, after each of its steps, and as it ends."""
+"""Moment at which benchmarks may be due: before the first stage, after a step, or at the end of a stage."""
 
 
 def read_all_benchmark_questions(config: Config, base_dir: Path, work_dir: Path) -> tuple[BenchmarkQuestions, ...]:
-    """The questions of each benchmark; what has no file goes under `work`.
+    """Read the questions of every benchmark in the config.
+
+    Args:
+        config: config of the run.
+        base_dir: folder that relative paths of the config start from.
+        work_dir: folder for images that are in no file of their own.
 
     Raises:
-        UserError: there is no such benchmark, or its files cannot be used; the message names it.
+        UserError: a benchmark does not exist, or its files cannot be used; the message names it.
     """
     return tuple(
-        read_benchmark_questions(benchmark, config, base_dir, work_dir) for benchmark in config.evaluation.benchmarks
+        read_benchmark_questions(options, config, base_dir, work_dir) for options in config.evaluation.benchmarks
     )
 
 
 def read_benchmark_questions(
-    benchmark: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
+    options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path
 ) -> BenchmarkQuestions:
-    """The questions of one of them; raises as `read_benchmarks`."""
+    """Read the questions of one benchmark.
+
+    Raises:
+        UserError: as `read_all_benchmark_questions`.
+    """
     try:
-        get_benchmark(benchmark.benchmark_name)
         questions = read_benchmark_files(
-            benchmark.benchmark_name,
-            benchmark.data,
-            _make_dataset_context(benchmark, config, base_dir, work_dir),
-            split=benchmark.split,
-            media_root=benchmark.media_root,
-            coordinate_system=benchmark.coordinates,
+            _load_benchmark(options, base_dir),
+            options.data,
+            _make_dataset_context(options, config, base_dir, work_dir),
+            split=options.split,
+            media_root=options.media_root,
+            coordinate_system=options.coordinates,
         )
     except UserError as error:
-        raise UserError(f"evaluation.benchmarks.{benchmark.name}: {error}") from error
-    columns = dict.fromkeys(column for item in questions.items.values() for column in item.subsets)
-    if unknown := [column for column in benchmark.subsets if column not in columns]:
+        raise UserError(f"evaluation.benchmarks.{options.name}: {error}") from error
+    columns: dict[str, None] = {}
+    for item in questions.items.values():
+        columns |= dict.fromkeys(item.subsets)
+    unknown = [column for column in options.subsets if column not in columns]
+    if unknown:
         raise UserError(
-            f"evaluation.benchmarks.{benchmark.name}.subsets: no question has {unknown[0]!r}; they have "
+            f"evaluation.benchmarks.{options.name}.subsets: no question has {unknown[0]!r}; they have "
             f"{', '.join(columns) or 'no columns to break results down by'}"
         )
     return questions
 
 
-def _make_eval_config(benchmark: BenchmarkConfig, config: Config) -> EvalConfig:
-    """The settings of `mmrl eval` that this run brings, for a benchmark."""
-    given = inherit_settings(config, by_rule=True)
-    given["evaluation"]["temperature"] = config.evaluation.benchmark_temperature(benchmark)
-    return load_eval_config({**given, "samples": benchmark.responses_per_question}, "the config", ())
-
-
-def _make_dataset_context(benchmark: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
-    folders = benchmark_folders(benchmark.data, benchmark.media_root, base_dir)
-    access = make_media_policy(config.data.media_limits, (work_dir, *folders), schemes=("data",))
-    return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=access)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PreparedBenchmark:
-    """A benchmark that can be taken at any time; `missing` are the questions that cannot be asked."""
+    """A benchmark that is checked and can be taken at any step."""
 
     options: BenchmarkConfig
+    """Its section of the config."""
+    benchmark: Benchmark
+    """Its rules."""
     eval_config: EvalConfig
+    """The settings that `mmrl eval` would have for this run."""
     question_set: QuestionSet
+    """Its questions."""
     pipeline: RolloutPipeline
+    """Answers them with the current policy."""
     missing: Mapping[str, str]
+    """Reasons why questions cannot be asked, by item id."""
 
     def is_due(self, step: int, moment: EvalMoment) -> bool:
-        """Whether it is taken after this step; as a stage ends only where it was not a moment ago."""
-        within = self.options.every is not None and step % self.options.every == 0
-        return moment == "before" or within == (moment == "step")
+        """Return True when the benchmark is to be taken now.
+
+        A stage whose last step was due already is not followed by another time at its end.
+        """
+        due_at_step = self.options.every is not None and step % self.options.every == 0
+        return moment == "before" or due_at_step == (moment == "step")
 
 
 class TrainingBenchmarks:
-    """The benchmarks of a run."""
+    """The benchmarks of a training run."""
 
     def __init__(self, run_context: RunContext, base_dir: Path, question_lists: Sequence[BenchmarkQuestions]) -> None:
-        """`read` are the questions of each, as `read_benchmarks` found them.
+        """Check all benchmarks.
+
+        Args:
+            run_context: the run.
+            base_dir: folder that relative paths of the config start from.
+            question_lists: result of `read_all_benchmark_questions`.
 
         Raises:
-            UserError: questions cannot be asked, or not with the evaluation's program.
+            UserError: questions cannot be asked, or not with the evaluation's rollout steps.
         """
         self._run_context, config = run_context, run_context.config
         self._first_training_stage = config.stages.index(config.training_stages[0])
         self._silent_console = null_console()
-        every = zip(config.evaluation.benchmarks, question_lists, strict=True)
-        self._benchmarks = [self._prepare(options, questions, base_dir) for options, questions in every]
+        self._benchmarks = [
+            self._prepare(options, questions, base_dir)
+            for options, questions in zip(config.evaluation.benchmarks, question_lists, strict=True)
+        ]
 
     def evaluate_due(self, state: TrainingState, moment: EvalMoment) -> dict[str, float]:
-        """Metrics of the benchmarks that are due; those that were taken already are read again.
+        """Take the benchmarks that are due, and return their metrics. Finished ones are read again.
 
         Raises:
-            UserError: the disk is full, or a medium has changed.
+            UserError: the disk is full, or an image or video has changed.
         """
         if moment == "before" and (state.step or state.stage_index != self._first_training_stage):
             return {}
-        due = [ready for ready in self._benchmarks if ready.is_due(state.step, moment)]
+        due = [prepared for prepared in self._benchmarks if prepared.is_due(state.step, moment)]
+        # Hashing all weights takes a while, so only when a benchmark is due.
         revision = checkpoint.fingerprint_weights(self._run_context.policy.iter_params()) if due else ""
-        return {name: value for ready in due for name, value in self._evaluate(ready, state, revision).items()}
+        metrics: dict[str, float] = {}
+        for prepared in due:
+            metrics |= self._evaluate(prepared, state, revision)
+        return metrics
 
     def _prepare(self, options: BenchmarkConfig, questions: BenchmarkQuestions, base_dir: Path) -> _PreparedBenchmark:
-        world, exam = self._run_context, _make_eval_config(options, self._run_context.config)
-        place = _make_dataset_context(options, world.config, base_dir, world.run_dir.data)
-        asked = benchmark_question_set(options.name, options.benchmark_name, questions, place.media_policy)
-        missing = world.ranks.on_rank0(partial(self._check_questions, options, questions))
-        program = build_eval_pipeline(
-            exam,
-            asked,
-            samplers=world.samplers,
-            processor=world.processor,
-            banned_token_ids=world.banned_token_ids,
-            tool_runner=world.tool_runner,
+        context = self._run_context
+        eval_config = _make_eval_config(options, context.config)
+        dataset_context = _make_dataset_context(options, context.config, base_dir, context.run_dir.data)
+        benchmark = _load_benchmark(options, base_dir)
+        question_set = benchmark_question_set(options.name, benchmark, questions, dataset_context.media_policy)
+        missing = context.ranks.on_rank0(partial(self._check_questions, options, questions))
+        pipeline = build_eval_pipeline(
+            eval_config,
+            question_set,
+            samplers=context.samplers,
+            processor=context.processor,
+            banned_token_ids=context.banned_token_ids,
+            tool_runner=context.tool_runner,
         )
         return _PreparedBenchmark(
-            options=options, eval_config=exam, question_set=asked, pipeline=program, missing=missing
+            options=options,
+            benchmark=benchmark,
+            eval_config=eval_config,
+            question_set=question_set,
+            pipeline=pipeline,
+            missing=missing,
         )
 
     def _check_questions(self, options: BenchmarkConfig, questions: BenchmarkQuestions) -> dict[str, str]:
@@ -162,69 +191,102 @@ class TrainingBenchmarks:
             raise UserError(f"{name}: {error}") from error
         return missing
 
-    def _evaluate(self, benchmark: _PreparedBenchmark, state: TrainingState, revision: str) -> dict[str, float]:
-        """Take a benchmark, or what of it is left; its folder is named as a checkpoint of this moment would be."""
-        world, exam, asked, questions = (
-            self._run_context,
-            benchmark.eval_config,
-            benchmark.question_set,
-            benchmark.question_set.questions,
+    def _evaluate(self, prepared: _PreparedBenchmark, state: TrainingState, revision: str) -> dict[str, float]:
+        """Take a benchmark in a folder named as the checkpoint of this step would be, and return its metrics."""
+        ranks = self._run_context.ranks
+        step_id = str(checkpoint.StepId(state.stage_index, state.step))
+        eval_dir = EvalDir(self._run_context.run_dir.benchmarks / prepared.question_set.name / step_id)
+        questions = prepared.question_set.questions
+        identity = ranks.on_rank0(
+            lambda: evaluation_identity(prepared.benchmark.name, revision, questions, prepared.eval_config)
         )
-        place = str(checkpoint.StepId(state.stage_index, state.step))
-        desk = EvalDir(world.run_dir.benchmarks / asked.name / place)
-        of = world.ranks.on_rank0(
-            lambda: evaluation_identity(benchmark.options.benchmark_name, revision, questions, exam)
+        ranks.on_rank0(lambda: eval_dir.claim_or_reset(identity, prepared.missing))
+        predictions = self._answer_questions(prepared, eval_dir, state)
+        generation = describe_generation(
+            f"{self._run_context.config.run.name}, {step_id}",
+            prepared.options.data,
+            identity,
+            prepared.eval_config,
+            questions=questions,
+            predictions=predictions,
         )
-        world.ranks.on_rank0(lambda: desk.claim_or_reset(of, benchmark.missing))
-        size = exam.evaluation.batch_size * world.ranks.size
-        paper = make_batches(
-            questions, benchmark.missing, batch_size=size, responses_per_question=exam.responses_per_question
+        run = prepared.question_set.grader.grade_run(predictions, generation)
+        report = ranks.on_rank0(lambda: write_report(run, eval_dir.path, rescore=True))
+        self._print_scores(prepared.question_set.name, state, report)
+        return _report_metrics(prepared.options, report)
+
+    def _answer_questions(
+        self, prepared: _PreparedBenchmark, eval_dir: EvalDir, state: TrainingState
+    ) -> list[Prediction]:
+        """Return all predictions, of which those on disk are not generated again. Collective over ranks."""
+        context = self._run_context
+        batches = make_batches(
+            prepared.question_set.questions,
+            prepared.missing,
+            batch_size=prepared.eval_config.evaluation.batch_size * context.ranks.size,
+            responses_per_question=prepared.eval_config.responses_per_question,
         )
-        answered = world.ranks.on_rank0(lambda: paper.read_predictions(desk))
-        if not paper.is_complete(answered):
-            world.samplers.sync_weights(state.version)
-            room = EvalSession(
-                name=asked.name,
-                eval_dir=desk,
-                processor=world.processor,
-                pipeline=benchmark.pipeline,
-                grader=asked.grader,
-                console=self._silent_console,
-                ranks=world.ranks,
-            )
-            with world.samplers.gather_for_sampling():
-                answered = run_session(paper, answered, room)
-        model = f"{world.config.run.name}, {place}"
-        run = asked.grader.grade_run(
-            answered,
-            describe_generation(model, benchmark.options.data, of, exam, questions=questions, predictions=answered),
+        predictions = context.ranks.on_rank0(lambda: batches.read_predictions(eval_dir))
+        if batches.is_complete(predictions):
+            return predictions
+        context.samplers.sync_weights(state.version)
+        session = EvalSession(
+            name=prepared.question_set.name,
+            eval_dir=eval_dir,
+            processor=context.processor,
+            pipeline=prepared.pipeline,
+            grader=prepared.question_set.grader,
+            console=self._silent_console,
+            ranks=context.ranks,
         )
-        report = world.ranks.on_rank0(lambda: write_report(run, desk.path, rescore=True))
-        self._print_scores(asked.name, state, report)
-        return _report_metrics(benchmark.options, report)
+        with context.samplers.gather_for_sampling():
+            return run_session(batches, predictions, session)
 
     def _print_scores(self, name: str, state: TrainingState, report: Mapping[str, Any]) -> None:
-        strict, compat = report["strict"], report["compat"]["value"]
+        strict, official = report["strict"], report["official"]["value"]
         low, high = 100 * strict["low"], 100 * strict["high"]
         stage = self._run_context.config.stages[state.stage_index].name
         self._run_context.console.info(
             f"{name} after {state.step} steps of {stage}: strict {100 * strict['value']:.1f} % (95 % from {low:.1f} to "
-            f"{high:.1f}), compat {100 * compat:.1f} %"
+            f"{high:.1f}), official {100 * official:.1f} %"
         )
 
 
+def _load_benchmark(options: BenchmarkConfig, base_dir: Path) -> Benchmark:
+    if options.fn is not None:
+        return load_benchmark(options.fn, base_dir, options.args)
+    return get_benchmark(options.benchmark_name, base_dir)
+
+
+def _make_eval_config(options: BenchmarkConfig, config: Config) -> EvalConfig:
+    """Return the settings that `mmrl eval` would have for a model of this run."""
+    settings = inherit_settings(config, by_rule=True)
+    settings["evaluation"]["temperature"] = config.evaluation.benchmark_temperature(options)
+    settings["responses_per_question"] = options.responses_per_question
+    return load_eval_config(settings, "the config", ())
+
+
+def _make_dataset_context(options: BenchmarkConfig, config: Config, base_dir: Path, work_dir: Path) -> DatasetContext:
+    folders = benchmark_folders(options.data, options.media_root, base_dir)
+    media_policy = make_media_policy(config.data.media_limits, (work_dir, *folders), schemes=("data",))
+    return DatasetContext(work_dir=work_dir, base_dir=base_dir, seed=config.run.seed, media_policy=media_policy)
+
+
 def _report_metrics(options: BenchmarkConfig, report: Mapping[str, Any]) -> dict[str, float]:
-    """What metrics.jsonl has of a report."""
-    told = {
+    """Return what metrics.jsonl holds of a report."""
+    values = {
         "accuracy": report["strict"]["value"],
-        "compat": report["compat"]["value"],
+        "official_accuracy": report["official"]["value"],
         "truncated_frac": report["truncated_rate"],
         "no_answer_frac": report["no_answer_rate"],
-        "tokens_mean": report["mean_tokens"],
-        **{name.replace(" ", "_"): value for name, value in report["overall"].items()},
+        "response_tokens_mean": report["mean_tokens"],
     }
+    for name, value in report["overall"].items():
+        values[name.replace(" ", "_")] = value
     for k, row in report["samples"].items():
-        told |= {f"{kind}@{k}": value for kind, value in row.items()}
+        for kind, value in row.items():
+            values[f"{kind}@{k}"] = value
     for column in options.subsets:
-        told |= {f"{column}/{value}": row["strict"] for value, row in report["subsets"][column].items()}
-    return {f"benchmark/{options.name}/{name}": float(value) for name, value in told.items()}
+        for subset, row in report["subsets"][column].items():
+            values[f"{column}/{subset}"] = row["strict"]
+    return {f"benchmark/{options.name}/{name}": float(value) for name, value in values.items()}

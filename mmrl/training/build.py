@@ -1,4 +1,4 @@
-"""The composition root: a config becomes objects. Concrete classes meet only here."""
+"""Builds the objects of a run from its config. Only here and in `run.py` do concrete classes of all packages meet."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from mmrl.config.schema import (
     EvalGenerationConfig,
     LossConfig,
     RlStage,
+    SampleStage,
     SamplingConfig,
     SftStage,
 )
-from mmrl.config.schema import SampleStage as SampleStage
 from mmrl.data.check_stages import check_demonstrations
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
-from mmrl.distributed.ranks import (
-    MediaPlacement,
-    Ranks,
+from mmrl.distributed.ranks import MediaPlacement, Ranks
+from mmrl.distributed.sharing import (
+    MediaCheck,
     SharedDemonstrationTools,
     SharedMediaCheck,
+    SharedRewardScorer,
     SharedRolloutPipeline,
 )
 from mmrl.learner.engine_torch import TorchEngine
@@ -56,43 +57,48 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import create_adapter
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy, banned_ids
-from mmrl.ports import DemonstrationCompleter, ExperienceSelector, Sampler, SampleSource
-from mmrl.rollout.build import RolloutContext, build_pipeline, check_steps
+from mmrl.ports import DemonstrationCompleter, ExperienceSelector, RewardScorer, RolloutPipeline, Sampler, SampleSource
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params, prompt_limit
+from mmrl.rollout.pipeline import build_pipeline, check_steps
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
-from mmrl.types import SamplingParams, TrainingState
+from mmrl.types import Sample, SamplingParams, TrainingState
 from mmrl.utils.torch_threads import set_thread_count
 
 if TYPE_CHECKING:
     from mmrl.learner.engine_deepspeed import DeepspeedModel
 
 IMAGE_CACHE_BYTES = 256 * 2**20
-WORKER_IMAGE_CACHE_BYTES = 64 * 2**20  # a worker meets a picture twice, measuring and encoding it
+WORKER_IMAGE_CACHE_BYTES = 64 * 2**20  # a worker opens an image twice: to measure it and to encode it
 
 
 class StageEngine(OptimizerEngine, Protocol):
-    """An engine with a memory: the optimizer of a stage."""
+    """An optimizer engine whose state can be saved, loaded and reset."""
 
     def reset(self) -> None:
-        """Drop the moments."""
+        """Discard the optimizer's moments."""
 
     def state(self) -> dict[str, dict[int, Any]]:
-        """What a checkpoint keeps of this rank's part of the weights, by their places; every rank must ask."""
+        """Return this rank's share of the optimizer state, by index of the parameter. Collective."""
 
     def load_state(self, state: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continue from the `state()` of all ranks, given to each."""
+        """Restore from the merged `state()` of all ranks."""
 
 
 class RunContext:
-    """Everything of a run that outlives a stage."""
+    """Everything of a run that outlives its stages: model, data, rewards, tools, rollout engine."""
 
     def __init__(self, config: Config, base_dir: Path, run_dir: RunDir, console: Console, ranks: Ranks) -> None:
-        self.config, self.run_dir, self.console, self.ranks = config, run_dir, console, ranks
-        self._base_dir = base_dir
+        """Build and check all of it; file names in the config start from `base_dir`.
+
+        Raises:
+            UserError: something in the config, the data or the rewards would fail during training.
+        """
+        self.config, self.base_dir, self.run_dir, self.console, self.ranks = config, base_dir, run_dir, console, ranks
         self.tool_runner = ToolRunner(partial(registry.load_tool, base_dir))
         set_thread_count(config.run.cpu_threads, ranks.size)
         torch.manual_seed(config.run.seed)
@@ -100,42 +106,37 @@ class RunContext:
         self.scorer = build_scorer(config, base_dir)
         self.group_rewards = build_group_rewards(config, base_dir)
         registry.check_case_tables([term.fn for term in config.rewards.terms], base_dir)
-        place = make_dataset_context(config, base_dir, run_dir.data)
-        store = MediaCache(place.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        intake = DatasetLoader(config, place, store, console, OpenedMediaIndex(run_dir.opened_media))
-        console.info(f"{config.run.name}: reading samples, opening every picture, trying every reward ...")
-        self.samples = ranks.on_rank0(intake.load)
+
+        dataset_context = make_dataset_context(config, base_dir, run_dir.data)
+        media_policy, media_limits = dataset_context.media_policy, config.data.media_limits
+        media_cache = MediaCache(media_policy, media_limits, max_bytes=IMAGE_CACHE_BYTES)
+        loader = DatasetLoader(config, dataset_context, media_cache, console, OpenedMediaIndex(run_dir.opened_media))
+        console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
+        # Rank 0 reads and checks the data for all: the others receive its samples.
+        self.samples = ranks.on_rank0(loader.load)
         ranks.on_rank0(self._check_rewards)
-        every = [sample for part in self.samples.by_split().values() for sample in part]
-        idle = [term.name for term in self.group_rewards if not any(map(term.options.applies_to, self.samples.train))]
-        for name in (*self.scorer.unused_terms(every), *idle):
-            console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
+        self._warn_about_unused_rewards()
         check_demonstrations(config, self.samples.train, self.response_format)
-        loaded = build_model(config, partial(build_processor, config, self.samples.train))
-        self.adapter = create_adapter(loaded.model, config.model.lora, config.run.seed)
-        self.model_bundle = loaded
-        self.is_zero3 = (
-            config.deepspeed is not None and config.deepspeed.zero_stage == 3
-        )  # perhaps because no device holds it
-        self.policy = Policy(
-            loaded.model if self.is_zero3 else loaded.model.to(select_device(config)),
-            freeze=config.model.freeze,
-            logits_chunk=config.model.logits_chunk_tokens,
-            cache_vision=not self.is_zero3,
-        )
+
+        self.model_bundle = build_model(config, partial(build_processor, config, self.samples.train))
+        self.adapter = create_adapter(self.model_bundle.model, config.model.lora, config.run.seed)
+        self.is_zero3 = config.deepspeed is not None and config.deepspeed.zero_stage == 3
+        self.policy = self._build_policy()
         self._sharded: DeepspeedModel | None = None
+
         limit = prompt_limit(config, self.policy)
-        encoder = build_encoder(config, loaded, store, limit)
+        encoder = build_encoder(config, self.model_bundle, media_cache, limit)
+        # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
         self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
-        enable_gradient_checkpointing(loaded.model, config.model.gradient_checkpointing)
+        enable_gradient_checkpointing(self.model_bundle.model, config.model.gradient_checkpointing)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(intake, self.samples, encoder))
-        self.stage_data = StageData(config, place, self.samples, self.processor, run_dir.outputs)
-        opener = MediaCache(place.media_policy, config.data.media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
-        self._worker_encoder = build_encoder(config, loaded, opener, limit)
-        embeddings = self.policy.model.get_input_embeddings().num_embeddings
-        self.banned_token_ids = banned_ids(self.processor.tokenizer, embeddings)
-        self._check_rollouts()
+        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(loader, self.samples, encoder))
+        self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
+        worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
+        self._worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
+        num_embeddings = self.policy.model.get_input_embeddings().num_embeddings
+        self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings)
+        self._check_rollout_steps()
         self._print_overview()
         self.samplers = SamplerFactory(
             config,
@@ -145,75 +146,34 @@ class RunContext:
             run_dir=run_dir,
             ranks=ranks,
             warn=console.warn,
+            base_dir=base_dir,
         )
-
-    def _check_rewards(self) -> None:
-        for stage in self.config.stages:
-            if isinstance(stage, RlStage):
-                load_custom_advantage(stage.advantage, self._base_dir)
-        check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
-        self.scorer.check_samples(self.samples.train, self.response_format)
-        self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
-        check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
-
-    def _check_rollouts(self) -> None:
-        """Refuse rollout programs that cannot run."""
-        config = self.config
-        terms = [
-            name
-            for name, term in zip(self.scorer.term_weights, config.rewards.terms, strict=True)
-            if not term.training_only
-        ]
-        for owner in _configs_with_rollout_steps(config):
-            check_steps(owner.rollout_steps, self.processor, self.banned_token_ids, terms, self.tool_runner.load_tool)
-
-    def _print_overview(self) -> None:
-        """Say what there is to learn from, and what of the model learns."""
-        samples, model, stages = self.samples, self.policy.model, self.config.training_stages
-        self.console.info(
-            f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
-            "samples"
-        )
-        rows = [
-            (
-                *(
-                    each.component,
-                    f"{each.num_tensors:,}",
-                    f"{each.num_parameters:,}",
-                    f"{each.num_trained:,}",
-                    "+".join(each.dtypes),
-                ),
-                *(f"{stage.optimizer.component_lr(each.component):g}" if each.num_trained else "" for stage in stages),
-            )
-            for each in summarize_components(model)
-        ]
-        columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
-        self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
 
     def build_evaluator(self) -> Evaluator:
-        """Measures the current weights."""
-        options = self.config.evaluation
-        kit = RolloutContext(
-            sampler=self.samplers.make_sampler(self.config.run.seed, "evaluation"),
+        """Return what measures held-out reward under the current weights."""
+        options, seed = self.config.evaluation, self.config.run.seed
+        rollout_context = RolloutContext(
+            sampler=self.samplers.make_sampler(seed, "evaluation"),
             scorer=self.scorer,
             processor=self.processor,
             sampling_params=self.build_sampling_params(options),
             group_size=1,
             groups_per_step=options.batch_size,
-            seed=derive_seed(self.config.run.seed, "evaluation"),
+            seed=derive_seed(seed, "evaluation"),
             tool_runner=self.tool_runner,
+            base_dir=self.base_dir,
         )
         return Evaluator(
             prompt_builder=self.processor,
-            rollout_pipeline=build_pipeline(options.rollout_steps, kit),
+            rollout_pipeline=build_pipeline(options.rollout_steps, rollout_context),
             scorer=self.scorer,
             batch_size=options.batch_size,
             warn=self.console.warn,
         )
 
-    def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> SharedRolloutPipeline:
-        """What a stage does with its prompts, of which every rank has a part."""
-        kit = RolloutContext(
+    def build_rollout_pipeline(self, stage: RlStage | SampleStage, sampler: Sampler) -> RolloutPipeline:
+        """Return the pipeline that runs this rank's share of a stage's prompts."""
+        rollout_context = RolloutContext(
             sampler=sampler,
             scorer=self.scorer,
             processor=self.processor,
@@ -224,48 +184,59 @@ class RunContext:
             tool_runner=self.tool_runner,
             swap_samples=self.samples.train,
             ranks=self.ranks,
+            base_dir=self.base_dir,
         )
-        places = stage.max_prompts_in_flight if isinstance(stage, RlStage) else stage.prompts_per_step
-        program = build_pipeline(stage.rollout_steps, kit)
+        return build_pipeline(stage.rollout_steps, rollout_context)
+
+    def share_rollout_pipeline(self, pipeline: RolloutPipeline, prompts_per_round: int) -> RolloutPipeline:
+        """Return the pipeline itself in a run of one process, else one that exchanges metrics and unfinished groups."""
+        # DeepSpeed may shard the model even in a single process: it must be gathered before it can generate.
+        if self.ranks.size == 1 and self.config.deepspeed is None:
+            return pipeline
         return SharedRolloutPipeline(
-            pipeline=program,
+            pipeline=pipeline,
             ranks=self.ranks,
-            prompts_per_round=places,
+            prompts_per_round=prompts_per_round,
             gather_for_sampling=self.samplers.gather_for_sampling,
         )
 
+    def share_scorer(self, placement: MediaPlacement) -> RewardScorer:
+        """Return the scorer itself in a run of one process, else one that returns the groups of all ranks."""
+        if self.ranks.size == 1:
+            return self.scorer
+        return SharedRewardScorer(scorer=self.scorer, ranks=self.ranks, placement=placement)
+
     def build_sampling_params(self, options: SamplingConfig | EvalGenerationConfig) -> SamplingParams:
-        """What rollouts are drawn from."""
+        """Return the distribution that rollouts are drawn from, with this model's banned tokens and stop strings."""
         return build_sampling_params(options, self.banned_token_ids, self.response_format.all_stop_strings)
 
     def open_source(self, stage: SftStage | RlStage, state: TrainingState) -> AbstractContextManager[SampleSource]:
-        """The samples of a stage, endlessly, in its order, which may follow what `state` remembers."""
+        """Open this rank's share of a stage's samples. The order may depend on rewards recorded in `state`."""
         return self.stage_data.open_source(stage, state, self._worker_encoder, self.console, self.ranks)
 
     def build_demonstration_tools(self, stage: SftStage) -> DemonstrationCompleter | None:
-        """What answers the calls of a stage's demonstrations, if anything does."""
+        """Return what answers the tool calls in a stage's demonstrations, or None if the stage has no tools."""
         if not stage.rollout_steps:
             return None
-        replies = self.tool_runner.make_executor(stage.rollout_steps[0], self.processor)
-        return SharedDemonstrationTools(tools=DemonstrationTools(executor=replies), ranks=self.ranks)
+        executor = self.tool_runner.make_executor(stage.rollout_steps[0], self.processor)
+        tools = DemonstrationTools(executor=executor)
+        return tools if self.ranks.size == 1 else SharedDemonstrationTools(tools=tools, ranks=self.ranks)
 
     def shard_model(self) -> None:
-        """Leave the model to DeepSpeed, if the config says so; by now it has the weights it goes on from."""
+        """Hand the model to DeepSpeed, if the config has it. Weights of a checkpoint must be loaded before."""
         if self.config.deepspeed is not None:
             from mmrl.learner.engine_deepspeed import DeepspeedModel
 
             self._sharded = DeepspeedModel(self.policy, self.config.deepspeed, self.ranks)
 
     def unwrap_model(self) -> None:
-        """Take the model back, whole on the first rank."""
+        """Take the model back from DeepSpeed; rank 0 then holds all of it."""
         if self._sharded is not None:
             self._sharded.unwrap(self.policy)
 
     def build_selector(self, stage: RlStage, placement: MediaPlacement) -> ExperienceSelector:
-        """What decides what a step of the stage learns."""
-        shared = SharedMediaCheck(
-            check=partial(find_media_problems, self.processor.build), ranks=self.ranks, placement=placement
-        )
+        """Return what decides which experiences a step of the stage trains on."""
+        media = ChangedMediaDetector(self._build_media_check(placement), self.console.warn)
         weights = reward_weights(self.scorer, self.group_rewards)
         replay = None
         if stage.replay is not None:
@@ -281,12 +252,12 @@ class RunContext:
                 compute_advantages,
                 options=stage.advantage,
                 weights=weights,
-                custom_advantage=load_custom_advantage(stage.advantage, self._base_dir),
+                custom_advantage=load_custom_advantage(stage.advantage, self.base_dir),
             ),
             prompts_per_step=stage.prompts_per_step,
             dynamic_sampling=stage.dynamic_sampling,
             replay=replay,
-            changed_media=ChangedMediaDetector(shared, self.console.warn),
+            changed_media=media,
             stale_old_logprobs=None if corrected else "recorded",
             rollouts_may_be_stale=stage.async_rollouts or stage.has_partial_rollouts,
             tracked_terms=stage.track_rewards,
@@ -294,7 +265,7 @@ class RunContext:
         )
 
     def build_engine(self, stage: SftStage | RlStage) -> StageEngine:
-        """A fresh optimizer for a stage."""
+        """Return a new optimizer for a stage."""
         if self._sharded is not None:
             return self._sharded.create_stage_engine(stage.optimizer)
         return TorchEngine(self.policy.trained_by_component, stage.optimizer, self.ranks)
@@ -306,24 +277,103 @@ class RunContext:
         reference: LogprobModel | None,
         placement: MediaPlacement,
     ) -> GrpoLearner:
-        """The learner of a stage."""
-        loss, epochs, mini_batches = LossConfig(), 1, 1
+        """Return the learner of a stage. Supervised stages have one epoch and one mini-batch, and no policy loss."""
         if isinstance(stage, RlStage):
             loss, epochs, mini_batches = stage.loss, stage.ppo_epochs, stage.num_mini_batches
-        plan = LearnerConfig(
+            micro_batch_groups = stage.micro_batch_groups
+        else:
+            loss, epochs, mini_batches = LossConfig(), 1, 1
+            # Each demonstration is a group of its own.
+            micro_batch_groups = stage.micro_batch_sequences
+        learner_config = LearnerConfig(
             loss=loss,
             optimizer=stage.optimizer,
             total_steps=stage.steps,
-            micro_batch_groups=stage.micro_batch_groups if isinstance(stage, RlStage) else stage.micro_batch_sequences,
+            micro_batch_groups=micro_batch_groups,
             micro_batch_tokens=stage.micro_batch_tokens,
             epochs=epochs,
             mini_batches=mini_batches,
             shared_prefix=stage.shared_prefix != "off" and self.policy.supports_shared_prefix,
             pad_id=self.eos_token_id,
         )
-        return GrpoLearner(self.policy, self.processor, engine, plan, reference, ranks=self.ranks, placement=placement)
+        return GrpoLearner(
+            self.policy, self.processor, engine, learner_config, reference, ranks=self.ranks, placement=placement
+        )
+
+    def _build_policy(self) -> Policy:
+        model = self.model_bundle.model
+        if not self.is_zero3:  # under ZeRO-3 the whole model may not fit on any device
+            model = model.to(select_device(self.config))
+        return Policy(
+            model,
+            freeze=self.config.model.freeze,
+            logits_chunk=self.config.model.logits_chunk_tokens,
+            cache_vision=not self.is_zero3,
+        )
+
+    def _build_media_check(self, placement: MediaPlacement) -> MediaCheck:
+        """Return what checks that the media of earlier prompts have not changed on disk."""
+        check = partial(find_media_problems, self.processor.build)
+        if self.ranks.size == 1:
+            return check
+        return SharedMediaCheck(check=check, ranks=self.ranks, placement=placement)
+
+    def _check_rewards(self) -> None:
+        """Call every reward on every sample it applies to, before training needs it."""
+        for stage in self.config.stages:
+            if isinstance(stage, RlStage):
+                load_custom_advantage(stage.advantage, self.base_dir)
+        check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
+        self.scorer.check_samples(self.samples.train, self.response_format)
+        self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
+        check_group_rewards(self.group_rewards, self.scorer, self.samples.train)
+
+    def _warn_about_unused_rewards(self) -> None:
+        all_samples: list[Sample] = []
+        for split in self.samples.by_split().values():
+            all_samples += split
+        unused = list(self.scorer.unused_terms(all_samples))
+        for term in self.group_rewards:
+            if not any(map(term.options.applies_to, self.samples.train)):
+                unused.append(term.name)
+        for name in unused:
+            self.console.warn(f"reward term {name!r} applies to none of the samples: see its `when`")
+
+    def _check_rollout_steps(self) -> None:
+        """Refuse rollout steps that cannot run, before anything is trained."""
+        scored_terms = []
+        for name, term in zip(self.scorer.term_weights, self.config.rewards.terms, strict=True):
+            if not term.training_only:
+                scored_terms.append(name)
+        for owner in _configs_with_rollout_steps(self.config):
+            check_steps(
+                owner.rollout_steps,
+                self.processor,
+                self.banned_token_ids,
+                scored_terms,
+                self.tool_runner.load_tool,
+                base_dir=self.base_dir,
+            )
+
+    def _print_overview(self) -> None:
+        """Print the sizes of the splits, and for each model component its parameters and learning rates."""
+        samples, model, stages = self.samples, self.policy.model, self.config.training_stages
+        self.console.info(
+            f"{len(samples.train):,} training, {len(samples.validation):,} validation and {len(samples.test):,} test "
+            "samples"
+        )
+        rows = []
+        for component in summarize_components(model):
+            sizes = (component.num_tensors, component.num_parameters, component.num_trained)
+            rates = [""] * len(stages)
+            if component.num_trained:
+                rates = [f"{stage.optimizer.component_lr(component.component):g}" for stage in stages]
+            rows.append((component.component, *(f"{size:,}" for size in sizes), "+".join(component.dtypes), *rates))
+        columns = ("part", "tensors", "parameters", "trained", "type", *(f"lr in {stage.name}" for stage in stages))
+        self.console.print_table(f"{type(model).__name__} on {model.device}", columns, rows)
 
 
-def _drop_unusable_samples(intake: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
-    intake.plan_videos(samples, encoder.frame_sampling)
-    return intake.filter_by_prompt(samples, encoder.measure)
+def _drop_unusable_samples(loader: DatasetLoader, samples: DataSplits, encoder: PromptEncoder) -> DataSplits:
+    """Return the splits without samples whose media or prompt length the model cannot take."""
+    loader.plan_videos(samples, encoder.frame_sampling)
+    return loader.filter_by_prompt(samples, encoder.measure)

@@ -1,25 +1,51 @@
-"""A run as a list of stages, each from the previous one's weights: what stands around the loops."""
+"""The callbacks of a training stage: logging, benchmarks, validation, checkpoints, and those of the user.
+
+`mmrl.training.run` puts them in order. Imports without torch.
+"""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Protocol
 
-from mmrl.config.schema import ValidationConfig
-from mmrl.ports import StopCriterion
-from mmrl.types import EvalRewards, RunInterrupted, TrainingState
+from mmrl.config.schema import CallbackConfig, ValidationConfig
+from mmrl.ports import MetricsLogger
+from mmrl.training.step import Callback, StepResult
+from mmrl.types import EvalRewards, RunInterrupted, TrainingState, UserError
+from mmrl.utils.plugins import load_plugin
 
 
-class ValidationGoal:
-    """Looks at held-out reward every so many steps, and ends the stage once it is high enough, if a goal is set.
+class StepLogger:
+    """Writes each step to the console, metrics.jsonl and timings.jsonl, and some steps' rollouts to rollouts/."""
 
-    `note` is told the mean reward of each task and over tasks, and what the rollout program counted.
-    """
+    def __init__(self, logger: MetricsLogger, *, only_failed_rollouts: bool = False) -> None:
+        """Log with `logger`; with `only_failed_rollouts`, save rollouts of steps with a non-finite gradient alone."""
+        self._logger, self._only_failed_rollouts = logger, only_failed_rollouts
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Log the step. Rollouts are saved when the logger's schedule says so, and always after a failed update."""
+        failed = state.nonfinite_steps > 0
+        if failed or not self._only_failed_rollouts:
+            selected = result.selected
+            result.rollouts_file = self._logger.log_rollouts(state, selected.groups, selected.advantages, force=failed)
+        self._logger.log(state, result.metrics, result.seconds)
+
+
+class BenchmarkRunner:
+    """Runs the benchmarks that are due after a step."""
+
+    def __init__(self, run_due_benchmarks: Callable[[TrainingState], None]) -> None:
+        self._run_due_benchmarks = run_due_benchmarks
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Run and log the benchmarks that are due."""
+        self._run_due_benchmarks(state)
+
+
+class Validation:
+    """Measures the held-out reward every `validation.every` steps, and ends the stage once it reaches its goal."""
 
     def __init__(
         self,
@@ -27,52 +53,40 @@ class ValidationGoal:
         log_means: Callable[[TrainingState, Mapping[str, float], Mapping[str, float]], None],
         options: ValidationConfig,
     ) -> None:
+        """Measure with `evaluate`.
+
+        Args:
+            evaluate: Returns the reward of each validation sample under the current weights.
+            log_means: Receives the state, the mean reward by task and over tasks (`mean`), and the rollout metrics.
+            options: When to measure, and the rewards to reach.
+        """
         self._evaluate, self._log_means, self._options = evaluate, log_means, options
 
-    def should_stop(self, state: TrainingState) -> bool:
-        """Look when a look is due; True ends the stage."""
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Measure if it is due, and set `state.stage_done` if the goal is reached."""
         if state.step % self._options.every:
-            return False
+            return
         held_out = self._evaluate()
-        means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
-        overall = fmean(means.values())
-        self._log_means(state, {**means, "mean": overall}, held_out.rollout_metrics)
-        goal, goal_each = self._options.stop_at_mean_reward, self._options.stop_at_task_reward
-        return goal is not None and overall >= goal and (goal_each is None or min(means.values()) >= goal_each)
-
-
-class AlsoLooking:
-    """A gate before which `look` is called after every step; it looks when something is due."""
-
-    def __init__(self, look: Callable[[TrainingState], None], gate: StopCriterion) -> None:
-        self._look, self._gate = look, gate
-
-    def should_stop(self, state: TrainingState) -> bool:
-        """Look, then as the gate says."""
-        self._look(state)
-        return self._gate.should_stop(state)
-
-
-class OpenGate:
-    """Never ends a stage early."""
-
-    def should_stop(self, state: TrainingState) -> bool:
-        """False: the stage runs all its steps."""
-        return False
+        task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
+        mean = fmean(task_means.values())
+        self._log_means(state, {**task_means, "mean": mean}, held_out.rollout_metrics)
+        goal, task_goal = self._options.stop_at_mean_reward, self._options.stop_at_task_reward
+        if goal is not None and mean >= goal and (task_goal is None or min(task_means.values()) >= task_goal):
+            state.stage_done = True
 
 
 class CheckpointWriter(Protocol):
-    """Where checkpoints are written, perhaps in the background."""
+    """The part of `mmrl.checkpoint.CheckpointManager` that reports on writes in the background."""
 
     def raise_if_failed(self) -> None:
-        """Raises UserError when a write in the background has failed."""
+        """Raise UserError if a write in the background has failed."""
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raises as `check`."""
+        """Wait until nothing is being written. Raises as `raise_if_failed`."""
 
 
 class PeriodicCheckpointer:
-    """Saves every so many steps, and at once when the user wants to stop."""
+    """Saves every `checkpoints.every` steps, and at once when the user has asked to stop."""
 
     def __init__(
         self,
@@ -84,56 +98,37 @@ class PeriodicCheckpointer:
     ) -> None:
         self._save, self._writer, self._stop_requested, self._every = save, writer, stop_requested, every
 
-    def save(self, state: TrainingState) -> None:
-        """Called after every step.
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Save the run if it is due.
 
         Raises:
-            Interrupted: the user wanted to stop; everything is saved.
-            UserError: this checkpoint, or the one before, cannot be written.
+            RunInterrupted: the user asked to stop; everything is saved.
+            UserError: this checkpoint, or an earlier one in the background, cannot be written.
         """
         self._writer.raise_if_failed()
-        if self._stop_requested() or state.step % self._every == 0:
-            self._save(state)
-            if self._stop_requested():  # perhaps only while it was saved
-                self._writer.wait()
-                raise RunInterrupted
+        if not self._stop_requested() and state.step % self._every:
+            return
+        self._save(state)
+        # Asked again: the signal may have arrived while the checkpoint was being saved.
+        if self._stop_requested():
+            self._writer.wait()
+            raise RunInterrupted
 
 
-@dataclass(slots=True)
-class StopSignal:
-    """The user's wish to stop: during a stage a first signal lets the step end and saves; others stop at once."""
+def load_callbacks(configs: Sequence[CallbackConfig], context: object, base_dir: Path) -> list[Callback]:
+    """Make the user's callbacks; file paths in `fn` start from `base_dir`.
 
-    warn: Callable[[str], None]
-    signal: int | None = None
-
-    def interrupt_at_once(self) -> AbstractContextManager[None]:
-        """Inside this block SIGTERM ends what is being done as Ctrl-C does."""
-        return _handle_signals(self._raise_interrupt, signal.SIGTERM)
-
-    def stop_after_step(self) -> AbstractContextManager[None]:
-        """Inside this block a first signal lets the step end and saves."""
-        return _handle_signals(self._request_stop, signal.SIGINT, signal.SIGTERM)
-
-    def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self.signal is not None
-
-    def _raise_interrupt(self, which: int, _frame: FrameType | None) -> None:
-        self.signal = which
-        raise KeyboardInterrupt
-
-    def _request_stop(self, which: int, _frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = which
-        self.warn("Stopping: the step in progress is finished and saved. Once more to stop at once.")
-
-
-@contextmanager
-def _handle_signals(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
-    kept = {which: signal.signal(which, handler) for which in signals}
-    try:
-        yield
-    finally:
-        for which, before in kept.items():
-            signal.signal(which, before)
+    Raises:
+        UserError: a function cannot be loaded, has another signature or other options, or returns no callback.
+    """
+    callbacks = []
+    for config in configs:
+        make = load_plugin(config.fn, base_dir, config.args, role="callback", parameters=("context",))
+        callback = make(context)
+        if not callable(getattr(callback, "on_step_end", None)):
+            raise UserError(
+                f"callback {config.fn!r} returned {type(callback).__name__}: it must return an object with a method "
+                "on_step_end(state, result)"
+            )
+        callbacks.append(callback)
+    return callbacks

@@ -1,31 +1,35 @@
-"""Signs of a run that goes wrong, and what helps: warnings when they begin to hold, and a line at a stage's end."""
+"""Warnings about runs that go wrong, and the two conditions under which a run gives up. Imports without torch."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
 
 from mmrl.config.schema import HealthConfig
-from mmrl.ports import MetricsLogger
-from mmrl.types import Group, TrainingState
+from mmrl.training.step import StepResult
+from mmrl.types import Group, TrainingState, UserError
 
 
 class HealthRule(NamedTuple):
-    """A metric, the limit that it should keep to, and what to say where it does not."""
+    """A limit on the windowed mean of one metric, and the advice to print when it is violated."""
 
     metric: str
     limit_field: str
+    """Field of `HealthConfig` with the limit. A name that begins with `min_` is a lower limit, any other an upper."""
     message: str
+    """Format string that receives the mean as `value`."""
 
 
 HEALTH_RULES: Final = (
     HealthRule(
         "groups/nonzero_advantage_frac",
         "min_nonzero_advantage_frac",
-        "{value:.0%} of the groups tell better from worse: to this policy the questions are too easy or too hard. Mix "
-        "in others, ask more of them (`filter` with `rounds`), or learn again from those that did (`replay`)",
+        "{value:.0%} of the groups have a nonzero advantage: the other questions are too easy or too hard for this "
+        "policy. Mix in others, sample more (`dynamic_sampling` with `max_rounds`), or train again on groups that had "
+        "one (`replay`)",
     ),
     HealthRule(
         "rollout/truncated_frac",
@@ -35,14 +39,14 @@ HEALTH_RULES: Final = (
     HealthRule(
         "rollout/duplicate_frac",
         "max_duplicate_frac",
-        "{value:.0%} of the rollouts say what a sibling says: raise sampling.temperature, or add a bonus on entropy "
-        "(loss.entropy)",
+        "{value:.0%} of the rollouts repeat the text of a sibling: raise sampling.temperature, or add a bonus on "
+        "entropy (loss.entropy)",
     ),
     HealthRule(
         "policy/entropy_nats",
         "min_entropy",
-        "the policy is sure of every token (entropy {value:.4f} nats) and tries nothing new: lower the learning rate, "
-        "raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
+        "the policy is certain of every token (entropy {value:.4f} nats) and no longer explores: lower the learning "
+        "rate, raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
     ),
     HealthRule(
         "policy/reference_kl_nats",
@@ -52,118 +56,19 @@ HEALTH_RULES: Final = (
     HealthRule(
         "policy/importance_ratio_max",
         "max_importance_ratio",
-        "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, epochs or "
-        "replay.max_age, or set loss.dual_clip",
+        "some tokens are {value:.0f} times as likely as when they were sampled: lower the learning rate, ppo_epochs or "
+        "replay.max_staleness, or set loss.dual_clip",
     ),
 )
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 CALLS_SUFFIX: Final = "/calls"
 TERM_PREFIX: Final = "reward/term/"
 TOTAL_METRIC: Final = "reward/mean"
-
-
-class HealthMonitor:
-    """Averages the metrics of the last steps and holds them against the limits.
-
-    A sign is told when it begins to hold, and again only after it was gone for as many steps as are averaged.
-    """
-
-    def __init__(self, options: HealthConfig, warn: Callable[[str], None]) -> None:
-        self._options, self._warn = options, warn
-        self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
-        self._first_means: Mapping[str, float] = {}
-        self._last_violation: dict[str, int] = {}  # the step at which a sign held last
-
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one more step; warn of what has begun to hold."""
-        self._window.append(metrics)
-        if len(self._window) < self._options.window:
-            return
-        means = self.window_means()
-        self._first_means = self._first_means or means
-        for name, text in self._find_problems(means):
-            if name not in self._last_violation or step - self._last_violation[name] > self._options.window:
-                self._warn(f"step {step}, mean of {self._options.window} steps: {text}")
-            self._last_violation[name] = step
-
-    def window_means(self) -> dict[str, float]:
-        """The metrics of the last steps, each averaged over the steps that have it."""
-        names = {name for metrics in self._window for name in metrics}
-        return {name: fmean(metrics[name] for metrics in self._window if name in metrics) for name in names}
-
-    def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """What is wrong, by the name of the metric."""
-        for sign in HEALTH_RULES:
-            limit: float | None = getattr(self._options, sign.limit_field)
-            value = means.get(sign.metric)
-            if limit is not None and value is not None and _violates_limit(value, limit, sign.limit_field):
-                yield sign.metric, sign.message.format(value=value)
-        for probe, gap in _largest_blind_gaps(means).items():
-            if self._options.min_blind_gap is not None and gap < self._options.min_blind_gap:
-                yield (
-                    BLIND_GAP_PREFIX + probe,
-                    f"probe {probe}: no reward loses more than {gap:.3f} where the media are hidden: the policy may "
-                    "not look at them. Leave out questions that can be answered blind",
-                )
-        for step, failed in _failed_call_fracs(means).items():
-            if self._options.max_failed_tool_call_frac is not None and failed > self._options.max_failed_tool_call_frac:
-                yield (
-                    step + CALLS_SUFFIX,
-                    f"{failed:.0%} of the calls in step {step} fail: a tool raises or takes too long, the rollouts say "
-                    "what it said. Mend it, or have `on_error: stop` end the run",
-                )
-        for name, value in sorted(means.items()):
-            if name.startswith(TERM_PREFIX) and self._has_fallen(name, value, means):
-                yield (
-                    name,
-                    f"{name.removeprefix(TERM_PREFIX)} fell from {self._first_means[name]:.3f} to {value:.3f} while the total rose: "
-                    "other terms are easier to earn. Weigh them less, or make this one their gate",
-                )
-
-    def _has_fallen(self, name: str, value: float, means: Mapping[str, float]) -> bool:
-        most = self._options.max_reward_term_drop
-        if most is None or name not in self._first_means:
-            return False
-        return self._first_means[name] - value > most and means[TOTAL_METRIC] > self._first_means[TOTAL_METRIC]
-
-
-class MonitoredLogger:
-    """A teller whose steps are watched; it adds how far rollouts repeat their siblings."""
-
-    def __init__(self, inner: MetricsLogger, monitor: HealthMonitor) -> None:
-        self._inner, self._monitor = inner, monitor
-        self._duplicate_metrics: Mapping[str, float] = {}
-
-    def log_rollouts(
-        self, state: TrainingState, groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, force: bool
-    ) -> str | None:
-        """As the inner teller."""
-        self._duplicate_metrics = compute_duplicate_metrics(groups)
-        return self._inner.log_rollouts(state, groups, advantages, force=force)
-
-    def log(self, state: TrainingState, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """Tell the step, then look at it."""
-        metrics = {**metrics, **self._duplicate_metrics}
-        self._inner.log(state, metrics, times)
-        self._monitor.update(state.step, metrics)
-
-
-def compute_duplicate_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Shares of rollouts that repeat a sibling: its whole text, and its answer alone."""
-    drawn = [group.all_rollouts for group in groups]
-    count = sum(map(len, drawn))
-    if not count:
-        return {}
-    texts = sum(len({rollout.text for rollout in rollouts}) for rollouts in drawn)
-    answers = sum(len({rollout.answer.text for rollout in rollouts}) for rollouts in drawn)
-    return {"rollout/duplicate_frac": 1.0 - texts / count, "rollout/duplicate_answer_frac": 1.0 - answers / count}
-
-
-_SUMMARY_METRICS: Final = (  # metric, words
+SUMMARY_METRICS: Final = (  # metric, format of its windowed mean
     ("groups/nonzero_advantage_frac", "{:.0%} of groups informative"),
     ("replay/frac", "{:.0%} replayed"),
-    ("replay/staleness_mean", "age {:.1f}"),
-    ("replay/effective_size", "memory worth {:.0f}"),
+    ("replay/staleness_mean", "staleness {:.1f}"),
+    ("replay/effective_size", "replay buffer worth {:.0f}"),
     ("policy/entropy_nats", "entropy {:.3f} nats"),
     ("rollout/response_tokens_mean", "{:.1f} tokens"),
     ("rollout/truncated_frac", "{:.0%} truncated"),
@@ -173,26 +78,181 @@ _SUMMARY_METRICS: Final = (  # metric, words
 )
 
 
-def summarize_health(monitor: HealthMonitor) -> str:
-    """One line on the last steps."""
-    means = monitor.window_means()
-    return "Health at the end: " + ", ".join(
-        text.format(means[name]) for name, text in _SUMMARY_METRICS if name in means
-    )
+class HealthMonitor:
+    """A callback that averages metrics over the last `health.window` steps and warns when a mean leaves its limits.
+
+    A problem is reported when it begins, and again only after it was absent for a whole window.
+    """
+
+    def __init__(self, options: HealthConfig, warn: Callable[[str], None]) -> None:
+        self._options, self._warn = options, warn
+        self._window: deque[Mapping[str, float]] = deque(maxlen=options.window)
+        self._first_means: Mapping[str, float] = {}
+        self._last_violation: dict[str, int] = {}  # the last step with the problem, by metric
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Add the metrics of a step and warn of problems that begin with it."""
+        self.update(state.step, result.metrics)
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of step `step`, counted from 1, and warn of problems that begin with it."""
+        self._window.append(metrics)
+        if len(self._window) < self._options.window:
+            return
+        means = self.window_means()
+        self._first_means = self._first_means or means
+        for name, message in self._find_problems(means):
+            last = self._last_violation.get(name)
+            if last is None or step - last > self._options.window:
+                self._warn(f"step {step}, mean of {self._options.window} steps: {message}")
+            self._last_violation[name] = step
+
+    def window_means(self) -> dict[str, float]:
+        """Return the mean of each metric over those steps of the window that have it."""
+        values: dict[str, list[float]] = {}
+        for metrics in self._window:
+            for name, value in metrics.items():
+                values.setdefault(name, []).append(value)
+        return {name: fmean(found) for name, found in values.items()}
+
+    def summary(self) -> str:
+        """Return one line about the last steps, for the end of a stage."""
+        means = self.window_means()
+        parts = [text.format(means[name]) for name, text in SUMMARY_METRICS if name in means]
+        return "Health at the end: " + ", ".join(parts)
+
+    def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Yield the metric and the message of each problem that `means` show."""
+        for rule in HEALTH_RULES:
+            limit: float | None = getattr(self._options, rule.limit_field)
+            value = means.get(rule.metric)
+            if limit is not None and value is not None and _violates_limit(value, limit, rule.limit_field):
+                yield rule.metric, rule.message.format(value=value)
+        yield from self._find_blind_probes(means)
+        yield from self._find_failing_tools(means)
+        yield from self._find_falling_terms(means)
+
+    def _find_blind_probes(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        limit = self._options.min_blind_gap
+        if limit is None:
+            return
+        for probe, gap in _largest_blind_gaps(means).items():
+            if gap < limit:
+                yield (
+                    BLIND_GAP_PREFIX + probe,
+                    f"probe {probe}: no reward term loses more than {gap:.3f} when the media are hidden: the policy "
+                    "may not look at them. Leave out questions that can be answered blind",
+                )
+
+    def _find_failing_tools(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        limit = self._options.max_failed_tool_call_frac
+        if limit is None:
+            return
+        for step_name, failed in _failed_call_fracs(means).items():
+            if failed > limit:
+                yield (
+                    step_name + CALLS_SUFFIX,
+                    f"{failed:.0%} of the tool calls in step {step_name} fail: a tool raises or exceeds its timeout; "
+                    "the rollouts contain its error messages. Fix it, or end the run there with `on_error: stop`",
+                )
+
+    def _find_falling_terms(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Find reward terms that fell while the total rose: a sign that the policy games the other terms."""
+        limit = self._options.max_reward_term_drop
+        if limit is None:
+            return
+        for name, value in sorted(means.items()):
+            if not name.startswith(TERM_PREFIX) or name not in self._first_means:
+                continue
+            first = self._first_means[name]
+            if first - value > limit and means[TOTAL_METRIC] > self._first_means[TOTAL_METRIC]:
+                term = name.removeprefix(TERM_PREFIX)
+                yield (
+                    name,
+                    f"reward term {term} fell from {first:.3f} to {value:.3f} while the total rose: other terms are "
+                    f"easier to earn. Lower their weights, or make them require it (`requires: {term}`)",
+                )
+
+
+class FailedStepCounter:
+    """A callback that counts consecutive steps which changed no weight, for `FailedStepLimit`.
+
+    The counts are part of `TrainingState`, so they survive a restart.
+    """
+
+    def __init__(self, *, count_steps_without_signal: bool) -> None:
+        """Count non-finite gradients, and in RL stages steps without an advantage too."""
+        self._count_steps_without_signal = count_steps_without_signal
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Extend or end both series of failed steps."""
+        # The metric is absent when the step attempted no update: that neither extends nor ends the series.
+        nonfinite_updates = result.metrics.get("learner/nonfinite_updates")
+        if nonfinite_updates is not None:
+            state.nonfinite_steps = state.nonfinite_steps + 1 if nonfinite_updates else 0
+        if self._count_steps_without_signal:
+            has_signal = any(experience.advantage for experience in result.selected.experiences)
+            state.steps_without_signal = 0 if has_signal else state.steps_without_signal + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStepLimit:
+    """A callback that ends a run which no longer learns."""
+
+    max_nonfinite_steps: int
+    """Consecutive steps that may leave out an update because its gradient was not finite."""
+    max_steps_without_signal: int | None = None
+    """Consecutive steps that may have no experience with a nonzero advantage; None for stages without advantages."""
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Check the counts of `FailedStepCounter` against the limits.
+
+        Raises:
+            UserError: one of the limits is reached.
+        """
+        if self.max_steps_without_signal is not None and state.steps_without_signal >= self.max_steps_without_signal:
+            raise UserError(
+                f"{state.steps_without_signal} steps in a row had no group to learn from: in each, all rollouts of a "
+                "group earned the same, or could not be scored, or `dynamic_sampling` rejected the group. The task is "
+                "solved or out of reach, the temperature is too low, the filter too narrow, or a reward fails; look at "
+                "rollouts/"
+            )
+        if state.nonfinite_steps >= self.max_nonfinite_steps:
+            raise UserError(
+                f"{state.nonfinite_steps} steps in a row had a gradient that is not finite, and changed no weight. The "
+                f"samples of the last one are in {result.rollouts_file}: look for anything unusual in them, or try "
+                "model.dtype=float32 or a lower learning rate"
+            )
+
+
+def compute_duplicate_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the fractions of rollouts that repeat a sibling: its whole text, and its answer alone."""
+    num_rollouts = num_texts = num_answers = 0
+    for group in groups:
+        num_rollouts += len(group.all_rollouts)
+        num_texts += len({rollout.text for rollout in group.all_rollouts})
+        num_answers += len({rollout.answer.text for rollout in group.all_rollouts})
+    if not num_rollouts:
+        return {}
+    return {
+        "rollout/duplicate_frac": 1.0 - num_texts / num_rollouts,
+        "rollout/duplicate_answer_frac": 1.0 - num_answers / num_rollouts,
+    }
 
 
 def _failed_call_fracs(means: Mapping[str, float]) -> dict[str, float]:
-    """The share of calls that fail, by the step of the program that answers them."""
+    """Return the fraction of tool calls that fail, by the rollout step that makes them."""
     failed: dict[str, float] = {}
     for name, calls in means.items():
         if name.endswith(CALLS_SUFFIX) and calls:
-            step = name.removesuffix(CALLS_SUFFIX)
-            failed[step] = (means.get(f"{step}/errors", 0.0) + means.get(f"{step}/timeouts", 0.0)) / calls
+            step_name = name.removesuffix(CALLS_SUFFIX)
+            failures = means.get(f"{step_name}/errors", 0.0) + means.get(f"{step_name}/timeouts", 0.0)
+            failed[step_name] = failures / calls
     return failed
 
 
 def _largest_blind_gaps(means: Mapping[str, float]) -> dict[str, float]:
-    """What the reward term that depends most on the media loses without them, by probe."""
+    """Return by probe the loss of the reward term that depends most on the media that the probe hides."""
     gaps: dict[str, float] = {}
     for name, gap in means.items():
         if name.startswith(BLIND_GAP_PREFIX):
@@ -201,6 +261,5 @@ def _largest_blind_gaps(means: Mapping[str, float]) -> dict[str, float]:
     return gaps
 
 
-def _violates_limit(value: float, limit: float, name: str) -> bool:
-    """Whether a value is below a limit whose name begins with `min_`, or above another."""
-    return value < limit if name.startswith("min_") else value > limit
+def _violates_limit(value: float, limit: float, limit_field: str) -> bool:
+    return value < limit if limit_field.startswith("min_") else value > limit

@@ -1,175 +1,120 @@
-"""Reinforcement learning, whole: ask, answer, judge, choose, learn, tell.
+"""The reinforcement learning loop: build prompts, roll out, score, select, learn, sync weights, call back.
 
-     Sample ──ask──► Prompt ──answer──► Rollout ──judge──► Group ──choose──► Experience ──learn──► new weights
-                                            ▲──────────────────── sync ◄──────────────────────────────┘
-
-The loop knows ports and nouns only. What a step draws depends on the run's seed, the step and the sample, never on
-a clock or on what ran before, so a run continued from a checkpoint is the run that was never interrupted.
+What a step generates depends on the run's seed, the step and the sample, never on a clock or on earlier random draws,
+so a run resumed from a checkpoint equals one that was never interrupted. Imports without torch.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mmrl.algo.step_metrics import compute_step_metrics
-from mmrl.ports import (
-    AsyncRollouts,
-    Checkpointer,
-    ExperienceSelector,
-    Learner,
-    MetricsLogger,
-    PromptBuilder,
-    RewardScorer,
-    RolloutPipeline,
-    Sampler,
-    SampleSource,
-    StopCriterion,
-)
-from mmrl.training.give_up import check_nonfinite_steps, check_steps_without_signal, count_nonfinite_steps
-from mmrl.types import Group, Prompt, RolloutBatch, TrainingState
+from mmrl.distributed.ranks import Ranks
+from mmrl.distributed.sharing import count_dropped_samples
+from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, Sampler, SampleSource
+from mmrl.training.health import compute_duplicate_metrics
+from mmrl.training.step import Callback, StepResult, StepTimer
+from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlSettings:
-    """The numbers of a stage. A round has `prompts`, waiting ones too; `shape` adds what is earned beside siblings."""
+    """Sizes of one RL stage."""
 
-    num_steps: int
-    prompts_per_round: int
-    add_group_rewards: Callable[[Group, int], Group]
-    max_steps_without_signal: int
-    max_nonfinite_steps: int
+    num_steps: int  # optimizer steps of the stage
+    prompts_per_round: int  # over all ranks, with the groups that the step before left unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlComponents:
-    """The machinery, each behind its port; with `foresight`, steps overlap: one is learned, the next one drawn."""
+    """The parts of one RL stage. `mmrl.ports` says what each of them does."""
 
     source: SampleSource
     prompt_builder: PromptBuilder
     rollout_pipeline: RolloutPipeline
-    sampler: Sampler
     scorer: RewardScorer
+    add_group_rewards: Callable[[Group, int], Group]  # adds rewards that compare siblings, weighted as at a step
     selector: ExperienceSelector
     learner: Learner
-    logger: MetricsLogger
-    stop_criterion: StopCriterion
-    checkpointer: Checkpointer
-    async_rollouts: AsyncRollouts | None = None
-
-
-@dataclass(slots=True)
-class StepTimer:
-    """Wall-clock seconds by verb."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def time(self, activity: str) -> Iterator[None]:
-        """Time one verb."""
-        start = time.perf_counter()
-        yield
-        name = f"time/{activity}_s"
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
-    """Run a stage from wherever `state` stands to its end.
-
-    Raises:
-        UserError: `max_barren_steps` steps in a row had no group to learn from, or `max_bad_steps` no finite gradient.
-    """
-    while state.step < settings.num_steps and not state.stage_done:
-        clock = StepTimer()
-
-        gathered = CollectedGroups()
-        while components.selector.needs_another_round(gathered.groups, state, rounds=gathered.rounds):
-            collect_round(settings, components, state, gathered, clock)
-
-        # 4. Choose: what a rollout teaches is how much better it did than its siblings.
-        with clock.time("select"):
-            choice = components.selector.select(gathered.groups, state)
-
-        # 5. Learn: one update, and the sampler follows once it has drawn the step to come, if it does so meanwhile.
-        coming = start_next_rollouts(settings, components, state, clock)
-        with clock.time("learn"):
-            learned = components.learner.step(choice.experiences, step=state.step)
-        with clock.time("rollout"):
-            state.prefetched = coming()
-        with clock.time("learn"):
-            components.sampler.sync(state.version + 1)
-
-        # 6. Tell: record the step; perhaps this is the end, or time to save.
-        state.step, state.version = state.step + 1, state.version + 1
-        count_nonfinite_steps(state, learned)
-        kept = components.logger.log_rollouts(state, choice.groups, choice.advantages, force=state.nonfinite_steps > 0)
-        said = {
-            **gathered.metrics,
-            **compute_step_metrics(choice.groups, choice.advantages),
-            **choice.metrics,
-            **learned,
-        }
-        components.logger.log(state, said, clock.seconds)
-        check_steps_without_signal(
-            state, settings.max_steps_without_signal, [[e.advantage for e in choice.experiences]]
-        )
-        check_nonfinite_steps(state, settings.max_nonfinite_steps, kept)
-        state.stage_done = components.stop_criterion.should_stop(state)
-        components.checkpointer.save(state)
+    update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
+    sampler: Sampler
+    callbacks: Sequence[Callback]  # called after each step, in this order
+    ranks: Ranks
 
 
 @dataclass(slots=True)
 class CollectedGroups:
-    """What the rounds of a step have brought so far."""
+    """Scored groups and metrics of the sampling rounds of one step so far, and the time the step has taken."""
 
     groups: list[Group] = field(default_factory=list)
     metrics: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
+    timer: StepTimer = field(default_factory=StepTimer)
 
 
-def collect_round(
-    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups, timer: StepTimer
+def run_rl_stage(settings: RlSettings, components: RlComponents, state: TrainingState) -> None:
+    """Train an RL stage from `state.step` to its end. `run_async_rl_stage` does so with prefetched rollouts."""
+    while state.step < settings.num_steps and not state.stage_done:
+        collected = CollectedGroups()
+        collect_groups(settings, components, state, collected)
+
+        with collected.timer.time("select"):
+            selected = components.selector.select(collected.groups, state)
+        with collected.timer.time("learn"):
+            learner_metrics = components.learner.step(selected.experiences, step=state.step)
+            reference_metrics = components.update_reference(state.step)
+            components.sampler.sync(state.version + 1)
+
+        end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
+
+
+def collect_groups(
+    settings: RlSettings, components: RlComponents, state: TrainingState, collected: CollectedGroups
 ) -> None:
-    """One round of questions, answered and judged."""
-    ahead, state.prefetched = state.prefetched, None
-    if ahead is not None and components.async_rollouts is not None:
-        answers = components.async_rollouts.take(ahead, version=state.version)
-    else:
-        prompts = build_prompts(settings, components, state, timer)
-
-        # 2. Answer: every prompt gets a group of rollouts.
-        with timer.time("rollout"):
-            answers = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
-
-    # 3. Judge: rewards score each rollout, group terms compare it with its siblings.
-    with timer.time("score"):
-        groups = components.scorer.score_groups(answers.groups, step=state.step, probes=answers.probes)
-        collected.groups += [settings.add_group_rewards(group, state.step) for group in groups]
-    collected.metrics.update(answers.metrics)
-    collected.rounds += 1
-    state.unfinished = answers.unfinished
+    """Build prompts, generate and score, until the selector has enough groups or allows no further round."""
+    while components.selector.needs_another_round(collected.groups, state, rounds=collected.rounds):
+        num_prompts = settings.prompts_per_round - len(state.unfinished)
+        prompts = build_prompts(components, state, num_prompts, collected.timer)
+        with collected.timer.time("rollout"):
+            batch = components.rollout_pipeline.run(prompts, step=state.step, unfinished=state.unfinished)
+        collected.metrics.update(count_dropped_samples(num_prompts, len(prompts), components.ranks))
+        score_batch(components, state, batch, collected)
 
 
-def build_prompts(
-    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
-) -> list[Prompt]:
-    """The questions of a round."""
-    # 1. Ask: the next samples become prompts.
+def build_prompts(components: RlComponents, state: TrainingState, count: int, timer: StepTimer) -> list[Prompt]:
+    """Build prompts of the next `count` samples. Samples that cannot be used are missing from the result."""
     with timer.time("prompt"):
-        count = settings.prompts_per_round - len(state.unfinished)
         samples = components.source.take(state.data_position, count)
         state.data_position += count
         return [components.prompt_builder.build(sample) for sample in samples]
 
 
-def start_next_rollouts(
-    settings: RlSettings, components: RlComponents, state: TrainingState, timer: StepTimer
-) -> Callable[[], RolloutBatch | None]:
-    """Have the first round of the step to come answered from now on; what is returned waits for it."""
-    if components.async_rollouts is None or state.step + 1 == settings.num_steps:
-        return lambda: None
-    prompts = build_prompts(settings, components, state, timer)
-    return components.async_rollouts.start(prompts, step=state.step + 1, version=state.version)
+def score_batch(
+    components: RlComponents, state: TrainingState, batch: RolloutBatch, collected: CollectedGroups
+) -> None:
+    """Score the rollouts of one round and add their groups to `collected`."""
+    with collected.timer.time("score"):
+        for group in components.scorer.score_groups(batch.groups, step=state.step, probes=batch.probes):
+            collected.groups.append(components.add_group_rewards(group, state.step))
+    collected.metrics.update(batch.metrics)
+    collected.rounds += 1
+    state.unfinished = batch.unfinished
+
+
+def end_step(
+    components: RlComponents,
+    state: TrainingState,
+    collected: CollectedGroups,
+    selected: SelectedExperiences,
+    learner_metrics: Mapping[str, float],
+) -> None:
+    """Count the step, put its metrics together, and run the callbacks."""
+    # From here on rollouts are drawn by the new weights and carry the new version.
+    state.step, state.version = state.step + 1, state.version + 1
+    metrics = {**collected.metrics, **compute_step_metrics(selected.groups, selected.advantages)}
+    metrics |= {**compute_duplicate_metrics(selected.groups), **selected.metrics, **learner_metrics}
+    result = StepResult(selected=selected, metrics=metrics, seconds=collected.timer.seconds)
+    for callback in components.callbacks:
+        callback.on_step_end(state, result)

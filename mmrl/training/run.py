@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,41 +16,45 @@ from typing import Any
 from mmrl import checkpoint
 from mmrl.algo.group_rewards import add_group_rewards
 from mmrl.checkpoint.hf_export import collect_card_facts, write_adapter, write_model
-from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings, schema
+from mmrl.config import Config, LoadedConfig, diff_configs, dump_yaml, read_flat_settings
 from mmrl.config.load import cap_steps
-from mmrl.config.schema import RlStage, SftStage
-from mmrl.distributed.ranks import (
-    MediaPlacement,
-    RankLostError,
-    Ranks,
-    SharedDemonstrationLearner,
-    SharedRewardScorer,
-    measure_across_ranks,
-)
+from mmrl.config.schema import RlStage, SampleStage, SelectStage, SftStage
+from mmrl.data.stage_tables import write_history_table
+from mmrl.distributed.ranks import MediaPlacement, RankLostError, Ranks
+from mmrl.distributed.sharing import SharedDemonstrationLearner, measure_across_ranks
 from mmrl.distributed.torch_ranks import join_ranks
 from mmrl.learner.reference import ReferencePolicy, ReferenceUpdater
 from mmrl.log.comparison import compare_rewards, comparison_summary
 from mmrl.log.console import Console, null_console
-from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.log.logger import NullLogger, RunLogger, print_summary
 from mmrl.log.run_dir import RunDir, check_same_run
-from mmrl.log.summary import print_summary
 from mmrl.policy.qwen_vl import Policy
-from mmrl.ports import Learner, Sampler, SampleSource, StopCriterion
+from mmrl.ports import Learner, Sampler, SampleSource
 from mmrl.rollout.logprob_check import CheckedSampler, LogprobCheck
-from mmrl.training import data_stages, rl, sft
-from mmrl.training.async_rollouts import ThreadedAsyncRollouts
+from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
 from mmrl.training.benchmarks import EvalMoment, TrainingBenchmarks, read_all_benchmark_questions
-from mmrl.training.build import RunContext
-from mmrl.training.callbacks import AlsoLooking, OpenGate, PeriodicCheckpointer, StopSignal, ValidationGoal
-from mmrl.training.health import HealthMonitor, MonitoredLogger, summarize_health
+from mmrl.training.build import RunContext, StageEngine
+from mmrl.training.callbacks import BenchmarkRunner, PeriodicCheckpointer, StepLogger, Validation, load_callbacks
+from mmrl.training.health import FailedStepCounter, FailedStepLimit, HealthMonitor
+from mmrl.training.rl import RlComponents, RlSettings, run_rl_stage
+from mmrl.training.sample import run_sample_stage
+from mmrl.training.select import run_select_stage
+from mmrl.training.sft import SftComponents, build_sft_settings, run_sft_stage
+from mmrl.training.step import Callback
+from mmrl.training.stop_signal import StopSignal
 from mmrl.types import EvalRewards, RunInterrupted, Sample, TrainingState
 
 
 def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | None = None) -> int:
-    """Run every stage of a config, or go on where it stopped; returns the exit code.
+    """Run every stage of a config, or continue where it stopped; return the exit code.
+
+    Args:
+        loaded: The config and the files it came from.
+        steps: Upper bound on the steps of each stage.
+        run_dir: Replaces `run.dir` of the config.
 
     Raises:
-        UserError: something the user can put right. A run that had not begun leaves nothing behind.
+        UserError: something the user can fix. A run that had not begun leaves nothing behind.
     """
     loaded = cap_steps(loaded, steps) if steps else loaded
     config = loaded.config
@@ -61,41 +65,44 @@ def train(loaded: LoadedConfig, *, steps: int | None = None, run_dir: Path | Non
 
 
 def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
-    """As `train`. The first rank alone has the run's directory, and speaks."""
+    """Do the part of `train` that belongs to this rank. Rank 0 alone writes to the run directory and the console."""
     console = null_console() if ranks.rank else Console()
-    place = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
+    run_dir = RunDir(Path(config.run.dir.replace("{name}", config.run.name)))
     stop = StopSignal(console.warn)
     try:
         with stop.interrupt_at_once(), ExitStack() as stack:
-            ranks.on_rank0(lambda: stack.enter_context(place.lock()))
-            has_begun = ranks.on_rank0(lambda: place.claim(config, console.info))
-            if ranks.on_rank0(lambda: has_begun and place.model.exists()):
+            ranks.on_rank0(lambda: stack.enter_context(run_dir.lock()))
+            has_begun = ranks.on_rank0(lambda: run_dir.claim(config, console.info))
+            if ranks.on_rank0(lambda: has_begun and run_dir.model.exists()):
                 console.info("This run is finished; delete its directory or choose another to run it again.")
-                ranks.on_rank0(lambda: print_summary(place, console))
+                ranks.on_rank0(lambda: print_summary(run_dir, console))
                 return 0
-            fresh = nullcontext() if ranks.rank else _remove_run_dir_on_error(place, keep=has_begun)
-            with fresh, ExitStack() as opened:
-                questions = ranks.on_rank0(lambda: read_all_benchmark_questions(config, base_dir, place.data))
-                world = RunContext(config, base_dir, place, console, ranks)
-                for part in (world.scorer, world.tool_runner, world.samplers):
+            cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
+            with cleanup, ExitStack() as opened:
+                # Benchmarks are read first: a missing file should fail before the model is loaded.
+                questions = ranks.on_rank0(lambda: read_all_benchmark_questions(config, base_dir, run_dir.data))
+                context = RunContext(config, base_dir, run_dir, console, ranks)
+                for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
-                benchmarks = TrainingBenchmarks(world, base_dir, questions)
-                ranks.on_rank0(lambda: _write_run_info(place, world))
+                benchmarks = TrainingBenchmarks(context, base_dir, questions)
+                user_callbacks = load_callbacks(config.callbacks, context, base_dir)
+                ranks.on_rank0(lambda: _write_run_info(run_dir, context))
                 running = opened.pop_all()
             with running:
-                TrainingRun(world, benchmarks, stop).execute()
-            ranks.on_rank0(lambda: print_summary(place, console))
+                TrainingRun(context, benchmarks, user_callbacks, stop).execute()
+            ranks.on_rank0(lambda: print_summary(run_dir, console))
     except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
+        # A signal reaches all ranks, and those that stop first are lost to the others.
         if isinstance(stopped, RankLostError) and not stop.requested():
-            raise  # else the other was only quicker to stop
+            raise
         saved = "Saved." if isinstance(stopped, RunInterrupted) else "Stopped; the last checkpoint is what is saved."
-        console.info(f"{saved} Go on with: {shlex.join(['mmrl', *sys.argv[1:]])}")
+        console.info(f"{saved} Continue with: {shlex.join(['mmrl', *sys.argv[1:]])}")
         return 128 + (stop.signal or signal.SIGINT)
     return 0
 
 
 def _write_run_info(run_dir: RunDir, context: RunContext) -> None:
-    """Write down what the run is made with."""
+    """Write the manifest, and for a model made from scratch its processor."""
     run_dir.write_manifest(context.config, context.samples.digests())
     if context.config.model.from_scratch and not run_dir.processor.exists():
         checkpoint.export_hf_folder(run_dir.processor, context.processor.hf_processor, context.policy.model.config)
@@ -112,31 +119,35 @@ def _remove_run_dir_on_error(run_dir: RunDir, *, keep: bool) -> Iterator[None]:
 
 
 class TrainingRun:
-    """One run, wherever it stands."""
+    """One run on one rank: its state, and the stages that are left."""
 
-    def __init__(self, context: RunContext, benchmarks: TrainingBenchmarks, stop: StopSignal) -> None:
-        self._context, self._benchmarks, self._stop = context, benchmarks, stop
+    def __init__(
+        self, context: RunContext, benchmarks: TrainingBenchmarks, user_callbacks: Sequence[Callback], stop: StopSignal
+    ) -> None:
+        """Load the latest checkpoint, if there is one.
+
+        Raises:
+            UserError: the checkpoint belongs to another config, or metrics.jsonl was changed since.
+        """
+        self._context, self._benchmarks, self._user_callbacks, self._stop = context, benchmarks, user_callbacks, stop
         self._config, self._run_dir, self._console = context.config, context.run_dir, context.console
         self._ranks, self._placement = context.ranks, MediaPlacement()
         self._evaluator = context.build_evaluator()
-        every = self._config.logging.save_rollouts_every
-        self._logger = (
-            NullLogger() if self._ranks.rank else RunLogger(self._run_dir, self._console, save_rollouts_every=every)
-        )
+        self._logger = self._make_logger()
+        # Held-out reward is compared between the start of the first RL stage, or else the last SFT stage, and the end.
         kinds = [stage.kind for stage in self._config.stages]
         self._compared_stage = kinds.index("rl") if "rl" in kinds else len(kinds) - 1 - kinds[::-1].index("sft")
         self._frozen_fingerprint = checkpoint.fingerprint_weights(context.policy.frozen.items())
         self._config_yaml = dump_yaml(self._config)
-        options = self._config.checkpoints
         self._checkpoints = checkpoint.CheckpointManager(
-            self._run_dir.checkpoints, options, self._console.warn, self._ranks
+            self._run_dir.checkpoints, self._config.checkpoints, self._console.warn, self._ranks
         )
         self._state, self._optimizer = self._load_checkpoint()
         context.shard_model()
         self._ranks.on_rank0(lambda: self._logger.resume_from(self._state.metrics_bytes))
 
     def execute(self) -> None:
-        """The remaining stages, then the comparison, the summary and the export."""
+        """Run the stages that are left, then compare, summarize and export."""
         with self._checkpoints:
             with self._stop.stop_after_step():
                 self._run_stages()
@@ -145,12 +156,16 @@ class TrainingRun:
                 self._save_checkpoint({}, self._state)
         self._finish()
 
+    def _make_logger(self) -> RunLogger | NullLogger:
+        if self._ranks.rank:
+            return NullLogger()
+        return RunLogger(self._run_dir, self._console, save_rollouts_every=self._config.logging.save_rollouts_every)
+
     def _run_stages(self) -> None:
         stages = self._config.stages
-        if self._state.stage_index == 0 and isinstance(stages[0], schema.SampleStage):
-            self._save_checkpoint(
-                {}, self._state
-            )  # its table is kept, as from here on there is something to go on from
+        if self._state.stage_index == 0 and isinstance(stages[0], SampleStage):
+            # A run without a checkpoint starts over and removes its files, the table of this stage among them.
+            self._save_checkpoint({}, self._state)
         for index in range(self._state.stage_index, len(stages)):
             self._run_stage(stages[index])
             self._state = TrainingState(
@@ -161,49 +176,214 @@ class TrainingRun:
             if self._stop_requested():
                 raise RunInterrupted
 
-    def _run_stage(self, stage: SftStage | RlStage | schema.SampleStage | schema.SelectStage) -> None:
-        """One stage, from wherever it stands to its end."""
-        world, state = self._context, self._state
+    def _run_stage(self, stage: SftStage | RlStage | SampleStage | SelectStage) -> None:
+        """Run one stage from `state.step` to its end."""
+        context, state = self._context, self._state
         match stage:
-            case schema.SampleStage():
-                data_stages.run_sample_stage(stage, world, self._logger, state, self._stop_requested)
-            case schema.SelectStage():
-                data_stages.run_select_stage(stage, world, self._logger, state)
+            case SampleStage():
+                run_sample_stage(stage, context, self._logger, state, self._stop_requested)
+            case SelectStage():
+                run_select_stage(stage, context, self._logger, state)
             case SftStage() | RlStage():
                 with (
                     self._logger.log_stage(stage.name, stage.steps, state.step),
-                    world.open_source(stage, state) as source,
+                    context.open_source(stage, state) as source,
                 ):
                     if state.stage_index == self._compared_stage:
                         self._evaluate_test_samples("before")
                     self._run_benchmarks("before", state)
                     self._train_stage(stage, source)
                     self._run_benchmarks("after", state)
-                why = ", its goal reached" if state.stage_done else ""
-                self._console.info(f"Stage {stage.name} ended after {state.step} steps{why}.")
+                reason = ", its goal reached" if state.stage_done else ""
+                self._console.info(f"Stage {stage.name} ended after {state.step} steps{reason}.")
         if isinstance(stage, RlStage) and stage.track_rewards:
-            data_stages.write_reward_history(stage, world, state)
+            self._ranks.on_rank0(partial(self._write_reward_history, stage))
+
+    def _train_stage(self, stage: SftStage | RlStage, source: SampleSource) -> None:
+        context, state = self._context, self._state
+        engine, reference = context.build_engine(stage), self._build_reference(stage)
+        if self._optimizer:
+            engine.load_state(self._optimizer)
+            self._optimizer = {}
+        learner = context.samplers.sleep_during_learning(
+            context.build_learner(stage, engine, reference, self._placement)
+        )
+        health = HealthMonitor(stage.health, self._console.warn) if isinstance(stage, RlStage) else None
+        callbacks = self._build_callbacks(stage, engine, reference, health)
+        if isinstance(stage, SftStage):
+            run_sft_stage(
+                build_sft_settings(stage, self._config.run.seed),
+                self._build_sft_components(stage, source, learner, callbacks),
+                state,
+            )
+            return
+        update_reference: Callable[[int], Mapping[str, float]] = _update_no_reference
+        if reference is not None:
+            update_reference = ReferenceUpdater(reference, engine, stage.reference).update
+        self._train_rl_stage(stage, source, learner, callbacks, update_reference)
+        if health is not None:
+            self._console.info(health.summary())
+
+    def _build_callbacks(
+        self,
+        stage: SftStage | RlStage,
+        engine: StageEngine,
+        reference: ReferencePolicy | None,
+        health: HealthMonitor | None,
+    ) -> list[Callback]:
+        """Return what happens after each step, in order."""
+        is_rl = isinstance(stage, RlStage)
+
+        def save(state: TrainingState) -> None:
+            self._save_checkpoint({**engine.state(), **(reference.state() if reference else {})}, state)
+
+        # The count comes first: the logger saves the rollouts of a step that extends it.
+        callbacks: list[Callback] = [FailedStepCounter(count_steps_without_signal=is_rl)]
+        # The logger precedes all that may end the run, so that the last step of a failed run is in its files.
+        callbacks.append(StepLogger(self._logger, only_failed_rollouts=not is_rl))
+        if health is not None:
+            callbacks.append(health)
+        callbacks.append(
+            FailedStepLimit(
+                max_nonfinite_steps=stage.max_nonfinite_steps,
+                max_steps_without_signal=stage.max_steps_without_signal if isinstance(stage, RlStage) else None,
+            )
+        )
+        callbacks.append(BenchmarkRunner(partial(self._run_benchmarks, "step")))
+        if stage.validation is not None:
+            measure = partial(self._evaluate, self._context.samples.validation)
+            callbacks.append(Validation(measure, self._log_validation, stage.validation))
+        callbacks += self._user_callbacks
+        # The checkpoint comes last: it holds what the others decided (`stage_done`) and the end of what they logged.
+        callbacks.append(
+            PeriodicCheckpointer(save, self._checkpoints, self._stop_requested, every=self._config.checkpoints.every)
+        )
+        return callbacks
+
+    def _build_sft_components(
+        self, stage: SftStage, source: SampleSource, learner: Learner, callbacks: Sequence[Callback]
+    ) -> SftComponents:
+        if self._ranks.size > 1:
+            learner = SharedDemonstrationLearner(learner=learner, ranks=self._ranks, placement=self._placement)
+        return SftComponents(
+            source=source,
+            prompt_builder=self._context.processor,
+            learner=learner,
+            callbacks=callbacks,
+            ranks=self._ranks,
+            tools=self._context.build_demonstration_tools(stage),
+        )
+
+    def _train_rl_stage(
+        self,
+        stage: RlStage,
+        source: SampleSource,
+        learner: Learner,
+        callbacks: Sequence[Callback],
+        update_reference: Callable[[int], Mapping[str, float]],
+    ) -> None:
+        context = self._context
+        sampler = self._build_sampler(stage)
+        pipeline = context.build_rollout_pipeline(stage, sampler)
+        settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.max_prompts_in_flight)
+        components = RlComponents(
+            source=source,
+            prompt_builder=context.processor,
+            rollout_pipeline=context.share_rollout_pipeline(pipeline, settings.prompts_per_round),
+            scorer=context.share_scorer(self._placement),
+            add_group_rewards=partial(add_group_rewards, group_rewards=context.group_rewards),
+            selector=context.build_selector(stage, self._placement),
+            learner=learner,
+            update_reference=update_reference,
+            sampler=sampler,
+            callbacks=callbacks,
+            ranks=self._ranks,
+        )
+        if not stage.async_rollouts:
+            run_rl_stage(settings, components, self._state)
+            return
+        async_rollouts = AsyncRollouts(
+            pipeline=pipeline,
+            ranks=self._ranks,
+            prompts_per_round=settings.prompts_per_round,
+            executor=context.samplers.rollout_thread,
+        )
+        run_async_rl_stage(settings, components, async_rollouts, self._state)
+
+    def _build_sampler(self, stage: RlStage) -> Sampler:
+        """Return the stage's sampler with the current weights; check that its log-probs match the learner's."""
+        context, state, options = self._context, self._state, self._config.rollout
+        sampler = context.samplers.make_sampler(
+            self._config.run.seed, stage.name, version=state.version, concurrent=stage.async_rollouts
+        )
+        context.samplers.sync_weights(state.version)
+        if options.engine == "hf" and not options.logprob_check.every:
+            return sampler
+        check = LogprobCheck(
+            sampler,
+            context.policy,
+            context.processor,
+            samples=context.samples.train,
+            sampling_params=context.build_sampling_params(stage.sampling),
+            options=options.logprob_check,
+            warn=self._console.warn,
+        )
+        diffs = check.measure(state.version)
+        # A resumed stage has logged its first check already.
+        if state.step == 0:
+            self._logger.log_metrics(state, diffs)
+        return CheckedSampler(
+            sampler, check, partial(self._logger.log_metrics, state), check_every=options.logprob_check.every
+        )
+
+    def _build_reference(self, stage: SftStage | RlStage) -> ReferencePolicy | None:
+        """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
+
+        A reference that never moves is saved once, beside the checkpoints; one that moves is part of each checkpoint.
+        """
+        if isinstance(stage, SftStage) or not stage.loss.kl.coef:
+            return None
+        policy, options = self._context.policy, stage.reference
+        earlier_stages = self._config.stages[: self._state.stage_index]
+        trained_before = any(isinstance(earlier, SftStage | RlStage) for earlier in earlier_stages)
+        # A new adapter has changed nothing yet, so the model without it is the policy at the stage's start.
+        adapter_is_new = self._config.model.lora is not None and not trained_before
+        if options.init_from == "base" or (options.update == "never" and adapter_is_new):
+            return ReferencePolicy(policy, options, initial_copy=policy.without_adapter())
+        reference = ReferencePolicy(policy, options, ranks=self._ranks)
+        folder = self._run_dir.reference_weights / stage.name
+        if not reference.is_frozen:
+            if self._optimizer:
+                reference.load_state(self._optimizer)
+        elif self._state.step == 0:
+            self._ranks.on_rank0(lambda: checkpoint.save_weights(folder, self._checkpoint_weights(reference.policy)))
+        else:
+            checkpoint.load_weights(folder, self._checkpoint_weights(reference.policy))
+        return reference
 
     def _stop_requested(self) -> bool:
-        """Whether a signal has come, to any rank."""
+        """Return True on every rank if a signal has reached any of them. Collective."""
         return any(self._ranks.all_gather(self._stop.requested()))
 
     def _load_checkpoint(self) -> tuple[TrainingState, dict[str, Any]]:
+        """Load the weights of the latest checkpoint; return its state and optimizer state, or those of a new run."""
         folder = checkpoint.find_latest(self._run_dir.checkpoints, self._console.warn, self._ranks)
         if folder is None:
             return TrainingState(), {}
         check_same_run(folder, diff_configs(read_flat_settings(folder / checkpoint.CONFIG_FILE), self._config))
-        weights, divides = self._checkpoint_weights(self._context.policy), self._context.is_zero3
         state, optimizer = checkpoint.load_checkpoint(
-            folder, weights=weights, mmap=divides
-        )  # it is copied as it is divided
+            folder,
+            weights=self._checkpoint_weights(self._context.policy),
+            # ZeRO-3 copies the weights when it shards them, so they need not be read into memory before.
+            mmap=self._context.is_zero3,
+        )
         if state.stage_index < len(self._config.stages):
             name = self._config.stages[state.stage_index].name
             self._console.info(f"Resuming from {folder}: stage {name}, step {state.step}.")
         return state, optimizer
 
     def _save_checkpoint(self, optimizer: dict[str, Any], state: TrainingState) -> None:
-        """Every rank writes its part."""
+        """Save the run; every rank writes its own share. Collective."""
         state.metrics_bytes = self._logger.metrics.position()
         best = self._config.checkpoints.best
         snapshot = checkpoint.Snapshot(
@@ -218,155 +398,43 @@ class TrainingRun:
         )
         self._checkpoints.save(snapshot, before_write=self._logger.metrics.sync)
 
-    def _train_stage(self, stage: SftStage | RlStage, source: SampleSource) -> None:
-        world, state = self._context, self._state
-        engine, reference = world.build_engine(stage), self._build_reference(stage)
-        if self._optimizer:
-            engine.load_state(self._optimizer)
-            self._optimizer = {}
-        learner: Learner = world.samplers.sleep_during_learning(
-            world.build_learner(stage, engine, reference, self._placement)
-        )
-        if isinstance(stage, RlStage) and reference is not None:
-            learner = ReferenceUpdater(learner, reference, engine, stage.reference)
-        keeper = PeriodicCheckpointer(
-            lambda state: self._save_checkpoint({**engine.state(), **(reference.state() if reference else {})}, state),
-            self._checkpoints,
-            self._stop_requested,
-            every=self._config.checkpoints.every,
-        )
-        if isinstance(stage, SftStage):
-            parts = sft.SftComponents(
-                source=source,
-                prompt_builder=world.processor,
-                learner=SharedDemonstrationLearner(
-                    learner=learner, ranks=self._ranks, placement=self._placement, requested=stage.batch_size
-                ),
-                logger=self._logger,
-                stop_criterion=self._build_stop_criterion(stage),
-                checkpointer=keeper,
-                tools=world.build_demonstration_tools(stage),
-            )
-            sft.run_sft_stage(sft.build_sft_settings(stage, self._config.run.seed), parts, state)
-            return
-        sampler = self._build_sampler(stage)
-        program = world.build_rollout_pipeline(stage, sampler)
-        watch = HealthMonitor(stage.health, self._console.warn)
-        rl.run_rl_stage(
-            self._build_rl_settings(stage),
-            rl.RlComponents(
-                source=source,
-                prompt_builder=world.processor,
-                rollout_pipeline=program,
-                sampler=sampler,
-                scorer=SharedRewardScorer(scorer=world.scorer, ranks=self._ranks, placement=self._placement),
-                selector=world.build_selector(stage, self._placement),
-                learner=learner,
-                logger=MonitoredLogger(self._logger, watch),
-                stop_criterion=self._build_stop_criterion(stage),
-                checkpointer=keeper,
-                async_rollouts=ThreadedAsyncRollouts(pipeline=program, executor=world.samplers.rollout_thread)
-                if stage.async_rollouts
-                else None,
-            ),
-            state,
-        )
-        self._console.info(summarize_health(watch))
+    def _checkpoint_weights(self, policy: Policy) -> checkpoint.CheckpointWeights:
+        return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
 
-    def _build_sampler(self, stage: RlStage) -> Sampler:
-        """Who draws the stage's rollouts, with the weights of this moment, and probed."""
-        world, state, options = self._context, self._state, self._config.rollout
-        sampler = world.samplers.make_sampler(
-            self._config.run.seed, stage.name, version=state.version, concurrent=stage.async_rollouts
-        )
-        world.samplers.sync_weights(state.version)
-        if options.engine == "hf" and not options.logprob_check.every:
-            return sampler
-        parity = LogprobCheck(
-            sampler,
-            world.policy,
-            world.processor,
-            samples=world.samples.train,
-            sampling_params=self._context.build_sampling_params(stage.sampling),
-            options=options.logprob_check,
-            warn=self._console.warn,
-        )
-        gaps = parity.measure(state.version)
-        if state.step == 0:
-            self._logger.log_metrics(state, gaps)
-        return CheckedSampler(
-            sampler, parity, partial(self._logger.log_metrics, state), check_every=options.logprob_check.every
-        )
-
-    def _build_rl_settings(self, stage: RlStage) -> rl.RlSettings:
-        return rl.RlSettings(
-            num_steps=stage.steps,
-            prompts_per_round=stage.max_prompts_in_flight,
-            add_group_rewards=partial(add_group_rewards, group_rewards=self._context.group_rewards),
-            max_steps_without_signal=stage.max_steps_without_signal,
-            max_nonfinite_steps=stage.max_nonfinite_steps,
-        )
-
-    def _build_stop_criterion(self, stage: SftStage | RlStage) -> StopCriterion:
-        gate: StopCriterion = OpenGate()
-        if stage.validation is not None:
-            look = partial(self._evaluate, self._context.samples.validation)
-            gate = ValidationGoal(look, self._log_validation, stage.validation)
-        return AlsoLooking(partial(self._run_benchmarks, "step"), gate)
-
-    def _run_benchmarks(self, when: EvalMoment, state: TrainingState) -> None:
-        """The benchmarks that are due."""
-        if metrics := self._benchmarks.evaluate_due(state, when):
+    def _run_benchmarks(self, moment: EvalMoment, state: TrainingState) -> None:
+        """Run and log the benchmarks that are due."""
+        metrics = self._benchmarks.evaluate_due(state, moment)
+        if metrics:
             self._logger.log_metrics(state, metrics)
 
     def _log_validation(
         self, state: TrainingState, means: Mapping[str, float], rollout_metrics: Mapping[str, float]
     ) -> None:
-        self._logger.log_metrics(
-            state, {f"validation/{name}": value for name, value in {**means, **rollout_metrics}.items()}
-        )
+        values = {**means, **rollout_metrics}
+        self._logger.log_metrics(state, {f"validation/{name}": value for name, value in values.items()})
         rewards = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
         self._console.info(f"validation after {state.step} steps: {rewards}")
 
-    def _build_reference(self, stage: SftStage | RlStage) -> ReferencePolicy | None:
-        """What the KL penalty measures from. One that never moves is kept on disk, one that does in each checkpoint."""
-        if isinstance(stage, SftStage) or not stage.loss.kl.coef:
-            return None
-        policy, options = self._context.policy, stage.reference
-        unchanged = self._config.model.lora is not None and not any(
-            isinstance(earlier, SftStage | RlStage) for earlier in self._config.stages[: self._state.stage_index]
-        )
-        if options.init_from == "base" or (options.update == "never" and unchanged):
-            return ReferencePolicy(
-                policy, options, initial_copy=policy.without_adapter()
-            )  # a new adapter has changed nothing
-        reference = ReferencePolicy(policy, options, ranks=self._ranks)
-        folder = self._run_dir.reference_weights / stage.name
-        if not reference.is_frozen:
-            if self._optimizer:
-                reference.load_state(self._optimizer)
-        elif self._state.step == 0:
-            self._ranks.on_rank0(lambda: checkpoint.save_weights(folder, self._checkpoint_weights(reference.policy)))
-        else:
-            checkpoint.load_weights(folder, self._checkpoint_weights(reference.policy))
-        return reference
-
-    def _checkpoint_weights(self, policy: Policy) -> checkpoint.CheckpointWeights:
-        return checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=self._frozen_fingerprint)
-
     def _evaluate(self, samples: tuple[Sample, ...]) -> EvalRewards:
+        """Measure the held-out reward of `samples` under the current weights. Collective."""
         self._context.samplers.sync_weights(self._state.version)
         with self._context.samplers.gather_for_sampling():
             return measure_across_ranks(partial(self._evaluator.evaluate, step=self._state.step), samples, self._ranks)
 
-    def _evaluate_test_samples(self, when: str) -> None:
-        """Held-out rewards on the test samples, kept for the comparison."""
-        if when in self._state.eval_rewards or not self._context.samples.test:
+    def _evaluate_test_samples(self, moment: str) -> None:
+        """Measure the test samples `before` or `after`, unless that was done, and keep the rewards in the state."""
+        if moment in self._state.eval_rewards or not self._context.samples.test:
             return
-        rewards, counts = self._evaluate(self._context.samples.test)
-        self._state.eval_rewards[when] = {task: dict(of) for task, of in rewards.items()}
-        means = {task: fmean(of.values()) for task, of in rewards.items()}
-        self._logger.log_metrics(self._state, {f"test/{name}": value for name, value in {**means, **counts}.items()})
+        rewards, rollout_metrics = self._evaluate(self._context.samples.test)
+        self._state.eval_rewards[moment] = {task: dict(by_sample) for task, by_sample in rewards.items()}
+        values = {task: fmean(by_sample.values()) for task, by_sample in rewards.items()}
+        values |= rollout_metrics
+        self._logger.log_metrics(self._state, {f"test/{name}": value for name, value in values.items()})
+
+    def _write_reward_history(self, stage: RlStage) -> None:
+        """Write the rewards that each sample of the stage earned, for stages of kind `select`."""
+        table_path = self._run_dir.outputs / f"{stage.name}.jsonl"
+        write_history_table(table_path, self._context.stage_data.stage_samples(stage), self._state.reward_history)
 
     def _finish(self) -> None:
         self._context.unwrap_model()
@@ -379,8 +447,8 @@ class TrainingRun:
             self._console.warn(
                 f"checkpoints.best: this run recorded no {best.metric!r}; its metrics.jsonl has the names"
             )
-        evals = self._state.eval_rewards
-        rows = compare_rewards(evals["before"], evals["after"]) if evals.keys() >= {"before", "after"} else []
+        rewards = self._state.eval_rewards
+        rows = compare_rewards(rewards["before"], rewards["after"]) if rewards.keys() >= {"before", "after"} else []
         since = self._config.stages[self._compared_stage].name
         self._run_dir.write_summary(
             {"name": self._config.run.name, "seed": self._config.run.seed, "since": since, **comparison_summary(rows)}
@@ -388,12 +456,16 @@ class TrainingRun:
         self._export()
 
     def _export(self) -> None:
-        """The model as a Hugging Face folder; before it an adapter alone, which is merged into the model."""
-        world = self._context
-        facts = collect_card_facts(
-            self._run_dir, self._config, self._state, str(checkpoint.StepId(self._state.stage_index, 0))
-        )
-        if world.adapter is not None:
-            write_adapter(self._run_dir.adapter, world.adapter, facts)
-            world.adapter.merge()
-        write_model(self._run_dir.model, world.model_bundle, facts)
+        """Write the model as a Hugging Face folder, and before it the adapter alone, which is merged into the model."""
+        context = self._context
+        step_id = str(checkpoint.StepId(self._state.stage_index, 0))
+        facts = collect_card_facts(self._run_dir, self._config, self._state, step_id)
+        if context.adapter is not None:
+            write_adapter(self._run_dir.adapter, context.adapter, facts)
+            context.adapter.merge()
+        write_model(self._run_dir.model, context.model_bundle, facts)
+
+
+def _update_no_reference(step: int) -> dict[str, float]:
+    """Stand in for `ReferenceUpdater.update` in stages without a moving reference."""
+    return {}

@@ -1,4 +1,4 @@
-"""Asking, answering and judging, written down: rollouts with their reward terms as a table."""
+"""Stages of kind `sample`: generate and score rollouts without learning, and write them to a table."""
 
 from __future__ import annotations
 
@@ -9,92 +9,139 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from mmrl.config.schema import SampleStage
 from mmrl.data.stage_tables import build_sample_row, read_table
-from mmrl.distributed.ranks import Ranks, rank_slice
+from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
+from mmrl.log.logger import NullLogger, RunLogger
 from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
-from mmrl.types import FinishReason, Group, Rollout, RunInterrupted, Sample, Score
+from mmrl.scoring.answer_and_score import answer_and_score
+from mmrl.types import FinishReason, Group, Rollout, RunInterrupted, Sample, Score, TrainingState
 from mmrl.utils.files import json_line, report_write_errors
 
-_UNSCORED: Final[Mapping[str, Any]] = MappingProxyType({"terms": {}, "total": None})
+if TYPE_CHECKING:
+    from mmrl.training.build import RunContext
+
+_UNSCORED_COLUMNS: Final[Mapping[str, Any]] = MappingProxyType({"terms": {}, "total": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What is asked, `prompts` samples a step and `group_size` times each; the table to write."""
+    """Samples, sizes and output of one sample stage."""
 
     samples: Sequence[Sample]
+    """The samples to answer, in order."""
     prompts_per_step: int
+    """Samples that are answered in one step, over all ranks."""
     group_size: int
+    """Rollouts of each sample."""
     table_path: Path
+    """JSON Lines file with one row for each rollout."""
 
     @property
     def num_steps(self) -> int:
-        """Steps until every sample was asked."""
+        """Steps until every sample is answered."""
         return -(-len(self.samples) // self.prompts_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleComponents:
-    """The machinery, each behind its port: program and judge are shared by the ranks, of which the first writes.
-    `stop_wanted` is asked after every step.
-    """
+    """The parts of one sample stage. `mmrl.ports` says what each of them does."""
 
     prompt_builder: PromptBuilder
     rollout_pipeline: RolloutPipeline
     scorer: RewardScorer
+    """Returns the groups of all ranks."""
     ranks: Ranks
     stop_requested: Callable[[], bool]
+    """Returns True on every rank once the user has asked any of them to stop."""
+
+
+def run_sample_stage(
+    stage: SampleStage,
+    context: RunContext,
+    logger: RunLogger | NullLogger,
+    state: TrainingState,
+    stop_requested: Callable[[], bool],
+) -> None:
+    """Write the rollouts of the current policy for the stage's samples. Raises as `sample_rollouts`."""
+    samples = context.stage_data.stage_samples(stage)
+    if stage.steps is not None:
+        samples = samples[: stage.steps * stage.prompts_per_step]
+    settings = SampleSettings(
+        samples=samples,
+        prompts_per_step=stage.prompts_per_step,
+        group_size=stage.group_size,
+        table_path=context.run_dir.outputs / f"{stage.name}.jsonl",
+    )
+    sampler = context.samplers.make_sampler(context.config.run.seed, stage.name, version=state.version)
+    context.samplers.sync_weights(state.version)
+    pipeline = context.build_rollout_pipeline(stage, sampler)
+    components = SampleComponents(
+        prompt_builder=context.processor,
+        rollout_pipeline=context.share_rollout_pipeline(pipeline, stage.prompts_per_step),
+        scorer=context.share_scorer(MediaPlacement()),
+        ranks=context.ranks,
+        stop_requested=stop_requested,
+    )
+    first_step = context.ranks.on_rank0(partial(count_finished_steps, settings))
+    with logger.log_stage(stage.name, settings.num_steps, first_step):
+        for step in sample_rollouts(settings, components):
+            logger.log_progress(step)
+        logger.log_metrics(state, context.ranks.on_rank0(partial(compute_table_metrics, settings.table_path)))
 
 
 def sample_rollouts(settings: SampleSettings, components: SampleComponents) -> Iterator[int]:
-    """Write the rollouts of one step after another, from wherever the table ends; yields the steps done.
+    """Write the rollouts of one step after another, from the end of the table on; yield the number of finished steps.
 
-    The table is all there is to go on from: what a step writes depends on the step alone, and half of one is dropped.
+    The table is the only state of the stage. The rows of a step depend on the step alone, and an incomplete step at the
+    end of the table is removed, so an interrupted stage continues exactly.
 
     Raises:
-        Interrupted: the user wanted to stop; everything is saved.
+        RunInterrupted: the user asked to stop; the table is complete up to here.
         UserError: the table cannot be written.
     """
-    for step in range(components.ranks.on_rank0(lambda: count_finished_steps(settings)), settings.num_steps):
-        asked = settings.samples[step * settings.prompts_per_step : (step + 1) * settings.prompts_per_step]
-        mine = [components.prompt_builder.build(each) for each in asked[rank_slice(len(asked), components.ranks)]]
-        groups = components.scorer.score_groups(components.rollout_pipeline.run(mine, step=step).groups, step=step)
-        components.ranks.on_rank0(partial(_append_rows, settings.table_path, groups))
+    first_step = components.ranks.on_rank0(partial(count_finished_steps, settings))
+    for step in range(first_step, settings.num_steps):
+        samples = settings.samples[step * settings.prompts_per_step : (step + 1) * settings.prompts_per_step]
+        own_samples = samples[rank_slice(len(samples), components.ranks)]
+        answers = answer_and_score(
+            own_samples, components.prompt_builder, components.rollout_pipeline, components.scorer, step=step
+        )
+        components.ranks.on_rank0(partial(_append_rows, settings.table_path, answers.groups))
         yield step + 1
         if components.stop_requested():
             raise RunInterrupted
 
 
 def count_finished_steps(settings: SampleSettings) -> int:
-    """How many steps the table holds; what comes behind them is cut off."""
-    lines = settings.table_path.read_bytes().splitlines(keepends=True) if settings.table_path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) == len(settings.samples) * settings.group_size:
+    """Return the number of complete steps in the table, and cut off what stands behind them."""
+    if not settings.table_path.exists():
+        return 0
+    lines = settings.table_path.read_bytes().splitlines(keepends=True)
+    complete = [line for line in lines if line.endswith(b"\n")]
+    # The last step may have fewer rows than the others.
+    if len(complete) == len(settings.samples) * settings.group_size:
         return settings.num_steps
-    steps, rows = (
-        len(whole) // (settings.prompts_per_step * settings.group_size),
-        settings.prompts_per_step * settings.group_size,
-    )
+    rows_per_step = settings.prompts_per_step * settings.group_size
+    num_steps = len(complete) // rows_per_step
     if lines:
-        os.truncate(settings.table_path, sum(map(len, whole[: steps * rows])))
-    return steps
+        os.truncate(settings.table_path, sum(map(len, complete[: num_steps * rows_per_step])))
+    return num_steps
 
 
 def compute_table_metrics(path: Path) -> dict[str, float]:
-    """Metrics of a whole table: mean reward, by term; rollouts, and those that were cut, went on from a draft, or could
-    not be judged.
-    """
+    """Return the metrics of a whole table: mean rewards by term, and the numbers and fractions of its rollouts."""
     rows = read_table(path)
-    judged = [row for row in rows if row["total"] is not None]
-    named: dict[str, list[float]] = {"reward/mean": [row["total"] for row in judged]}
-    for row in judged:
-        for name, value in row["terms"].items():
-            named.setdefault(f"reward/term/{name}", []).append(value)
+    scored = [row for row in rows if row["total"] is not None]
+    rewards: dict[str, list[float]] = {"reward/mean": [row["total"] for row in scored]}
+    for row in scored:
+        for term, value in row["terms"].items():
+            rewards.setdefault(f"reward/term/{term}", []).append(value)
     return {
-        **{name: fmean(values) for name, values in named.items() if values},
-        "reward/dropped": float(len(rows) - len(judged)),
+        **{name: fmean(values) for name, values in rewards.items() if values},
+        "reward/dropped": float(len(rows) - len(scored)),
         "rollout/count": float(len(rows)),
         "rethink/frac": fmean(row["second_look"] for row in rows),
         "rollout/truncated_frac": fmean(row["finish"] == FinishReason.LENGTH for row in rows),
@@ -102,7 +149,9 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
 
 
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:
-    lines = [json_line(row) for group in groups for row in _rollout_rows(group, path.parent)]
+    lines = []
+    for group in groups:
+        lines += [json_line(row) for row in _group_rows(group, path.parent)]
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
@@ -112,15 +161,16 @@ def _append_rows(path: Path, groups: Sequence[Group]) -> None:
         os.fsync(file.fileno())
 
 
-def _rollout_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
-    """Every rollout of a prompt, judged or not, as it was drawn."""
-    judged = [(rollout, _score_columns(score)) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
-    skipped = [(skip.rollout, _UNSCORED) for skip in group.dropped]
-    columns = build_sample_row(group.prompt.sample, folder)
-    return [
-        {**columns, **_rollout_columns(rollout), **said}
-        for rollout, said in sorted((*judged, *skipped), key=lambda pair: pair[0].index)
-    ]
+def _group_rows(group: Group, folder: Path) -> list[dict[str, Any]]:
+    """Return a row for each rollout of a group, scored or not, in the order of generation."""
+    sample_columns = build_sample_row(group.prompt.sample, folder)
+    rows = []
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        rows.append({**sample_columns, **_rollout_columns(rollout), **_score_columns(score)})
+    for dropped in group.dropped:
+        rows.append({**sample_columns, **_rollout_columns(dropped.rollout), **_UNSCORED_COLUMNS})
+    rows.sort(key=lambda row: row["rollout"])
+    return rows
 
 
 def _rollout_columns(rollout: Rollout) -> dict[str, Any]:

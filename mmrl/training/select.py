@@ -1,4 +1,4 @@
-"""Choosing what to train on: by rollouts that were written down, or by how samples fared in training."""
+"""Stages of kind `select`: choose training samples from the table of an earlier stage."""
 
 from __future__ import annotations
 
@@ -8,73 +8,108 @@ from math import inf
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmrl.algo.reward_history import RANKINGS
 from mmrl.config.schema import SelectStage
 from mmrl.data.stage_tables import read_table, save_table
-from mmrl.types import SampleStats, UserError
+from mmrl.log.logger import NullLogger, RunLogger
+from mmrl.types import SampleStats, TrainingState, UserError
+
+if TYPE_CHECKING:
+    from mmrl.training.build import RunContext
 
 TableRow = Mapping[str, Any]
 _ROLLOUT_COLUMNS = ("rollout", "finish", "second_look", "tokens", "terms", "total", "skipped", "visits")
 
 
 class SelectionCounts(NamedTuple):
-    """How many samples were kept, of how many; rows written; and the median of what they were judged by."""
+    """Sizes of a selection; each field is the metric `select/<field>`."""
 
     kept: int
+    """Samples that were selected."""
     total: int
+    """Samples that had a value of the stage's metric."""
     rows: int
+    """Rows written: one for each sample, or one for each correct response."""
     median: float
+    """Median of the stage's metric over all `total` samples."""
 
 
 class _SampleMetric(NamedTuple):
-    """A sample, what it is judged by, and its right rollouts in the order they were drawn."""
+    """A sample with its value of the stage's metric."""
 
     row: TableRow
+    """The row to write for the sample."""
     value: float
     correct_rollouts: Sequence[TableRow] = ()
+    """Rows of the rollouts that were correct, in the order of generation."""
+
+
+def run_select_stage(
+    stage: SelectStage, context: RunContext, logger: RunLogger | NullLogger, state: TrainingState
+) -> None:
+    """Write the table of selected samples that later stages train on. Raises as `select_samples`."""
+    counts = context.ranks.on_rank0(lambda: select_samples(stage, context.run_dir.outputs))
+    context.console.info(
+        f"Stage {stage.name} kept {counts.kept} of {counts.total} samples of {stage.from_stage}, in {counts.rows} "
+        f"rows; their median {stage.metric} is {counts.median:g}."
+    )
+    with logger.log_stage(stage.name, 1):
+        logger.log_metrics(state, {f"select/{name}": float(value) for name, value in counts._asdict().items()})
 
 
 def select_samples(stage: SelectStage, folder: Path) -> SelectionCounts:
-    """Write what `stage` chooses of its source's table; both lie in `folder`.
+    """Read the table of `stage.from_stage` in `folder` and write the selected rows beside it.
 
     Raises:
-        UserError: the table cannot be read, no rollout has a term of `right`, or nothing is left.
+        UserError: the table cannot be read, no rollout has one of the terms in `correct`, or nothing is selected.
     """
     rows = read_table(folder / f"{stage.from_stage}.jsonl")
-    found = list(_measure_from_rollouts(stage, rows) if stage.reads_rollouts else _measure_from_history(stage, rows))
-    if not found:
-        what = f"rollout has a term of `right` ({', '.join(stage.correct)})" if stage.correct else "sample was drawn"
-        raise UserError(f"stage {stage.name!r}: no {what} in {folder / stage.from_stage}.jsonl")
-    kept = _keep_best(stage, found)
-    written = [
-        row for each in kept for row in (_response_rows(stage, each) if stage.output == "responses" else [each.row])
-    ]
-    values = [each.value for each in found]
-    if not written:
+    measure = _measure_from_rollouts if stage.reads_rollouts else _measure_from_history
+    samples = list(measure(stage, rows))
+    if not samples:
+        reason = "no sample has recorded rewards"
+        if stage.correct:
+            reason = f"no rollout has a term of `correct` ({', '.join(stage.correct)})"
+        raise UserError(f"stage {stage.name!r}: {reason} in {folder / stage.from_stage}.jsonl")
+    kept = _keep_best(stage, samples)
+    selected_rows: list[TableRow] = []
+    for sample in kept:
+        selected_rows += _response_rows(stage, sample) if stage.output == "responses" else [sample.row]
+    values = [sample.value for sample in samples]
+    if not selected_rows:
         raise UserError(
-            f"stage {stage.name!r} keeps none of {len(found)} samples: their {stage.metric} is {min(values):g} to "
-            f"{max(values):g}, {median(values):g} in the middle; widen `within`, or sample more"
+            f"stage {stage.name!r} keeps none of {len(samples)} samples: their {stage.metric} ranges from "
+            f"{min(values):g} to {max(values):g} with median {median(values):g}; widen `range`, or sample more"
         )
-    save_table(folder / f"{stage.name}.jsonl", written)
-    return SelectionCounts(kept=len(kept), total=len(found), rows=len(written), median=median(values))
+    save_table(folder / f"{stage.name}.jsonl", selected_rows)
+    return SelectionCounts(kept=len(kept), total=len(samples), rows=len(selected_rows), median=median(values))
 
 
 def _measure_from_rollouts(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
-    """The samples of which a rollout could be judged."""
-    for name, of_sample in groupby(rows, itemgetter("sample")):
-        rollouts = [(row, verdict) for row in of_sample if (verdict := _is_correct(stage, row)) is not None]
-        if not rollouts:
+    """Yield the pass rate or first correct rollout of each sample, without samples whose rollouts have no verdict."""
+    for sample_id, sample_rows in groupby(rows, itemgetter("sample")):
+        judged = []
+        verdicts = []
+        for row in sample_rows:
+            verdict = _is_correct(stage, row)
+            if verdict is not None:
+                judged.append(row)
+                verdicts.append(verdict)
+        if not judged:
             continue
-        verdicts = [verdict for _, verdict in rollouts]
-        found = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}
-        row = {**_sample_columns(rollouts[0][0]), **found, "id": name, "response": None}
-        yield _SampleMetric(row, found[stage.metric], [rollout for rollout, verdict in rollouts if verdict])
+        metrics = {"pass_rate": fmean(verdicts), "first_correct": [*verdicts, True].index(True) + 1}
+        row = {**_sample_columns(judged[0]), **metrics, "id": sample_id, "response": None}
+        correct = [rollout for rollout, verdict in zip(judged, verdicts, strict=True) if verdict]
+        yield _SampleMetric(row, metrics[stage.metric], correct)
 
 
 def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Iterator[_SampleMetric]:
-    history = {row["sample"]: [SampleStats(*visit) for visit in row["visits"]] for row in rows}
+    """Yield each sample's value of the metric, computed from its rewards during an RL stage."""
+    history = {}
+    for row in rows:
+        history[row["sample"]] = [SampleStats(*visit) for visit in row["visits"]]
     values = RANKINGS[stage.metric](history)
     for row in rows:
         value = values[row["sample"]]
@@ -82,27 +117,26 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
 
 
 def _is_correct(stage: SelectStage, row: TableRow) -> bool | None:
-    """What the terms of `right` that apply say of a rollout; None where none does."""
+    """Return True if all terms of `correct` that the rollout has reach the threshold; None if it has none of them."""
     values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
     return all(value >= stage.threshold for value in values) if values else None
 
 
-def _keep_best(stage: SelectStage, found: Sequence[_SampleMetric]) -> list[_SampleMetric]:
-    """Those within bounds, and of these the `top` ones, in the order they came."""
+def _keep_best(stage: SelectStage, samples: Sequence[_SampleMetric]) -> list[_SampleMetric]:
+    """Return the samples within `range`, the `top_k` highest of these, in the order of the table."""
     low, high = stage.range
-    inside = [k for k, each in enumerate(found) if low <= each.value <= (inf if high is None else high)]
-    ranked = sorted(inside, key=lambda k: -found[k].value)[: stage.top_k]
-    return [found[k] for k in sorted(ranked)]
+    upper = inf if high is None else high
+    in_range = [index for index, sample in enumerate(samples) if low <= sample.value <= upper]
+    ranked = sorted(in_range, key=lambda index: -samples[index].value)
+    return [samples[index] for index in sorted(ranked[: stage.top_k])]
 
 
-def _response_rows(stage: SelectStage, judged: _SampleMetric) -> list[TableRow]:
-    """A row for each right response that is kept; where only some are, for the shortest."""
-    shortest = (
-        judged.correct_rollouts
-        if stage.max_responses is None
-        else sorted(judged.correct_rollouts, key=itemgetter("tokens"))[: stage.max_responses]
-    )
-    return [{**judged.row, "id": rollout["id"], "response": rollout["response"]} for rollout in shortest]
+def _response_rows(stage: SelectStage, sample: _SampleMetric) -> list[TableRow]:
+    """Return a row for each correct response, the `max_responses` shortest if that is set."""
+    rollouts = sample.correct_rollouts
+    if stage.max_responses is not None:
+        rollouts = sorted(rollouts, key=itemgetter("tokens"))[: stage.max_responses]
+    return [{**sample.row, "id": rollout["id"], "response": rollout["response"]} for rollout in rollouts]
 
 
 def _sample_columns(row: TableRow) -> dict[str, Any]:

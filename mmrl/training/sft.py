@@ -1,4 +1,4 @@
-"""Imitation of demonstrations, with the nouns and the learner of the RL loop."""
+"""The supervised loop: build demonstrations, learn, call back. Imports without torch."""
 
 from __future__ import annotations
 
@@ -11,37 +11,33 @@ from typing import Literal
 from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
-from mmrl.ports import (
-    Checkpointer,
-    DemonstrationCompleter,
-    Learner,
-    MetricsLogger,
-    PromptBuilder,
-    SampleSource,
-    StopCriterion,
-)
-from mmrl.training.give_up import check_nonfinite_steps, count_nonfinite_steps
-from mmrl.training.rl import StepTimer
-from mmrl.types import Experience, Group, Rollout, Sample, Score, TrainingState
+from mmrl.distributed.ranks import Ranks
+from mmrl.distributed.sharing import count_dropped_samples
+from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
+from mmrl.training.step import Callback, StepResult, StepTimer
+from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftSettings:
-    """The numbers of a stage: `imitate` says what is learned, `learn` which part of it, `thought_dropout` how often it
-    comes without its thinking, by chance that derives from `salt`.
-    """
+    """Sizes and options of one supervised stage."""
 
     num_steps: int
+    """Optimizer steps of the stage."""
     batch_size: int
+    """Demonstrations of a step, over all ranks."""
     target_field: TargetField
+    """Field of the sample that is imitated."""
     loss_on: Literal["response", "answer"]
+    """Part of the demonstration that is learned."""
     drop_thinking_prob: float
+    """Probability that a demonstration is learned without its thinking, in [0, 1]."""
     seed_parts: tuple[str | int, ...]
-    max_nonfinite_steps: int
+    """The run's seed and the stage's name: random choices derive from them, the step and the sample."""
 
 
 def build_sft_settings(stage: SftStage, seed: int) -> SftSettings:
-    """The plan of a stage in a run of this seed."""
+    """Return the settings of `stage` in a run with this seed."""
     return SftSettings(
         num_steps=stage.steps,
         batch_size=stage.batch_size,
@@ -49,71 +45,67 @@ def build_sft_settings(stage: SftStage, seed: int) -> SftSettings:
         loss_on=stage.loss_on,
         drop_thinking_prob=stage.drop_thinking_prob,
         seed_parts=(seed, stage.name),
-        max_nonfinite_steps=stage.max_nonfinite_steps,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftComponents:
-    """The machinery, each behind its port; `tools` answer the calls of demonstrations, where any are to be answered."""
+    """The parts of one supervised stage. `mmrl.ports` says what each of them does."""
 
     source: SampleSource
     prompt_builder: PromptBuilder
     learner: Learner
-    logger: MetricsLogger
-    stop_criterion: StopCriterion
-    checkpointer: Checkpointer
-    tools: DemonstrationCompleter | None = None
+    callbacks: Sequence[Callback]  # called after each step, in this order
+    ranks: Ranks
+    tools: DemonstrationCompleter | None = None  # answers tool calls in demonstrations, where the stage has tools
 
 
 def run_sft_stage(settings: SftSettings, components: SftComponents, state: TrainingState) -> None:
-    """Run a stage from wherever `state` stands to its end.
+    """Train a supervised stage from `state.step` to its end.
 
     Raises:
-        UserError: a sample has no label to imitate, a call in one cannot be answered, or `max_bad_steps` steps in a
-            row had no finite gradient.
+        UserError: a sample has nothing to imitate, a tool call in a demonstration cannot be answered, or no rank has a
+            usable sample. Errors of callbacks pass through.
     """
     while state.step < settings.num_steps and not state.stage_done:
-        clock = StepTimer()
-        with clock.time("prompt"):
+        timer = StepTimer()
+        with timer.time("prompt"):
             samples = components.source.take(state.data_position, settings.batch_size)
-            rollouts: Sequence[Rollout] = [
-                _build_demonstration(settings, components.prompt_builder, each, state.step) for each in samples
+            demonstrations: Sequence[Rollout] = [
+                build_demonstration(settings, components.prompt_builder, sample, state.step) for sample in samples
             ]
-            rollouts, told = components.tools.complete(rollouts) if components.tools else (rollouts, {})
-        with clock.time("learn"):
-            learned = components.learner.step([Experience(rollout=r, advantage=0.0) for r in rollouts], step=state.step)
-        state.step, state.data_position, state.version = (
-            state.step + 1,
-            state.data_position + settings.batch_size,
-            state.version + 1,
-        )
-        skipped = {"data/dropped": float(settings.batch_size - len(samples))}
-        components.logger.log(state, {**skipped, **told, **learned}, clock.seconds)
-        count_nonfinite_steps(state, learned)
-        if state.nonfinite_steps:
-            kept = components.logger.log_rollouts(state, *_as_unscored_groups(rollouts), force=True)
-            check_nonfinite_steps(state, settings.max_nonfinite_steps, kept)
-        state.stage_done = components.stop_criterion.should_stop(state)
-        components.checkpointer.save(state)
+            metrics: dict[str, float] = {}
+            if components.tools is not None:
+                demonstrations, tool_metrics = components.tools.complete(demonstrations)
+                metrics |= tool_metrics
+        with timer.time("learn"):
+            metrics |= count_dropped_samples(settings.batch_size, len(samples), components.ranks)
+            experiences = tuple(Experience(rollout=rollout, advantage=0.0) for rollout in demonstrations)
+            metrics |= components.learner.step(experiences, step=state.step)
+
+        state.step, state.version = state.step + 1, state.version + 1
+        state.data_position += settings.batch_size
+        result = StepResult(selected=_as_selected(experiences), metrics=metrics, seconds=timer.seconds)
+        for callback in components.callbacks:
+            callback.on_step_end(state, result)
 
 
-def _as_unscored_groups(demonstrations: Sequence[Rollout]) -> tuple[list[Group], list[tuple[float]]]:
-    """Demonstrations as groups of one that no reward has judged."""
-    score = Score(terms={}, total=math.nan)
-    return [Group(prompt=each.prompt, rollouts=(each,), scores=(score,)) for each in demonstrations], [(0.0,)] * len(
-        demonstrations
-    )
-
-
-def _build_demonstration(settings: SftSettings, prompt_builder: PromptBuilder, sample: Sample, step: int) -> Rollout:
-    thinks = (
-        random.Random(derive_seed(*settings.seed_parts, "thought", step, sample.id)).random()
-        >= settings.drop_thinking_prob
-    )
+def build_demonstration(settings: SftSettings, prompt_builder: PromptBuilder, sample: Sample, step: int) -> Rollout:
+    """Build the rollout to imitate for a sample, with its thinking unless chance drops it at this step."""
+    chance = random.Random(derive_seed(*settings.seed_parts, "thought", step, sample.id))
     return prompt_builder.build_demonstration(
         prompt_builder.build(sample),
         demonstration_text(sample, settings.target_field),
-        with_thinking=thinks,
+        with_thinking=chance.random() >= settings.drop_thinking_prob,
         loss_on=settings.loss_on,
     )
+
+
+def _as_selected(experiences: Sequence[Experience]) -> SelectedExperiences:
+    """Present demonstrations to callbacks as groups of one rollout that no reward has scored."""
+    unscored = Score(terms={}, total=math.nan)
+    groups = []
+    for experience in experiences:
+        rollout = experience.rollout
+        groups.append(Group(prompt=rollout.prompt, rollouts=(rollout,), scores=(unscored,)))
+    return SelectedExperiences(groups=tuple(groups), advantages=((0.0,),) * len(groups), experiences=tuple(experiences))

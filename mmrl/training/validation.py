@@ -1,4 +1,4 @@
-"""Ask, answer and judge without learning: the held-out reward of a policy, by task, with intervals."""
+"""Held-out reward: one response to each sample under the current weights, scored without learning from it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmrl.ports import PromptBuilder, RewardScorer, RolloutPipeline
+from mmrl.scoring.answer_and_score import answer_and_score
 from mmrl.types import EvalRewards, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """One response to each sample, in batches. `warn` is told of responses that a reward could not judge."""
+    """Measures the reward of samples, in batches."""
 
     prompt_builder: PromptBuilder
     rollout_pipeline: RolloutPipeline
+    """Generates one rollout for each prompt."""
     scorer: RewardScorer
     batch_size: int
+    """Samples that are answered together; results do not depend on it."""
     warn: Callable[[str], None]
+    """Receives a message for each reward term that failed."""
 
     def evaluate(self, samples: Sequence[Sample], *, step: int) -> EvalRewards:
-        """Total reward of each sample, and the program's counts."""
+        """Return the total reward of each sample, and the summed counts of the rollout pipeline."""
         rewards: dict[str, dict[str, float]] = {}
-        counts: Counter[str] = Counter()
-        failed: Counter[tuple[str, str]] = Counter()
+        metrics: Counter[str] = Counter()
+        failures: Counter[tuple[str, str]] = Counter()
         for start in range(0, len(samples), self.batch_size):
-            prompts = [self.prompt_builder.build(sample) for sample in samples[start : start + self.batch_size]]
-            answers = self.rollout_pipeline.run(prompts, step=step)
-            counts.update(answers.metrics)
-            rollouts = [rollout for (rollout,) in answers.groups]
-            for rollout, score in zip(rollouts, self.scorer.score_eval(rollouts), strict=True):
-                sample = rollout.prompt.sample
+            batch = samples[start : start + self.batch_size]
+            answers = answer_and_score(
+                batch, self.prompt_builder, self.rollout_pipeline, self.scorer, step=step, for_evaluation=True
+            )
+            metrics.update(answers.metrics)
+            for group in answers.groups:
+                sample = group.prompt.sample
+                [score] = group.scores
                 rewards.setdefault(sample.task, {})[sample.id] = score.total
-                failed.update((name, failure.error_kind) for name, failure in score.failures.items())
-        for (name, fault), count in failed.items():
-            self.warn(f"evaluation: reward {name!r} failed on {count} of {len(samples)} ({fault}); its fallback counts")
-        return EvalRewards(rewards, counts)
+                failures.update((term, failure.error_kind) for term, failure in score.failures.items())
+        for (term, error_kind), count in failures.items():
+            self.warn(
+                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+            )
+        return EvalRewards(rewards, metrics)

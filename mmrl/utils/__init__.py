@@ -1,1 +1,1 @@
-"""Files, plug-ins and other helpers without a package of their own."""
+"""Helpers without a package of their own: files, plug-ins, statistics, threads, CPU-torch compatibility."""

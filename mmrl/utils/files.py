@@ -1,4 +1,4 @@
-"""Reading inside declared folders, writing that leaves the old file or the new one, JSON that any reader accepts."""
+"""Files: reading inside allowed folders, atomic writing, digests, and JSON that every parser accepts."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ _IMAGE_SUFFIXES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 def resolve_inside(path: Path, roots: Sequence[Path]) -> Path:
-    """The file that `path` means, links followed; it lies in one of the folders `roots`, which are resolved already.
+    """Resolve the links of `path`, and check that the file lies in one of the resolved folders `roots`.
 
     Raises:
-        UserError: it leads out of them, or nowhere (a loop of links, a name no file can have).
+        UserError: it lies outside them, or cannot be resolved (a loop of links, an impossible name).
     """
     try:
-        place = path.resolve()
+        resolved = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
-    if not any(place.is_relative_to(root) for root in roots):
+    if not any(resolved.is_relative_to(root) for root in roots):
         listed = ", ".join(map(str, roots)) or "none"
-        raise UserError(f"{path}: {place} lies outside data.roots ({listed}); add its folder there, or move it")
-    return place
+        raise UserError(f"{path}: {resolved} lies outside data.roots ({listed}); add its folder there, or move it")
+    return resolved
 
 
 def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
-    """The pictures of a folder in natural order, 9.jpg before 10.jpg; hidden files are none of them.
+    """Return the images of a folder of video frames in natural order: 9.jpg before 10.jpg. Hidden files are ignored.
 
     Raises:
-        UserError: it holds anything else, or nothing, or a link that leads out of `roots`.
+        UserError: it holds other files, or no image, or a link that leads out of `roots`.
         OSError: it cannot be listed.
     """
     frames = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    if odd := sorted(entry.name for entry in frames if entry.suffix.lower() not in _IMAGE_SUFFIXES):
-        raise UserError(f"{folder}: holds {odd[0]}, which is no picture; a folder of frames holds nothing else")
+    other_files = sorted(entry.name for entry in frames if entry.suffix.lower() not in _IMAGE_SUFFIXES)
+    if other_files:
+        raise UserError(f"{folder}: holds {other_files[0]}, which is no image; a folder of frames holds nothing else")
     if not frames:
         raise UserError(f"{folder}: holds no frames; restore or remove it")
     for frame in frames:
@@ -58,62 +59,61 @@ def list_frames(folder: Path, roots: Sequence[Path]) -> list[Path]:
 
 
 def compute_frames_digest(frames: Mapping[str, str]) -> str:
-    """The sha256 of a folder of frames, from the sha256 of each by name, in order."""
-    return hashlib.sha256("".join(f"{sha256} {name}\n" for name, sha256 in frames.items()).encode()).hexdigest()
+    """Return the digest of a folder of frames: the sha256 over name and sha256 of each frame, in order."""
+    lines = [f"{sha256} {name}\n" for name, sha256 in frames.items()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def compute_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes. Raises OSError."""
+    """Return the sha256 of a file's bytes, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _natural_sort_key(path: Path) -> tuple[list[str | int], str]:
-    """Numbers in a name by what they count, the text between them by its letters."""
-    pieces = re.split(r"([0-9]+)", path.name)
-    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], path.name
-
-
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says against writing `path` (full disk, no permission) into a UserError."""
+    """Turn an OSError inside this block (full disk, no permission) into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror}; put that right and run the same command again, "
-            "it goes on from the last checkpoint"
+            "it continues from the last checkpoint"
         ) from error
 
 
 def temporary_path(path: Path) -> Path:
-    """Where the next content of `path` is written first; a killed run may leave it behind."""
+    """Return the sibling that `path` is written to before it is renamed.
+
+    A killed run may leave it behind; `remove_leftovers` deletes it.
+    """
     return path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left half-written in a folder."""
-    for ending in (PARTIAL_SUFFIX, RETIRED_SUFFIX, TEMPORARY_SUFFIX):
-        for scrap in folder.glob(f".*{ending}"):
-            if scrap.is_dir():
-                shutil.rmtree(scrap)
+    """Delete the half-written files and folders that killed runs left in `folder`."""
+    for suffix in (PARTIAL_SUFFIX, RETIRED_SUFFIX, TEMPORARY_SUFFIX):
+        for leftover in folder.glob(f".*{suffix}"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
             else:
-                scrap.unlink()
+                leftover.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` in one move, after its bytes are on disk.
+    """Replace the content of `path` in one step: a reader, or a crash, sees the old text or the new one.
 
     Raises:
-        UserError: the file cannot be written; what was there stays.
+        UserError: the file cannot be written; the old content is kept.
     """
     fresh = temporary_path(path)
     with report_write_errors(path):
         try:
             with fresh.open("wb") as file:
-                # Half a surrogate pair becomes \udxxx, which is its JSON escape.
+                # A lone surrogate, which a model may generate, cannot be UTF-8; it becomes \udxxx, its JSON escape.
                 file.write(text.encode("utf-8", errors="backslashreplace"))
                 file.flush()
+                # The bytes must be on disk before the name is: after a power cut the file could be empty otherwise.
                 os.fsync(file.fileno())
             fresh.replace(path)
         except OSError:
@@ -123,12 +123,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON: floats by repr; NaN and infinities become null; other objects their str()."""
+    """Return one line of strict JSON. Floats keep all digits, NaN and infinities become null, other objects `str()`."""
     return json.dumps(replace_nonfinite(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def replace_nonfinite(value: object) -> object:
-    """The same value with null for every float that JSON cannot hold."""
+    """Return `value` with None in place of every float, at any depth, that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -140,8 +140,17 @@ def replace_nonfinite(value: object) -> object:
 
 def fsync_path(path: Path) -> None:
     """Wait until a file or folder is on disk."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
+
+
+def _natural_sort_key(path: Path) -> tuple[list[str | int], str]:
+    """Return a key that compares digits in a name as numbers; names that are equal by it compare as text."""
+    pieces: list[str | int] = []
+    for index, piece in enumerate(re.split(r"([0-9]+)", path.name)):
+        # The pattern is a group, so text and digits alternate, text first.
+        pieces.append(int(piece) if index % 2 else piece)
+    return pieces, path.name

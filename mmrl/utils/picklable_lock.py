@@ -1,4 +1,4 @@
-"""Taking turns: what the thread that learns and the thread that draws ahead both use."""
+"""A lock that objects can hold although they are copied and pickled."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from threading import RLock
 
 
 class PicklableLock:
-    """A lock for one thread at a time, which may take it again. A copy, or one in another process, is a lock anew."""
+    """A reentrant lock for the learner's thread and the thread of asynchronous rollouts.
+
+    A copy, or the same object in another process, is a new and open lock: the state of a lock means nothing there.
+    """
 
     def __init__(self) -> None:
         self._lock = RLock()
 
     def __enter__(self) -> None:
-        """Wait for one's turn."""
+        """Wait for the lock and take it."""
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """The next one, please."""
+        """Release the lock."""
         self._lock.release()
 
     def __reduce__(self) -> tuple[type[PicklableLock], tuple[()]]:
-        """Nothing of a lock is kept."""
+        """Pickle nothing but the class."""
         return PicklableLock, ()

@@ -1,14 +1,37 @@
-"""Means, differences and their confidence intervals."""
+"""Statistics of evaluation: means and shares with intervals, tests of differences, pass@k and majority votes.
+
+scipy is not used here on purpose: its Wilson interval takes whole successes only, where a question with several
+responses is a fraction of one, and its binomial test rounds where McNemar's is exact below. Random numbers come from a
+seed, so that the same values always give the same interval.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from fractions import Fraction
+from math import comb, sqrt
 from statistics import fmean, stdev
+from typing import Any, Final
 
-Z95 = 1.959964
+import numpy as np
+from numpy.typing import NDArray
+
+Z95: Final = 1.959963984540054
 """Two-sided 95 % point of the normal distribution."""
+_ROUNDED_Z95: Final = 1.959964
+"""The same to six decimals, for the intervals of mean rewards; Z95 would change their last digits in summary.json."""
+_NUM_RESAMPLES: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,19 +42,35 @@ class MeanWithInterval:
     low: float
     high: float
     n: int
+    """Number of values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McNemarResult:
+    """Counts of questions that two runs got right, and McNemar's test on them."""
+
+    a_only: int
+    """Questions that only the first run got right."""
+    b_only: int
+    """Questions that only the second run got right."""
+    both: int
+    neither: int
+    p_value: float
+    """Two-sided, in [0, 1]."""
 
 
 def mean_with_interval(values: Sequence[float]) -> MeanWithInterval:
-    """Mean and normal-approximation 95 % interval: value -/+ 1.96 s / sqrt(n), s the sample deviation.
+    """Return the mean with its normal-approximation interval, mean -/+ 1.96 s / sqrt(n), s the sample deviation.
 
     A single value has an infinite interval.
     """
-    half = Z95 * stdev(values) / sqrt(len(values)) if len(values) > 1 else float("inf")
-    return MeanWithInterval(value=fmean(values), low=fmean(values) - half, high=fmean(values) + half, n=len(values))
+    half_width = _ROUNDED_Z95 * stdev(values) / sqrt(len(values)) if len(values) > 1 else float("inf")
+    mean = fmean(values)
+    return MeanWithInterval(value=mean, low=mean - half_width, high=mean + half_width, n=len(values))
 
 
 def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) -> MeanWithInterval:
-    """Mean change over the same samples, paired by id.
+    """Return the mean change over the same samples, paired by id.
 
     Raises:
         ValueError: the two were not measured on the same samples.
@@ -39,3 +78,160 @@ def paired_improvement(before: Mapping[str, float], after: Mapping[str, float]) 
     if before.keys() != after.keys():
         raise ValueError(f"cannot pair {len(before)} samples with {len(after)} others")
     return mean_with_interval([after[sample] - before[sample] for sample in before])
+
+
+def wilson_interval(successes: float, trials: int) -> Interval:
+    """Return the share of successes with Wilson's score interval; (0, 0, 1) for no trials.
+
+    Source: Wilson 1927, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), without continuity correction.
+
+    Args:
+        successes: may be a fraction, as the mean of several responses to one question is.
+        trials: number of questions.
+
+    Raises:
+        ValueError: successes are negative or more than trials.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} of {trials} cannot be right")
+    if trials == 0:
+        return Interval(value=0.0, low=0.0, high=1.0)
+    share, z2 = successes / trials, Z95**2
+    centre, scale = share + z2 / (2 * trials), 1.0 + z2 / trials
+    half_width = Z95 * sqrt(share * (1.0 - share) / trials + z2 / (4 * trials**2))
+    return Interval(
+        value=share, low=max(0.0, (centre - half_width) / scale), high=min(1.0, (centre + half_width) / scale)
+    )
+
+
+def cluster_bootstrap(
+    values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0, num_resamples: int = _NUM_RESAMPLES
+) -> Interval:
+    """Return the mean with a percentile interval over resampled clusters.
+
+    Questions on one image are right or wrong together, so images are resampled, not questions.
+
+    Source: the cluster bootstrap, Davison and Hinkley 1997, section 3.8; the mean of a draw is over all its questions.
+
+    Args:
+        values: one for each question.
+        clusters: the cluster of each question.
+        seed: of the resampling.
+        num_resamples: number of draws.
+
+    Raises:
+        ValueError: there are no values, or not one cluster for each.
+    """
+    if not values or len(values) != len(clusters):
+        raise ValueError(f"{len(values)} values in {len(clusters)} clusters cannot be resampled")
+    sums, sizes = _cluster_sums(values, clusters)
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(num_resamples):
+        drawn = rng.integers(0, len(sums), len(sums))
+        means.append(sums[drawn].sum() / sizes[drawn].sum())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
+
+
+def paired_cluster_bootstrap(
+    a: Sequence[float],
+    b: Sequence[float],
+    clusters: Sequence[Hashable],
+    *,
+    seed: int = 0,
+    num_resamples: int = _NUM_RESAMPLES,
+) -> Interval:
+    """Return the mean of a - b with the interval of `cluster_bootstrap`; a and b are resampled together.
+
+    Raises:
+        ValueError: a and b have different lengths.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
+    differences = [value_a - value_b for value_a, value_b in zip(a, b, strict=True)]
+    return cluster_bootstrap(differences, clusters, seed=seed, num_resamples=num_resamples)
+
+
+def mcnemar_test(a: Mapping[str, bool], b: Mapping[str, bool]) -> McNemarResult:
+    """Return McNemar's exact test: a two-sided binomial test, p = 1/2, over the questions on which two runs differ.
+
+    Args:
+        a: the first run's verdicts by question.
+        b: the second run's verdicts by question.
+
+    Raises:
+        ValueError: the runs did not answer the same questions.
+    """
+    if a.keys() != b.keys():
+        raise ValueError(f"{len(a.keys() ^ b.keys())} questions are in one run alone")
+    pairs = Counter((a[name], b[name]) for name in a)
+    a_only, b_only = pairs[True, False], pairs[False, True]
+    num_differing = a_only + b_only
+    # Whole numbers until the last division: 2**n overflows a float from n = 1024 on.
+    tail = sum(comb(num_differing, count) for count in range(min(a_only, b_only) + 1))
+    p_value = min(1.0, float(Fraction(2 * tail, 2**num_differing)))
+    return McNemarResult(
+        a_only=a_only, b_only=b_only, both=pairs[True, True], neither=pairs[False, False], p_value=p_value
+    )
+
+
+def pass_at_k(num_correct: int, num_samples: int, k: int) -> float:
+    """Return the chance that one of k responses or more, drawn without replacement, is correct.
+
+    The chance is 1 - C(n - c, k) / C(n, k).
+
+    Source: the unbiased estimator of Chen et al. (arXiv:2107.03374, eq. 1).
+
+    Args:
+        num_correct: c, the correct responses.
+        num_samples: n, all responses.
+        k: responses drawn.
+
+    Raises:
+        ValueError: k is not from 1 to n, or c not from 0 to n.
+    """
+    if not (1 <= k <= num_samples and 0 <= num_correct <= num_samples):
+        raise ValueError(f"pass@{k} of {num_correct} right among {num_samples} is not defined")
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
+    """Return the share of runs of k consecutive answers whose majority is correct; a rest of fewer than k is ignored.
+
+    Where equal answers have different verdicts, the first one's counts. At k = 1 it is pass@1.
+
+    Source: self-consistency (arXiv:2203.11171), unweighted.
+
+    Args:
+        answers: one for each response; None is no vote.
+        correct: the verdict on each response.
+        k: votes in a run.
+
+    Raises:
+        ValueError: k is not from 1 to the number of answers.
+    """
+    if not 1 <= k <= len(answers) or len(answers) != len(correct):
+        raise ValueError(f"maj@{k} of {len(answers)} answers and {len(correct)} verdicts is not defined")
+    verdicts = []
+    for start in range(0, len(answers) - k + 1, k):
+        verdicts.append(_is_majority_correct(answers[start : start + k], correct[start : start + k]))
+    return fmean(verdicts)
+
+
+def majority_answer(answers: Sequence[Hashable | None]) -> Hashable | None:
+    """Return the answer given most often, of several the one given first; None without any vote."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    return max(votes, key=votes.__getitem__, default=None)
+
+
+def _is_majority_correct(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> bool:
+    majority = majority_answer(answers)
+    return majority is not None and correct[list(answers).index(majority)]
+
+
+def _cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return sum and number of the values of each cluster, in order of appearance."""
+    index_of: dict[Hashable, int] = {}
+    cluster_indices = np.array([index_of.setdefault(cluster, len(index_of)) for cluster in clusters])
+    return np.bincount(cluster_indices, weights=values), np.bincount(cluster_indices)

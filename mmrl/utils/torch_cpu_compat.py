@@ -1,10 +1,10 @@
-"""Lets a CPU build of torch live beside a CUDA build of torchvision, torchaudio or torchcodec.
+"""Compatibility of a CPU build of torch with CUDA builds of torchvision, torchaudio and torchcodec.
 
-The registries carry no CPU builds of these three. Beside a CPU torch, `import torchvision` raises `operator
-torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports
-all three wherever they are installed. Their compiled parts are of no use here, so the two operators torchvision
-registers unguarded are declared, and the other two packages are made to look absent. DeepSpeed, which transformers
-imports at every export, is told what it would warn of: that there is no GPU.
+Package registries carry no CPU builds of these three. Beside a CPU torch, `import torchvision` raises `operator
+torchvision::nms does not exist`, and torchaudio and torchcodec fail to load shared libraries; transformers imports all
+three wherever they are installed. mmrl does not use their compiled parts. So the two operators that torchvision
+registers without a guard are declared, and the other two packages are made to look absent. DeepSpeed, which
+transformers imports at every export, is told that there is no GPU, so that it does not warn about that.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ from importlib import metadata
 
 import torch
 
-_OPERATORS = (
+_TORCHVISION_OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
 
-def _is_cpu_only(package: str) -> bool:
-    try:
-        return metadata.version(package).endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return True
-
-
 @cache
 def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
-    """Apply the remedy once; does nothing unless torch is a CPU build. Returns what must stay alive."""
+    """Make such an environment importable. Does nothing unless torch is a CPU build; further calls do nothing.
+
+    Returns:
+        The library of the declared operators. The declarations last as long as it does, so the cache keeps it alive.
+    """
     if not _is_cpu_only("torch"):
         return ()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -41,15 +38,24 @@ def tolerate_cuda_builds() -> tuple[torch.library.Library, ...]:
     if _is_cpu_only("torchvision"):
         return ()
     library: torch.library.Library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for operator in _OPERATORS:
+    for operator in _TORCHVISION_OPERATORS:
         library.define(operator)  # type: ignore[no-untyped-call]
     return (library,)
 
 
 def vllm_platform_plugin() -> None:
-    """Apply the remedy in every process that vLLM starts; pyproject.toml names it. None says that it is no platform.
+    """Apply `tolerate_cuda_builds` in each process that vLLM starts. None tells vLLM that this is no platform.
 
-    vLLM inspects models in processes of its own and spawns its engine, and neither imports our code. Its general
-    plugins are called when its own imports have failed already, its platform plugins before them.
+    pyproject.toml registers it. vLLM inspects models and runs its engine in processes of their own, which do not import
+    mmrl. It calls general plug-ins after its own imports, which would have failed by then; platform plug-ins it calls
+    before them.
     """
     tolerate_cuda_builds()
+
+
+def _is_cpu_only(package: str) -> bool:
+    """Return True if the installed build of `package` is for CPUs, or if it is not installed."""
+    try:
+        return metadata.version(package).endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return True

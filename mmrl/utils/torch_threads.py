@@ -1,4 +1,4 @@
-"""The threads that torch works with, and those that work with torch."""
+"""The number of threads that torch computes with, in this process and in threads that it starts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def set_thread_count(count: int, processes: int = 1) -> None:
-    """Work with `count` threads; with 0, with this process's share of the cores."""
+    """Let torch use `count` threads, or with 0 an equal share of the cores for each of `processes` processes."""
     torch.set_num_threads(count or max(1, (os.cpu_count() or 1) // processes))
 
 
 def init_worker_thread(device: torch.device, count: int) -> None:
-    """Begin a thread of Python's, on `device` and with `count` threads of torch's; it inherits neither."""
+    """Set torch's thread count and current device in a new Python thread, which inherits neither."""
     torch.set_num_threads(count)
     if device.type == "cuda":
         torch.cuda.set_device(device)

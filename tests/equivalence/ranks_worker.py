@@ -67,7 +67,7 @@ class Fed:
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     most_whole: int = 0
 
-    def load(self, weights: WeightStream) -> None:
+    def load_weights(self, weights: WeightStream) -> None:
         names = {shape.name for shape in weights.specs()}
         assert names >= self.policy.trained.keys() or has_adapter(self.policy.model)
         self.held.clear()

@@ -13,7 +13,8 @@ from torch import nn
 from mmrl.config.schema import LoraConfig, OptimizerConfig
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.components import component_of, enable_gradient_checkpointing
+from mmrl.policy.components import enable_gradient_checkpointing
+from mmrl.policy.families import get_family
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 
@@ -64,7 +65,7 @@ def densified(world, lora):
 def scores(policy, world, taught):
     batch = collate(group_by_prompt(taught), world.processor, pad_id=world.eos_id)
     with torch.no_grad():
-        return policy.score(batch).logprobs_N
+        return policy.compute_logprobs(batch).logprobs_N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,7 +74,7 @@ def test_targets_are_all_linear_layers_of_their_roles(tiny, family):
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     of = {target: set() for target in EVERYWHERE}
     for name in linear:
-        role = component_of(f"{name}.weight")
+        role = get_family(model.config).component_of(f"{name}.weight")
         part = "attention" if any(step in ("attn", "self_attn") for step in name.split(".")) else "mlp"
         of[f"{role}.{part}"].add(name)
     assert all(of.values())
@@ -99,7 +100,7 @@ def test_gradients_of_an_adapter_follow_from_those_of_dense_weights(tiny, family
         assert len(factors) == (3 if lora.use_dora else 2)
         slopes = torch.autograd.grad(dense_weight(layer, lora), factors.values(), dense[f"{name}.weight"])
         theirs |= {f"{name}.{factor}": slope for factor, slope in zip(factors, slopes, strict=True)}
-    assert {component_of(name) for name in ours} == {"vision", "projector", "language"}
+    assert {world.policy.family.component_of(name) for name in ours} == {"vision", "projector", "language"}
     assert difference(theirs, ours) < 1e-5
 
 
@@ -109,7 +110,7 @@ def test_a_gradient_through_an_adapter_does_not_depend_on_batching_or_recomputin
     taught = experiences(world)
     metrics, whole = gradient(world, taught, kl_coef=0.1)
     assert metrics["policy/reference_kl_nats"] > 0
-    _, plain = gradient(world, taught, shared_prefix=False, micro_batch_groups=2, kl_coef=0.1)
+    _, plain = gradient(world, taught, shared_prefix=False, micro_batch=2, kl_coef=0.1)
     assert difference(whole, plain) < 1e-5
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught, kl_coef=0.1)
@@ -125,7 +126,7 @@ def test_recomputed_activations_reach_an_adapter_beneath_frozen_weights(tiny, fa
     _, kept = gradient(world, taught)
     enable_gradient_checkpointing(world.policy.model, ("vision", "language"))
     _, recomputed = gradient(world, taught)
-    assert len(kept) == len(world.policy.learned)
+    assert len(kept) == len(world.policy.trained)
     assert all(slope.any() for slope in kept.values())
     assert difference(kept, recomputed) < 1e-5
 
@@ -155,10 +156,10 @@ def test_a_reference_shares_what_is_frozen_and_stays_when_the_policy_moves(tiny,
     world = type(world)(Policy(world.policy.model, freeze=freeze), world.processor, world.samples, world.law)
     taught = experiences(world, group_size=2)
     reference, before = world.policy.frozen_copy(), scores(world.policy, world, taught)
-    given = {name: id(parameter) for name, parameter in world.policy.given.items()}
-    assert {name: id(parameter) for name, parameter in reference.given.items()} == given
-    assert reference.learned.keys() == world.policy.learned.keys()
-    assert not {id(p) for p in reference.learned.values()} & {id(p) for p in world.policy.learned.values()}
+    given = {name: id(parameter) for name, parameter in world.policy.frozen.items()}
+    assert {name: id(parameter) for name, parameter in reference.frozen.items()} == given
+    assert reference.trained.keys() == world.policy.trained.keys()
+    assert not {id(p) for p in reference.trained.values()} & {id(p) for p in world.policy.trained.values()}
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
     gradient(world, taught)
     engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=0.01))

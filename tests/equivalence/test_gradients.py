@@ -26,17 +26,17 @@ class Accumulate:
 
 def experiences(world, group_size=4, teacher=False):
     """Rollouts whose behaviour policy differs a little from the current one, so that ratios are not 1."""
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     made = []
     for g, group in enumerate(world.sampler().generate(prompts, group_size, world.law, step=0)):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
-            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
-            older = replace(rollout, segments=(replace(segment, logps=moved),))
+            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
+            older = replace(rollout, segments=(replace(segment, logprobs=moved),))
             made.append(Experience(rollout=older, advantage=(i - 1.2) * (g + 1) / 3))
     if teacher:
         lessons = [world.processor.build_demonstration(prompt, prompt.sample.target) for prompt in prompts]
-        made += [Experience(rollout=replace(lesson, law=world.law), advantage=0.0) for lesson in lessons]
+        made += [Experience(rollout=replace(lesson, sampling_params=world.law), advantage=0.0) for lesson in lessons]
     return made
 
 
@@ -55,7 +55,7 @@ def gradient(world, taught, *, micro_batch=100, token_budget=10_000, shared_pref
     if kl_coef:
         reference = world.policy.frozen_copy()
         with torch.no_grad():
-            for parameter in reference.learned.values():
+            for parameter in reference.trained.values():
                 parameter.mul_(1.05)
     world.policy.model.zero_grad()
     metrics = GrpoLearner(world.policy, world.processor, Accumulate(), plan, reference).step(taught, step=0)
@@ -84,7 +84,7 @@ def test_odd_batches_have_one_gradient_too(tiny):
 def cut(experience, tokens):
     """An experience whose response ends early."""
     (segment,) = experience.rollout.segments
-    segment = replace(segment, ids=segment.ids[:tokens], logps=segment.logps[:tokens])
+    segment = replace(segment, token_ids=segment.token_ids[:tokens], logprobs=segment.logprobs[:tokens])
     return replace(experience, rollout=replace(experience.rollout, segments=(segment,)))
 
 
@@ -137,7 +137,7 @@ def test_loss_and_gradient_equal_a_slow_independent_version(tiny, family, rethou
     taught = [second_look(e) if rethought else e for e in taught]
     metrics, ours = gradient(world, taught)
     world.policy.model.zero_grad()
-    total = sum(len(s.ids) for e in taught for s in e.rollout.segments if s.author is Author.POLICY)
+    total = sum(len(s.token_ids) for e in taught for s in e.rollout.segments if s.author is Author.POLICY)
     loss = sum(_slow_surrogate(world, experience) for experience in taught) / total
     loss.backward()
     theirs = {n: p.grad for n, p in world.policy.model.named_parameters() if p.grad is not None}
@@ -149,10 +149,17 @@ def second_look(experience):
     """The response cut in two, with a trigger between, the second part drawn at another temperature."""
     rollout = experience.rollout
     (whole,) = rollout.segments
-    first = replace(whole, ids=whole.ids[:2], logps=whole.logps[:2])
-    second = replace(whole, ids=whole.ids[2:], logps=whole.logps[2:], law=replace(rollout.law, temperature=0.6))
+    first = replace(whole, token_ids=whole.token_ids[:2], logprobs=whole.logprobs[:2])
+    second = replace(
+        whole,
+        token_ids=whole.token_ids[2:],
+        logprobs=whole.logprobs[2:],
+        sampling_params=replace(rollout.sampling_params, temperature=0.6),
+    )
     trigger = Segment(
-        token_ids=(*first.ids, *first.ids[:1]), logprobs=(0.0,) * (len(first.ids) + 1), author=Author.FORCED
+        token_ids=(*first.token_ids, *first.token_ids[:1]),
+        logprobs=(0.0,) * (len(first.token_ids) + 1),
+        author=Author.FORCED,
     )
     return replace(experience, rollout=replace(rollout, segments=(first, trigger, second)))
 
@@ -160,13 +167,13 @@ def second_look(experience):
 def _slow_surrogate(world, experience):
     rollout, prompt = experience.rollout, experience.rollout.prompt
     tokens = [
-        (token, logp, (segment.law or rollout.law).temperature, segment.author is Author.POLICY)
+        (token, logp, (segment.sampling_params or rollout.sampling_params).temperature, segment.author is Author.POLICY)
         for segment in rollout.segments
-        for token, logp in zip(segment.ids, segment.logps, strict=True)
+        for token, logp in zip(segment.token_ids, segment.logprobs, strict=True)
     ]
     completion = [token for token, *_ in tokens]
-    ids = torch.tensor([[*prompt.ids, *completion]])
-    tensors = world.processor.tensors(prompt)
+    ids = torch.tensor([[*prompt.token_ids, *completion]])
+    tensors = world.processor.prompt_tensors(prompt)
     kinds = {
         ImageRef: ("pixel_values", tensors.image_patches_MD, "image"),
         VideoRef: ("pixel_values_videos", tensors.video_patches_MD, "video"),
@@ -184,12 +191,12 @@ def _slow_surrogate(world, experience):
         mm_token_type_ids=world.processor.placeholders.token_types(ids),
         **media,
     ).logits[0]
-    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
+    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.sampling_params.banned_token_ids]
     loss = 0.0
     for t, (token, old, temperature, sampled) in enumerate(tokens):
         if not sampled:
             continue
-        row = logits[len(prompt.ids) + t - 1] / temperature
+        row = logits[len(prompt.token_ids) + t - 1] / temperature
         logp = row[token] - torch.logsumexp(row[allowed], 0)
         ratio = torch.exp(logp - old)
         bounded = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
@@ -212,7 +219,7 @@ def _slow_positions(world, ids, prompt):
         blocks += [[(0, h, w) for _, h, w in shape[:per_frame]]] * time if apart else [shape]
     positions, largest = [], -1
     while len(positions) < len(ids):
-        if ids[len(positions)] in (marks.image, marks.video):
+        if ids[len(positions)] in (marks.image_id, marks.video_id):
             block = [[largest + 1 + axis for axis in place] for place in blocks.pop(0)]
         else:
             block = [[largest + 1] * 3]
@@ -223,17 +230,17 @@ def _slow_positions(world, ids, prompt):
 
 def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     lesson = world.processor.build_demonstration(prompt, prompt.sample.target)
     metrics, _ = gradient(world, [Experience(rollout=lesson, advantage=0.0)])
-    ids = torch.tensor([[*prompt.ids, *lesson.segments[0].ids]])
+    ids = torch.tensor([[*prompt.token_ids, *lesson.segments[0].token_ids]])
     labels = ids.clone()
-    labels[:, : len(prompt.ids)] = -100
+    labels[:, : len(prompt.token_ids)] = -100
     loss = world.policy.model(
         input_ids=ids,
         labels=labels,
-        mm_token_type_ids=(ids == world.processor.placeholders.image).int(),
-        pixel_values=world.processor.tensors(prompt).image_patches_MD,
+        mm_token_type_ids=(ids == world.processor.placeholders.image_id).int(),
+        pixel_values=world.processor.prompt_tensors(prompt).image_patches_MD,
         image_grid_thw=torch.tensor(prompt.grids),
     ).loss
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -242,9 +249,9 @@ def test_likelihood_of_a_teacher_equals_transformers_loss(tiny):
 def test_only_the_policys_own_tokens_carry_the_policy_term(tiny):
     """A trigger between two segments is context, not a lesson: its log-prob has no gradient and no weight."""
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
-    forced = Segment(token_ids=rollout.segments[0].ids[:3], logprobs=(0.0,) * 3, author=Author.FORCED)
+    forced = Segment(token_ids=rollout.segments[0].token_ids[:3], logprobs=(0.0,) * 3, author=Author.FORCED)
     both = replace(rollout, segments=(rollout.segments[0], forced))
     _, without = gradient(world, [Experience(rollout=rollout, advantage=1.0)])
     _, with_trigger = gradient(world, [Experience(rollout=both, advantage=1.0)])
@@ -285,4 +292,4 @@ def test_recomputed_activations_give_the_same_gradient(tiny, family):
 
 
 def ids_of(taught):
-    return [experience.rollout.segments[0].ids for experience in taught]
+    return [experience.rollout.segments[0].token_ids for experience in taught]

@@ -27,12 +27,12 @@ def thinking(world, **grammar):
     """The world's processor with another grammar."""
     known = world.processor.encoder
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=0)
-    options = {"video": SMALL, "instruct": False, "max_prompt_tokens": 500}
+    options = {"video": SMALL, "add_instruction": False, "max_prompt_tokens": 500}
     return QwenProcessor(PromptEncoder(known.hf_processor, known.family, ResponseFormat(**grammar), store, **options))
 
 
 def lessons(world, samples, **options):
-    demonstrated = (world.processor.build_demonstration(world.processor.ask(s), s.target, **options) for s in samples)
+    demonstrated = (world.processor.build_demonstration(world.processor.build(s), s.target, **options) for s in samples)
     return [Experience(rollout=rollout, advantage=0.0) for rollout in demonstrated]
 
 
@@ -40,8 +40,10 @@ def lessons(world, samples, **options):
 @pytest.mark.parametrize("learn", ["response", "answer"])
 def test_a_packed_step_has_the_gradient_of_a_padded_one(tiny, family, learn):
     world = tiny(family)
-    world = replace(world, processor=thinking(world, think="required"))
-    taught = lessons(world, [replace(s, thought=THOUGHT * k) for k, s in enumerate(world.samples[:6], 1)], learn=learn)
+    world = replace(world, processor=thinking(world, thinking="required"))
+    taught = lessons(
+        world, [replace(s, thinking=THOUGHT * k) for k, s in enumerate(world.samples[:6], 1)], loss_on=learn
+    )
     told, packed = gradient(world, taught)
     again, plain = gradient(world, taught, shared_prefix=False)
     assert difference(packed, plain) < 1e-5
@@ -57,7 +59,9 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
         shared_prefix_attention.attention_blocks
     )  # with everything one sequence, later demonstrations see earlier ones
     monkeypatch.setattr(
-        shared_prefix_attention, "spans", lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())])
+        shared_prefix_attention,
+        "attention_blocks",
+        lambda tree: honest([PrefixGroup(sum(p + sum(own) for p, own in tree), ())]),
     )
     with pytest.raises(UserError, match=r"on sample .* it differs .* nats .* Set shared_prefix: off"):
         gradient(world, taught)
@@ -75,8 +79,8 @@ def test_imitation_refuses_an_attention_that_leaks_too(tiny, monkeypatch):
 def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, answer):
     world = tiny()
     processor = thinking(world, **grammar)
-    sample = replace(world.samples[0], thought=THOUGHT)
-    target = Target(answer_type=sample.target.kind, value=3)
+    sample = replace(world.samples[0], thinking=THOUGHT)
+    target = Target(answer_type=sample.target.answer_type, value=3)
     whole = processor.build_demonstration(processor.build(sample), target)
     part = processor.build_demonstration(processor.build(sample), target, loss_on="answer")
     assert part.text == whole.text and part.answer.value == 3
@@ -85,24 +89,24 @@ def test_the_answer_alone_is_learned_given_what_comes_before_it(tiny, grammar, a
     assert {segment.author for segment in given} <= {Author.FORCED} and learned.author is Author.DEMONSTRATION
     said = processor.decode(learned.token_ids)
     assert said.endswith(answer) and len(said) - len(answer) <= 8  # a token that the answer begins within is its own
-    assert bool(given) == (grammar["think"] != "none")
+    assert bool(given) == (grammar["thinking"] != "none")
 
 
 def test_a_response_is_learned_as_it_stands(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     rollout = world.processor.build_demonstration(prompt, "well:  <answer> 3 </answer>")
-    assert rollout.text == world.processor.decode(rollout.segments[0].ids) == "well:  <answer> 3 </answer>"
-    assert rollout.segments[0].ids[-1] == world.eos_id
+    assert rollout.text == world.processor.decode(rollout.segments[0].token_ids) == "well:  <answer> 3 </answer>"
+    assert rollout.segments[0].token_ids[-1] == world.eos_id
     with pytest.raises(UserError, match="the response 'three' has no answer to be learned alone"):
-        world.processor.build_demonstration(prompt, "three", learn="answer")
+        world.processor.build_demonstration(prompt, "three", loss_on="answer")
 
 
 @pytest.mark.parametrize("style", ["tags", "boxed"])
 def test_without_its_thinking_a_demonstration_keeps_all_else(tiny, style):
     world = tiny()
-    processor = thinking(world, think="optional", style=style, sections=(ResponseSection("look"),))
-    sample = replace(world.samples[0], thought=f"<look>dots</look>\n<think>{THOUGHT}</think>\n")
+    processor = thinking(world, thinking="optional", style=style, sections=(ResponseSection("look"),))
+    sample = replace(world.samples[0], thinking=f"<look>dots</look>\n<think>{THOUGHT}</think>\n")
     with_it, without = (
         processor.build_demonstration(processor.build(sample), sample.target, with_thinking=thinks)
         for thinks in (True, False)
@@ -114,7 +118,7 @@ def test_without_its_thinking_a_demonstration_keeps_all_else(tiny, style):
 
 
 class Watcher:
-    """An asker that counts how often thinking is asked for, and every other port of an sft stage."""
+    """A prompt builder that counts how often thinking is asked for, and every other port of an sft stage."""
 
     def __init__(self, samples):
         self.samples, self.thought = samples, {}
@@ -122,27 +126,27 @@ class Watcher:
     def take(self, cursor, count):
         return [self.samples[(cursor + i) % len(self.samples)] for i in range(count)]
 
-    def ask(self, sample):
+    def build(self, sample):
         return sample
 
-    def build_demonstration(self, prompt, lesson, *, thinks, learn):
-        self.thought.setdefault(prompt.id, []).append(thinks)
+    def build_demonstration(self, prompt, demonstration, *, with_thinking, loss_on):
+        self.thought.setdefault(prompt.id, []).append(with_thinking)
 
-    def learn(self, experiences, *, step):
+    def step(self, experiences, *, step):
         return {}
 
-    def tell(self, state, metrics, times): ...
+    def log(self, state, metrics, seconds): ...
 
-    def passed(self, state):
+    def should_stop(self, state):
         return False
 
-    keep = tell_nothing = lambda self, state: None
+    def save(self, state): ...
 
 
 def watched(samples, share, salt):
     watcher = Watcher(samples)
-    options = {"imitate": "target", "learn": "response", "thought_dropout": share, "salt": (salt, "s")}
-    ports = ("source", "asker", "learner", "teller", "gate", "keeper")
+    options = {"target_field": "target", "loss_on": "response", "drop_thinking_prob": share, "seed_parts": (salt, "s")}
+    ports = ("source", "prompt_builder", "learner", "logger", "stop_criterion", "checkpointer")
     plan = sft.SftSettings(num_steps=100, batch_size=len(samples), max_nonfinite_steps=1, **options)
     sft.run_sft_stage(plan, sft.SftComponents(**dict.fromkeys(ports, watcher)), sft.TrainingState())
     return watcher.thought

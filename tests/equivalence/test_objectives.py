@@ -41,22 +41,24 @@ def reference(world):
 @pytest.fixture(scope="module")
 def taught(world):
     """Five groups of four, a little off the sampler; some with a forced trigger, some cut, one group idle."""
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     made = []
     for g, group in enumerate(world.sampler().generate(prompts, 4, world.law, step=0)):
         for i, rollout in enumerate(group):
             (segment,) = rollout.segments
-            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logps))
-            segments = (replace(segment, logps=moved),)
+            moved = tuple(logp + 0.15 * ((7 * i + 3 * t + g) % 5 - 2) for t, logp in enumerate(segment.logprobs))
+            segments = (replace(segment, logprobs=moved),)
             if (g + i) % 3 == 0:
-                forced = Segment(token_ids=segment.ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
-                segments = (*segments, forced, replace(segment, logps=moved))
+                forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
+                segments = (*segments, forced, replace(segment, logprobs=moved))
             finish = FinishReason.LENGTH if (g + i) % 4 == 0 else FinishReason.EOS
             advantage = (i - 1.2) * (g + 1) / 3 if g != 2 else 0.0
-            changed = replace(rollout, segments=segments, finish=finish, right=len(segments) > 1 and i % 2 == 0)
+            changed = replace(
+                rollout, segments=segments, finish_reason=finish, is_correct=len(segments) > 1 and i % 2 == 0
+            )
             made.append(Experience(rollout=changed, advantage=advantage))
     lesson = world.processor.build_demonstration(prompts[0], prompts[0].sample.target)
-    return [*made, Experience(rollout=replace(lesson, law=world.law), advantage=0.0)]
+    return [*made, Experience(rollout=replace(lesson, sampling_params=world.law), advantage=0.0)]
 
 
 def gradient(world, taught, loss, reference, *, micro_batch=8, shared_prefix=True):
@@ -104,7 +106,7 @@ def test_the_comparison_can_fail(world, taught, monkeypatch, name):
     honest = Objective.__call__
 
     def local(self, experiences, scores, counts, *, step):
-        return honest(self, experiences, scores, self.count(experiences), step=step)
+        return honest(self, experiences, scores, self.count_denominators(experiences), step=step)
 
     _, whole = gradient(world, taught, LOSSES[name], None)
     monkeypatch.setattr(Objective, "__call__", local)
@@ -130,10 +132,10 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy(world, taught):
     bonus = LossConfig(entropy=LossCoefficientConfig(coef=0.7))
     _, ours = gradient(world, [Experience(rollout=rollout, advantage=0.0)], bonus, None)
     world.policy.model.zero_grad()
-    completion = rollout.segments[0].ids
-    logits = world.policy.model(input_ids=torch.tensor([[*rollout.prompt.ids, *completion]])).logits[0]
-    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.law.banned]
-    start = len(rollout.prompt.ids) - 1
+    completion = rollout.segments[0].token_ids
+    logits = world.policy.model(input_ids=torch.tensor([[*rollout.prompt.token_ids, *completion]])).logits[0]
+    allowed = [i for i in range(logits.shape[-1]) if i not in rollout.sampling_params.banned_token_ids]
+    start = len(rollout.prompt.token_ids) - 1
     chosen = torch.distributions.Categorical(logits=logits[start : start + len(completion)][:, allowed])
     (-0.7 * chosen.entropy().mean()).backward()
     theirs = torch.cat([p.grad.flatten() for p in world.policy.model.parameters() if p.grad is not None])

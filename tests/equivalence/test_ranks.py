@@ -118,7 +118,7 @@ def test_two_ranks_learn_what_one_learns(answers, alone, lessons, name):
     found = answers[name]
     same_metrics(found["metrics"], alone["metrics"])
     assert furthest(found["weights"], alone["weights"]) < 5e-5
-    assert furthest(dict(lessons.policy.learned), alone["weights"]) > 2e-3
+    assert furthest(dict(lessons.policy.trained), alone["weights"]) > 2e-3
     assert any(metrics["learner/grad_norm/vision"] == 0.0 for metrics in alone["metrics"])  # text alone
 
 
@@ -185,7 +185,7 @@ def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(answers, lessons
     assert found["refused"] == "it takes no more"
     weights = {key: tensor for key, tensor in found["fed"].items() if key != "lm_head.weight"}
     assert furthest(weights, found["weights"]) == 0.0
-    assert furthest(weights, dict(lessons.policy.learned)) > 5e-4
+    assert furthest(weights, dict(lessons.policy.trained)) > 5e-4
     if name == "zero3-fed":
         sizes = [parameter.numel() for parameter in lessons.policy.model.parameters()]
         assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4

@@ -20,13 +20,13 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def ids_of(groups):
-    return [[rollout.segments[0].ids for rollout in group] for group in groups]
+    return [[rollout.segments[0].token_ids for rollout in group] for group in groups]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_do_not_depend_on_batching(tiny, family):
     world = tiny(family)
-    prompts = [world.processor.ask(sample) for sample in world.samples]
+    prompts = [world.processor.build(sample) for sample in world.samples]
     together = world.sampler().generate(prompts, 4, world.law, step=3)
     alone = [world.sampler().generate([prompt], 4, world.law, step=3)[0] for prompt in prompts]
     assert ids_of(together) == ids_of(alone)
@@ -37,7 +37,7 @@ def test_rollouts_do_not_depend_on_batching(tiny, family):
 
 def test_step_salt_and_sample_change_what_is_drawn(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     base = ids_of(world.sampler("a").generate([prompt], 8, world.law, step=0))
     assert base != ids_of(world.sampler("a").generate([prompt], 8, world.law, step=1))
     assert base != ids_of(world.sampler("b").generate([prompt], 8, world.law, step=0))
@@ -48,19 +48,19 @@ def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
     """Greedy, so that the random numbers of the two ways do not matter."""
     world = tiny(family)
     law = replace(world.law, temperature=0.0)
-    prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
     whole = [rollout for (rollout,) in world.sampler().generate(prompts, 1, law, step=0)]
     cut = replace(law, max_new_tokens=2)
     begun = [rollout for (rollout,) in world.sampler().generate(prompts, 1, cut, step=0)]
-    open_ = [rollout for rollout in begun if rollout.finish is FinishReason.LENGTH]
+    open_ = [rollout for rollout in begun if rollout.finish_reason is FinishReason.LENGTH]
     assert open_
     rest = replace(law, max_new_tokens=law.max_new_tokens - 2)
     for rollout in world.sampler().extend(open_, rest, step=0):
         (expected,) = (w for w in whole if w.prompt is rollout.prompt)
         assert [s.author for s in rollout.segments] == [Author.POLICY] * 2
-        assert sum((s.ids for s in rollout.segments), ()) == expected.segments[0].ids
-        assert sum((s.logps for s in rollout.segments), ()) == pytest.approx(expected.segments[0].logps, abs=1e-5)
-        assert (rollout.text, rollout.finish) == (expected.text, expected.finish)
+        assert sum((s.token_ids for s in rollout.segments), ()) == expected.segments[0].token_ids
+        assert sum((s.logprobs for s in rollout.segments), ()) == pytest.approx(expected.segments[0].logprobs, abs=1e-5)
+        assert (rollout.text, rollout.finish_reason) == (expected.text, expected.finish_reason)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,12 +69,12 @@ def test_what_was_cut_and_goes_on_is_what_was_never_cut(tiny, family):
 def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix, temperature):
     world = tiny(family)
     law = replace(world.law, temperature=temperature)
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     groups = world.sampler().generate(prompts, 3, law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
-        scores = world.policy.score(batch)
+        scores = world.policy.compute_logprobs(batch)
     assert len(scores.logprobs_N) == sum(e.rollout.num_tokens for e in experiences)
     assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
 
@@ -82,15 +82,18 @@ def test_the_learner_computes_the_sampled_log_probs(tiny, family, shared_prefix,
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tiny, shared_prefix):
     world = tiny()
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     begun = [rollout for group in world.sampler().generate(prompts, 2, world.law, step=0) for rollout in group]
     cooler = replace(world.law, temperature=0.6)
     rollouts = world.sampler().extend(begun, cooler, step=0)
-    assert all((r.law, r.segments[0].law, r.segments[1].law) == (world.law, None, cooler) for r in rollouts)
+    assert all(
+        (r.sampling_params, r.segments[0].sampling_params, r.segments[1].sampling_params) == (world.law, None, cooler)
+        for r in rollouts
+    )
     experiences = [Experience(rollout=rollout, advantage=1.0) for rollout in rollouts]
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
     with torch.no_grad():
-        scores = world.policy.score(batch)
+        scores = world.policy.compute_logprobs(batch)
     assert len(set(batch.temperature_N.tolist())) == 2
     assert (scores.logprobs_N - recorded(experiences)).abs().max() < 5e-6
 
@@ -99,68 +102,68 @@ def test_the_learner_computes_them_where_a_rollout_went_on_under_another_law(tin
 def test_greedy_equals_transformers_generate(tiny, family):
     world = tiny(family)
     sample = world.samples[0]
-    prompt = world.processor.ask(sample)
+    prompt = world.processor.build(sample)
     law = replace(world.law, temperature=0.0)
-    ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].ids
+    ours = world.sampler().generate([prompt], 1, law, step=0)[0][0].segments[0].token_ids
     picture = Image.open(sample.images[0].path).convert("RGB")
     inputs = world.processor.hf_processor(
-        text=[world.processor.encoder.question(sample)], images=[picture], return_tensors="pt"
+        text=[world.processor.encoder.render_chat(sample)], images=[picture], return_tensors="pt"
     )
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=law.max_new_tokens,
-        suppress_tokens=list(law.banned),
+        suppress_tokens=list(law.banned_token_ids),
         eos_token_id=world.eos_id,
         pad_token_id=world.eos_id,
     )
-    theirs = world.policy.model.generate(**inputs, generation_config=config)[0, len(prompt.ids) :].tolist()
+    theirs = world.policy.model.generate(**inputs, generation_config=config)[0, len(prompt.token_ids) :].tolist()
     assert tuple(theirs) == ours
 
 
 def test_banned_tokens_are_never_drawn(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     groups = world.sampler().generate([prompt], 200, replace(world.law, temperature=5.0), step=0)
-    drawn = {token for rollout in groups[0] for token in rollout.segments[0].ids}
-    assert not drawn & set(world.law.banned)
-    assert world.processor.placeholders.image in world.law.banned
+    drawn = {token for rollout in groups[0] for token in rollout.segments[0].token_ids}
+    assert not drawn & set(world.law.banned_token_ids)
+    assert world.processor.placeholders.image_id in world.law.banned_token_ids
     assert len(drawn) > 100
 
 
 def test_finish_and_authors_are_recorded(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     for rollout in world.sampler().generate([prompt], 64, replace(world.law, temperature=3.0), step=0)[0]:
         (segment,) = rollout.segments
         assert segment.author is Author.POLICY
-        ended = segment.ids[-1] == world.eos_id
-        assert rollout.finish is (FinishReason.EOS if ended else FinishReason.LENGTH)
-        assert ended or len(segment.ids) == world.law.max_new_tokens
-        assert world.eos_id not in segment.ids[:-1]
+        ended = segment.token_ids[-1] == world.eos_id
+        assert rollout.finish_reason is (FinishReason.EOS if ended else FinishReason.LENGTH)
+        assert ended or len(segment.token_ids) == world.law.max_new_tokens
+        assert world.eos_id not in segment.token_ids[:-1]
 
 
 def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny):
     """The same random numbers with and without: what ends at a stop string is the beginning of what goes on."""
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     law = replace(world.law, temperature=2.0, max_new_tokens=12)
     (free,) = world.sampler().generate([prompt], 40, law, step=0)
     stops = tuple(free[i].text[4:7] for i in range(3))  # three characters may lie across tokens
     (stopped,) = world.sampler().generate([prompt], 40, replace(law, stop=stops), step=0)
     for whole, part in zip(free, stopped, strict=True):
-        ids, found = whole.segments[0].ids, part.segments[0].ids
+        ids, found = whole.segments[0].token_ids, part.segments[0].token_ids
         ends = [n for n in range(1, len(ids) + 1) if any(stop in world.processor.decode(ids[:n]) for stop in stops)]
         assert found == (ids[: ends[0]] if ends else ids)
         if not ends or found[-1] == world.eos_id:
-            assert part.finish is whole.finish
+            assert part.finish_reason is whole.finish_reason
         else:
-            assert part.finish is FinishReason.STOP
-    assert {part.finish for part in stopped} >= {FinishReason.STOP, FinishReason.LENGTH}
+            assert part.finish_reason is FinishReason.STOP
+    assert {part.finish_reason for part in stopped} >= {FinishReason.STOP, FinishReason.LENGTH}
 
 
 def test_rollouts_do_not_depend_on_how_many_are_drawn_at_once(tiny):
     world = tiny()
-    prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
     whole = world.sampler().generate(prompts, 3, world.law, step=0)
     for tokens_at_once in (1, 200):
         parts = HfSampler(world.policy, world.processor, salt=("test",), max_batch_tokens=tokens_at_once)

@@ -19,13 +19,13 @@ EXACT = ForwardDifference(logprobs=1e-5, gradient=1e-5)
 
 def group(world, sample, sizes=(6, 1, 4)):
     """Rollouts of one prompt, cut to these lengths."""
-    prompt = world.processor.ask(sample)
+    prompt = world.processor.build(sample)
     law = replace(world.law, temperature=0.7)
     (rollouts,) = world.sampler().generate([prompt], len(sizes), law, step=0)
     experiences = []
     for rollout, size in zip(rollouts, sizes, strict=True):
         (segment,) = rollout.segments
-        cut = replace(segment, ids=segment.ids[:size], logps=segment.logps[:size])
+        cut = replace(segment, token_ids=segment.token_ids[:size], logprobs=segment.logprobs[:size])
         experiences.append(Experience(rollout=replace(rollout, segments=(cut,)), advantage=1.0))
     return experiences
 
@@ -104,7 +104,7 @@ def test_the_learner_refuses_an_attention_that_leaks(tiny, monkeypatch):
     honest = shared_prefix_attention.attention_blocks
     monkeypatch.setattr(
         shared_prefix_attention,
-        "spans",
+        "attention_blocks",
         lambda tree: honest(tuple(PrefixGroup(prompt, (sum(own),)) for prompt, own in tree)),
     )
     with pytest.raises(UserError, match=r"sample two-images it differs .* nats .* Set shared_prefix: off"):
@@ -124,16 +124,16 @@ def test_a_frozen_tower_runs_once_for_each_medium(tiny, family):
     free.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     batches = [next(layouts(world, group(world, sample))) for sample in world.samples[:5]]
     calls.clear()
-    logps = [frozen.score(batch).logprobs_N for batch in batches]
+    logps = [frozen.compute_logprobs(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in logps).backward()
     gradients = {n: p.grad for n, p in frozen.model.named_parameters() if p.grad is not None}
     assert len(calls) == 6  # one, two, none, a video, a picture and a video
     reference = frozen.frozen_copy()
-    again = [policy.score(batch).logprobs_N for policy in (frozen, reference) for batch in batches]
+    again = [policy.compute_logprobs(batch).logprobs_N for policy in (frozen, reference) for batch in batches]
     assert len(calls) == 6
     assert all(torch.equal(a, b) for a, b in zip(again, 2 * logps, strict=True))
     frozen.model.zero_grad()
-    uncached = [free.score(batch).logprobs_N for batch in batches]
+    uncached = [free.compute_logprobs(batch).logprobs_N for batch in batches]
     sum(each.sum() for each in uncached).backward()
     assert len(calls) > 6
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(uncached, logps, strict=True))

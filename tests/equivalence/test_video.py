@@ -33,16 +33,16 @@ def fetched(clip, monkeypatch):
 def test_patches_and_grids_are_those_of_qwen_vl_utils_and_transformers(tiny, family, fetched):
     world = tiny(family)
     frames, metadata = fetched
-    prompt = world.processor.ask(world.samples[3])
+    prompt = world.processor.build(world.samples[3])
     theirs = world.processor.hf_processor(
         text=[START + PAD + END],
         videos=[frames],
         videos_kwargs={"do_resize": False, "do_sample_frames": False, "video_metadata": [metadata]},
         return_tensors="pt",
     )
-    assert torch.equal(world.processor.tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
+    assert torch.equal(world.processor.prompt_tensors(prompt).video_patches_MD, theirs["pixel_values_videos"])
     assert prompt.grids == (tuple(theirs["video_grid_thw"][0].tolist()),) == ((2, 4, 8),)
-    (resize,) = prompt.resizes
+    (resize,) = prompt.resize_maps
     assert resize.original == resize.resized == Size(64, 32)
 
 
@@ -62,21 +62,21 @@ def test_qwen3_reads_the_seconds_between_frames(tiny):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_picture_and_a_video_stand_where_the_question_has_them(tiny, family):
     world = tiny(family)
-    prompt = world.processor.ask(world.samples[4])
+    prompt = world.processor.build(world.samples[4])
     text = re.sub(r"<\d\.\d seconds>", "", prompt_text(world, 4))
     shown = re.sub(r"(<\|vision_start\|>(<\|\w+_pad\|>)+<\|vision_end\|>)+", lambda m: f"[{m[2]}]", text)
     assert "Is[<|image_pad|>]in[<|video_pad|>]at the end?" in shown
-    assert len(prompt.grids) == len(prompt.resizes) == 2
+    assert len(prompt.grids) == len(prompt.resize_maps) == 2
     assert prompt.grids[1] == (2, 4, 8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_video_prompt_is_measured_without_its_frames(tiny, family, monkeypatch):
     world = tiny(family)
-    prompt = world.processor.ask(world.samples[3])
+    prompt = world.processor.build(world.samples[3])
     encoder = world.processor.encoder
-    monkeypatch.setattr(MediaCache, "clip", lambda *_: pytest.fail("decoded"))
-    assert encoder.measure(world.samples[3]).ids == prompt.ids
+    monkeypatch.setattr(MediaCache, "read_video", lambda *_: pytest.fail("decoded"))
+    assert encoder.measure(world.samples[3]).ids == prompt.token_ids
 
 
 def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
@@ -94,14 +94,14 @@ def test_twice_the_rate_is_twice_the_frames_in_the_same_time(tiny):
 
 def times(world, feed):
     """Positions in time at which the frames of a prompt stand, from the first on."""
-    ids = torch.tensor(feed.prompt.ids)
-    times_P = feed.tensors.position_ids_3P[0][ids == world.processor.placeholders.video]
+    ids = torch.tensor(feed.prompt.token_ids)
+    times_P = feed.tensors.position_ids_3P[0][ids == world.processor.placeholders.video_id]
     return (times_P.unique() - times_P[0]).tolist()
 
 
 def prompt_text(world, index):
-    prompt = world.processor.ask(world.samples[index])
-    return world.processor.tokenizer.decode(list(prompt.ids))
+    prompt = world.processor.build(world.samples[index])
+    return world.processor.tokenizer.decode(list(prompt.token_ids))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,5 +110,5 @@ def test_what_is_seen_changes_what_is_said(tiny, family, clip):
     world = tiny(family)
     whole = world.samples[3]
     part = replace(whole, id="part", parts=(replace(clip, start=1.0), whole.parts[1]))
-    answers = [world.sampler().generate([world.processor.ask(s)], 1, world.law, step=0)[0][0] for s in (whole, part)]
-    assert answers[0].segments[0].logps != answers[1].segments[0].logps
+    answers = [world.sampler().generate([world.processor.build(s)], 1, world.law, step=0)[0][0] for s in (whole, part)]
+    assert answers[0].segments[0].logprobs != answers[1].segments[0].logprobs

@@ -33,7 +33,7 @@ def refs(world, clip):
     frame = ImageRef(path=clip.path, sha256=clip.sha256, timestamp=1.0)
     return {
         "zoom": [zoomed(world, 0, (4, 8, 40, 32))],
-        "frames": [frame, replace(frame, at=1.5, crop=(0, 0, 32, 32))],
+        "frames": [frame, replace(frame, timestamp=1.5, crop=(0, 0, 32, 32))],
         "part": [replace(clip, start=0.5, end=1.5)],
         "all": [zoomed(world, 1, (0, 0, 24, 48)), replace(clip, start=1.0), zoomed(world, 0, (4, 8, 40, 32))],
         "none": [],
@@ -42,11 +42,11 @@ def refs(world, clip):
 
 def went_on(world, sample, shown):
     """Rollouts of a sample that were shown these, one list each, and went on."""
-    prompt = world.processor.ask(sample)
+    prompt = world.processor.build(sample)
     (begun,) = world.sampler().generate([prompt], len(shown), replace(world.law, max_new_tokens=3), step=0)
     seen = []
     for rollout, media in zip(begun, shown, strict=True):
-        views = [part for ref in media for part in (world.processor.show(ref), env(world, "and"))]
+        views = [part for ref in media for part in (world.processor.build_tool_segment(ref), env(world, "and"))]
         seen.append(replace(rollout, segments=(*rollout.segments, *views)) if views else rollout)
     return world.sampler().extend(seen, replace(world.law, temperature=0.7), step=0)
 
@@ -79,7 +79,7 @@ def test_sampling_and_both_layouts_see_the_same(tiny, clip, family):
     packed, plain = layouts(world, made)
     for batch in (packed, plain):
         with torch.no_grad():
-            scores = world.policy.score(batch)
+            scores = world.policy.compute_logprobs(batch)
         assert (scores.logprobs_N - recorded(made)).abs().max() < 5e-6
     found = compare_layouts(world.policy, packed, plain)
     assert found.within(EXACT), found
@@ -93,22 +93,22 @@ def test_it_is_transformers_forward_of_the_whole_sequence(tiny, clip, family):
     sample, box = world.samples[0], (4, 8, 40, 32)
     (rollout,) = went_on(world, sample, [[zoomed(world, 0, box)]])
     whole = Image.open(sample.images[0].path).convert("RGB")
-    tokens = [*rollout.prompt.ids, *(token for segment in rollout.segments for token in segment.ids)]
-    part = whole.crop(box).resize((rollout.views[0].grid[2] * 8, rollout.views[0].grid[1] * 8))
+    tokens = [*rollout.prompt.token_ids, *(token for segment in rollout.segments for token in segment.token_ids)]
+    part = whole.crop(box).resize((rollout.observations[0].grid[2] * 8, rollout.observations[0].grid[1] * 8))
     pictures = world.processor.hf_processor.image_processor([whole, part], do_resize=False, return_tensors="pt")
     ids = torch.tensor([tokens])
     with torch.no_grad():
         logits = world.policy.model(
-            input_ids=ids, mm_token_type_ids=(ids == world.processor.placeholders.image).long(), **pictures
+            input_ids=ids, mm_token_type_ids=(ids == world.processor.placeholders.image_id).long(), **pictures
         ).logits[0]
-    logits[:, list(world.law.banned)] = -torch.inf
-    place, expected = len(rollout.prompt.ids), []
+    logits[:, list(world.law.banned_token_ids)] = -torch.inf
+    place, expected = len(rollout.prompt.token_ids), []
     for segment in rollout.segments:
-        law = segment.law or rollout.law
+        law = segment.sampling_params or rollout.sampling_params
         logps = (logits / law.temperature).log_softmax(-1)
         if segment.author is Author.POLICY:
-            expected += [float(logps[place + i - 1, token]) for i, token in enumerate(segment.ids)]
-        place += len(segment.ids)
+            expected += [float(logps[place + i - 1, token]) for i, token in enumerate(segment.token_ids)]
+        place += len(segment.token_ids)
     assert recorded([Experience(rollout=rollout, advantage=1.0)]).tolist() == pytest.approx(expected, abs=5e-6)
 
 
@@ -120,13 +120,18 @@ def test_positions_are_those_of_one_sequence(tiny, clip, family):
     batch = collate(
         [[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id, shared_prefix=False
     )
-    pictures = [PlaceholderRun(grid) for grid in (*rollout.prompt.grids, rollout.views[0].grid, rollout.views[2].grid)]
-    video = world.processor.seen(rollout.views[1])
+    pictures = [
+        PlaceholderRun(grid)
+        for grid in (*rollout.prompt.grids, rollout.observations[0].grid, rollout.observations[2].grid)
+    ]
+    video = world.processor.tool_media_tensors(rollout.observations[1])
     runs = {
-        known.image: pictures,
-        known.video: encoder.family.video_placeholder_runs(rollout.views[1].grid, float(video.second_per_grid_V)),
+        known.image_id: pictures,
+        known.video_id: encoder.family.video_placeholder_runs(
+            rollout.observations[1].grid, float(video.second_per_grid_V)
+        ),
     }
-    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge)
+    expected = mrope_positions(batch.input_ids_BL[0].tolist(), runs, merge_size=known.merge_size)
     assert torch.equal(batch.position_ids_3BL[:, 0], expected)
 
 
@@ -137,7 +142,7 @@ def test_a_frozen_tower_encodes_a_view_once(tiny, clip):
     frozen = Policy(world.policy.model, freeze=("vision", "projector"))
     calls = []
     with torch.no_grad():
-        free = world.policy.score(packed).logprobs_N
+        free = world.policy.compute_logprobs(packed).logprobs_N
         world.policy.model.model.visual.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
         kept = [frozen.compute_logprobs(batch).logprobs_N for batch in (packed, plain)]
     views = {view.digest for e in made for view in e.rollout.observations}
@@ -157,22 +162,22 @@ def test_what_is_shown_changes_what_is_said(tiny, clip):
         batches.append(collate([[Experience(rollout=same, advantage=1.0)]], world.processor, pad_id=world.eos_id))
     assert torch.equal(batches[0].input_ids_BL, batches[1].input_ids_BL)
     with torch.no_grad():
-        first, second = (world.policy.score(batch).logprobs_N for batch in batches)
+        first, second = (world.policy.compute_logprobs(batch).logprobs_N for batch in batches)
     assert torch.equal(first[:3], second[:3])  # what was said before
     assert (first[3:] - second[3:]).abs().max() > 1e-4
 
 
 def broken(segment, how):
-    view = segment.view
+    view = segment.observation
     match how:
         case "grid":
-            return replace(segment, view=replace(view, grid=(1, view.grid[1], view.grid[2] + 2)))
+            return replace(segment, observation=replace(view, grid=(1, view.grid[1], view.grid[2] + 2)))
         case "placeholder":
-            return replace(segment, ids=segment.ids[:-2] + segment.ids[-1:])
+            return replace(segment, token_ids=segment.token_ids[:-2] + segment.token_ids[-1:])
         case "token":
-            return replace(segment, ids=(*segment.ids, 5))
+            return replace(segment, token_ids=(*segment.token_ids, 5))
         case "nothing shown":
-            return replace(segment, view=None)
+            return replace(segment, observation=None)
         case "learned":
             return replace(segment, author=Author.POLICY)
 
@@ -180,11 +185,11 @@ def broken(segment, how):
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("grid", UserError, "what rollout 0 was shown: the picture grids call for .* patches, there are"),
-        ("placeholder", UserError, "what rollout 0 was shown: the picture grids call for .* placeholders stand for"),
+        ("grid", UserError, "what rollout 0 was shown: the image grids call for .* patches, there are"),
+        ("placeholder", UserError, "what rollout 0 was shown: the image grids call for .* placeholders stand for"),
         ("token", UserError, r"what rollout 0 was shown: \d+ tokens, positions"),
         ("nothing shown", ValueError, "rollout 0 contains the placeholder"),
-        ("learned", ValueError, "which its sampling law bans"),
+        ("learned", ValueError, "which its sampling params ban"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_learning_and_in_sampling(tiny, clip, how, error, message):
@@ -205,11 +210,14 @@ def test_a_file_that_changed_is_refused(tiny, tmp_path):
     Image.new("RGB", (48, 48), "red").save(path)
     ref = replace(world.samples[0].images[0], path=str(path))
     with pytest.raises(UserError, match="changed since it was referenced"):
-        world.fresh().show(ref)
-    view = world.processor.show(zoomed(world, 0, (0, 0, 24, 24))).view
-    assert torch.equal(world.fresh().seen(view).image_patches_MD, world.processor.seen(view).image_patches_MD)
+        world.fresh().build_tool_segment(ref)
+    view = world.processor.build_tool_segment(zoomed(world, 0, (0, 0, 24, 24))).observation
+    assert torch.equal(
+        world.fresh().tool_media_tensors(view).image_patches_MD,
+        world.processor.tool_media_tensors(view).image_patches_MD,
+    )
     with pytest.raises(UserError, match="changed since a tool showed it"):
-        world.fresh().seen(replace(view, digest="0" * 32))
+        world.fresh().tool_media_tensors(replace(view, digest="0" * 32))
 
 
 @pytest.mark.parametrize(("room", "opened"), [(10**8, 3), (1, 5)])
@@ -217,12 +225,12 @@ def test_what_has_left_the_memory_is_shown_anew(tiny, monkeypatch, room, opened)
     """Room for all three, or for the last alone: then the first two are opened again when they are asked for."""
     monkeypatch.setattr("mmrl.policy.processor._TOOL_MEDIA_CACHE_BYTES", room)
     processor = tiny().processor
-    honest, calls = processor.encoder.show, []
-    monkeypatch.setattr(processor.encoder, "show", lambda ref: calls.append(ref) or honest(ref))
+    honest, calls = processor.encoder.encode_tool_media, []
+    monkeypatch.setattr(processor.encoder, "encode_tool_media", lambda ref: calls.append(ref) or honest(ref))
     refs_shown = [replace(tiny().samples[0].images[0], crop=(0, 0, side, 24)) for side in (16, 24, 32)]
-    views = [processor.show(ref).view for ref in refs_shown]
+    views = [processor.build_tool_segment(ref).observation for ref in refs_shown]
     for ref, view in zip(refs_shown[:2], views, strict=False):
-        assert torch.equal(processor.seen(view).image_patches_MD, honest(ref).tensors.image_patches_MD)
+        assert torch.equal(processor.tool_media_tensors(view).image_patches_MD, honest(ref).tensors.image_patches_MD)
     assert len(calls) == opened
 
 
@@ -244,9 +252,9 @@ def test_a_part_maps_to_the_whole_picture(source):
 def test_the_map_of_a_view_finds_its_pixels(tiny):
     """Where the part begins and ends in the picture, whatever it was resized to."""
     world = tiny()
-    view = world.processor.show(zoomed(world, 0, (4, 8, 40, 32))).view
-    assert view.resize.original == (36, 24)
-    corners = (0, 0, *view.resize.resized)
-    assert view.resize.convert(corners, CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL) == pytest.approx(
+    view = world.processor.build_tool_segment(zoomed(world, 0, (4, 8, 40, 32))).observation
+    assert view.resize_map.original == (36, 24)
+    corners = (0, 0, *view.resize_map.resized)
+    assert view.resize_map.convert(corners, CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL) == pytest.approx(
         (4, 8, 40, 32)
     )

@@ -114,7 +114,7 @@ def test_an_engine_that_dies_at_work_is_started_once_and_asked_again(facts, scen
 
 def test_servers_that_are_slow_or_absent_or_refuse_are_named(facts):
     found = facts["served"]
-    assert "no answer to inference/v1/generate within 0.005 s (rollout.server.deadline_s)" in found["too slow"]
+    assert "no answer to inference/v1/generate within 0.005 s (rollout.server.timeout_s)" in found["too slow"]
     assert "no rollout server answers at http://127.0.0.1:9" in found["nobody there"]
     assert "refuses inference/v1/generate: status 400" in found["refused"]
     assert "has no health (status 404: " in found["no vLLM"] and "start it as docs/vllm.md says" in found["no vLLM"]

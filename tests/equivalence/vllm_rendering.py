@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from PIL import Image
 from vllm_scenes import VIDEO, Scene, media_store
 
-from mmrl.media.resize import resize_image
+from mmrl.media.resize import resized_size
 from mmrl.media.video import FrameSampling
-from mmrl.policy.batch import PromptTensors
+from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.responses import empty_rollout
-from mmrl.types import MediaObservation, Prompt, Sample, VideoRef
+from mmrl.types import MediaObservation, Prompt, Sample, Size, VideoRef
 
 
 def differences(llm: Any, scene: Scene, name: str) -> list[str]:
@@ -30,6 +31,10 @@ def differences(llm: Any, scene: Scene, name: str) -> list[str]:
     return sorted(name for name in names if not _equal(ours.get(name), theirs.get(name)))
 
 
+def _resized(image: Image.Image, **area: int) -> Image.Image:
+    return image.resize(resized_size(Size(*image.size), **area))
+
+
 def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
     """What vLLM's own processor makes of a sample with one placeholder per medium, pictures and frames resized."""
     images, store = processor.hf_processor.image_processor, media_store()
@@ -40,7 +45,7 @@ def _rendered(llm: Any, processor: QwenProcessor, sample: Sample) -> Any:
         if isinstance(ref, VideoRef)
     ]
     media = {
-        "image": [resize_image(store.get_image(ref), **area) for ref in sample.images],
+        "image": [_resized(store.get_image(ref), **area) for ref in sample.images],
         "video": [(clip.frames_TCHW, _metadata(clip.plan)) for clip in clips],
     }
     prompt: dict[str, Any] = {"prompt_token_ids": processor.tokenizer(_collapsed(processor, sample)).input_ids}
@@ -68,10 +73,10 @@ def _metadata(plan: Any) -> dict[str, Any]:
     return {
         "fps": plan.fps,
         "frames_indices": list(plan.indices),
-        "total_num_frames": plan.total,
-        "duration": plan.total / plan.fps,
-        "width": plan.resized.width,
-        "height": plan.resized.height,
+        "total_num_frames": plan.total_frames,
+        "duration": plan.total_frames / plan.fps,
+        "width": plan.resized_size.width,
+        "height": plan.resized_size.height,
         "video_backend": "decord",
         "do_sample_frames": False,
     }
@@ -103,7 +108,7 @@ class Upstream:
         self.placeholders = scene.processor.placeholders
         self._processor, self._model = scene.processor, scene.policy.model
 
-    def tensors(self, prompt: Prompt) -> PromptTensors:
+    def prompt_tensors(self, prompt: Prompt) -> PromptTensors:
         ours = self._processor.prompt_tensors(prompt)
         ids = torch.tensor([prompt.token_ids])
         positions, _ = self._model.model.get_rope_index(
@@ -115,5 +120,5 @@ class Upstream:
         )
         return replace(ours, position_ids_3P=positions[:, 0])
 
-    def seen(self, view: MediaObservation) -> PromptTensors:
+    def tool_media_tensors(self, view: MediaObservation) -> PromptTensors:
         return self._processor.tool_media_tensors(view)

@@ -31,7 +31,8 @@ from mmrl.config.schema import (
     VllmConfig,
 )
 from mmrl.media.cache import MediaCache
-from mmrl.policy.batch import TensorProvider, collate, group_by_prompt
+from mmrl.policy.batch import collate, group_by_prompt
+from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.processor import QwenProcessor
@@ -230,7 +231,7 @@ class Scene:
 
 
 def ids(groups: Any) -> list[list[list[int]]]:
-    return [[[token for segment in r.segments for token in segment.ids] for r in group] for group in groups]
+    return [[[token for segment in r.segments for token in segment.token_ids] for r in group] for group in groups]
 
 
 def refusal(act: Callable[[], Any]) -> str:

@@ -16,7 +16,6 @@ from vllm_scenes import LONGEST, Questions, Scene, ids, refusal
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.rollout.engines.base import GenerationRequest
-from mmrl.rollout.engines.shared_server import RestartableEngine
 from mmrl.rollout.engines.vllm_replica import Replica, ReplicaError, _WeightSyncClient
 from mmrl.rollout.engines.vllm_server import ServerEngine, common_max_model_len, make_replicas
 from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource
@@ -28,9 +27,11 @@ def served(questions: Questions) -> dict[str, Any]:
     """Start, draw, sync, die."""
     scene = Scene(questions)
     servers = make_replicas(scene.model, scene.arguments, VllmServerConfig(max_restarts=1), questions.folder / "logs")
-    engine = ServerEngine(servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append)
+    engine = ServerEngine(
+        servers, scene.processor, workers_per_replica=1, warn=scene.warnings.append, keep_weights=True
+    )  # as with async rollouts
     try:
-        sampler = scene.sampler(RestartableEngine(engine))  # as where steps overlap
+        sampler = scene.sampler(engine)
         sampler.sync(1)
         groups = scene.draw(sampler)
         facts: dict[str, Any] = {"read ids": ids(groups), "gaps": scene.gaps(groups), **scene.shown(sampler, groups)}
@@ -94,13 +95,13 @@ class Fragile(Replica):
     def start(self) -> None:
         self._num_starts += 1
 
-    def wait(self) -> None:
+    def wait_until_ready(self) -> None:
         pass
 
-    def load(self, weights: WeightStream, spread: int) -> None:
+    def load_weights(self, weights: WeightStream, num_workers: int) -> None:
         raise ReplicaError(f"it broke {'again' if self._num_starts > 1 else 'once'}")
 
-    def _words(self) -> str:
+    def _log_tail(self) -> str:
         return "none"
 
 

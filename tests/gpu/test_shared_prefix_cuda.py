@@ -19,7 +19,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def layouts(world):
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     groups = world.sampler().generate(prompts, 3, world.law, step=0)
     experiences = [Experience(rollout=rollout, advantage=1.0) for group in groups for rollout in group]
     return (
@@ -55,7 +55,7 @@ def test_log_probs_are_those_of_the_cpu(tiny, family):
     world = tiny(family)
     packed, _ = layouts(world)
     with torch.no_grad():
-        here = world.policy.score(packed).logprobs_N
+        here = world.policy.compute_logprobs(packed).logprobs_N
         world.policy.model.to("cuda")
-        there = world.policy.score(packed).logprobs_N.cpu()
+        there = world.policy.compute_logprobs(packed).logprobs_N.cpu()
     assert (here - there).abs().max() < 1e-4

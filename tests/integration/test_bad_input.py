@@ -38,7 +38,7 @@ def jsonl(folder: Path, rows: list[Config], **columns: str) -> Config:
     roles = {"id": "id", "images": "picture", "question": "question", "answer": "count", **columns}
     return {
         "fn": "mmrl_datasets.readers.table:rows",
-        "args": {"path": "rows.jsonl", "columns": roles, "kind": "number", "task": "count"},
+        "args": {"path": "rows.jsonl", "columns": roles, "answer_type": "number", "task": "count"},
     }
 
 
@@ -116,7 +116,7 @@ def raising_reward(folder: Path) -> Config:
 
 
 def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
+    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
     (folder / "mine.json").write_text(json.dumps([{**row, "from_stage": "as wished"}]))
     return raising_reward(folder)
 
@@ -207,7 +207,7 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, here: Command
 FULL_DISKS = {  # from the Nth call of a function on, no file can grow past so many bytes
     "the second checkpoint's weights": ("mmrl.checkpoint.manager:write_part", 2, 60_000, "checkpoints/00-000006"),
     "the second checkpoint's optimizer": ("mmrl.checkpoint.manager:write_part", 2, 160_000, "checkpoints/00-000006"),
-    "the export": ("mmrl.checkpoint:export_hf", 2, 60_000, "model"),
+    "the export": ("mmrl.checkpoint:export_hf_folder", 2, 60_000, "model"),
 }
 
 

@@ -58,18 +58,18 @@ def same(one: Path, other: Path) -> None:
     """Two runs took their benchmarks to the same byte."""
     for place in TAKEN:
         for name in FILES:
-            left, right = (folder / "run" / "bench" / "ten" / place / name for folder in (one, other))
+            left, right = (folder / "run" / "benchmarks" / "ten" / place / name for folder in (one, other))
             assert left.read_bytes() == right.read_bytes(), (place, name)
     assert records(one) == records(other)
 
 
 def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: Path) -> None:
-    assert sorted(path.name for path in (taken / "run" / "bench" / "ten").iterdir()) == TAKEN
+    assert sorted(path.name for path in (taken / "run" / "benchmarks" / "ten").iterdir()) == TAKEN
     stages = {"cold": 0, "rl": 1}
     told = {f"{stages[record['stage']]:02d}-{record['step']:06d}": record for record in records(taken)}
     assert list(told) == TAKEN
     for place, record in told.items():
-        report = json.loads((taken / "run" / "bench" / "ten" / place / "report.json").read_text())
+        report = json.loads((taken / "run" / "benchmarks" / "ten" / place / "report.json").read_text())
         assert record["benchmark/ten/accuracy"] == report["strict"]["value"]
         assert record["benchmark/ten/truncated_frac"] == report["truncated_rate"]
         assert record["benchmark/ten/parity/1"] == report["subsets"]["parity"]["1"]["strict"]
@@ -79,7 +79,7 @@ def test_they_are_taken_before_every_seventh_step_and_as_each_stage_ends(taken: 
 
 def test_the_best_checkpoint_goes_by_them(taken: Path) -> None:
     for name, scored in (("00-000007", "00-000007"), ("01-000000", "00-000014"), ("02-000000", "01-000008")):
-        report = json.loads((taken / "run" / "bench" / "ten" / scored / "report.json").read_text())
+        report = json.loads((taken / "run" / "benchmarks" / "ten" / scored / "report.json").read_text())
         score = json.loads((taken / "run" / "checkpoints" / name / "score.json").read_text())
         assert score == report["strict"]["value"], name
 
@@ -91,16 +91,16 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
     saved = taken / "run" / "checkpoints" / "00-000007"
     for given, place in ((saved, "00-000007"), (taken / "run", "01-000008"), (model, "01-000008")):
         out = tmp_path / f"{given.name}-out"
-        done = here("eval", given, "--bench", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
+        done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
         assert done.code == 0, done.errors
         for name in ("predictions.jsonl", "verdicts.jsonl"):
-            assert (out / name).read_bytes() == (taken / "run" / "bench" / "ten" / place / name).read_bytes(), given
+            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), given
 
 
 def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
-    done = mmrl("train", again, strike=("mmrl.evaluation.session:append", 3 * 3 + 2, "SIGKILL"))
+    done = mmrl("train", again, strike=("mmrl.evaluation.session:append_predictions", 3 * 3 + 2, "SIGKILL"))
     assert done.code == -signal.SIGKILL
-    folder = again.parent / "run" / "bench" / "ten" / "01-000007"
+    folder = again.parent / "run" / "benchmarks" / "ten" / "01-000007"
     assert len((folder / "predictions.jsonl").read_text().splitlines()) == 4
     assert not (folder / "report.json").exists()
     done = here("train", again)
@@ -115,7 +115,7 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
         "train", again, strike=("mmrl.training.run:TrainingRun._save_checkpoint", 4, "SIGKILL")
     )  # just after it was taken
     assert done.code == -signal.SIGKILL
-    settings = again.parent / "run" / "bench" / "ten" / "01-000008" / "settings.json"
+    settings = again.parent / "run" / "benchmarks" / "ten" / "01-000008" / "settings.json"
     settings.parent.mkdir()
     settings.write_text('{"settings": {"model": "another path"}, "missing": {}}')
     batches = []
@@ -124,7 +124,7 @@ def test_what_was_taken_is_not_taken_again_unless_the_weights_are_others(
         batches.append(path.parent.name)
         append_predictions(path, predictions)
 
-    monkeypatch.setattr("mmrl.evaluation.session.append", counted)
+    monkeypatch.setattr("mmrl.evaluation.session.append_predictions", counted)
     done = here("train", again)
     assert done.code == 0, done.errors
     assert batches == ["01-000008"] * 3
@@ -144,10 +144,10 @@ def test_several_responses_have_the_numbers_and_bytes_of_mmrl_eval(tmp_path: Pat
     config = experiment(tmp_path / "run", evaluation=evaluation, stages=[imitation(steps=7)])
     done = here("train", write(config, tmp_path / "c.yaml"))
     assert done.code == 0, done.errors
-    last = tmp_path / "run" / "bench" / "ten" / "00-000007"
+    last = tmp_path / "run" / "benchmarks" / "ten" / "00-000007"
     done = here(
-        *("eval", tmp_path / "run", "--bench", "counting", "--data", path, "--out", tmp_path / "out"),
-        *("evaluation.temperature=1", "samples=4"),
+        *("eval", tmp_path / "run", "--benchmark", "counting", "--data", path, "--out", tmp_path / "out"),
+        *("evaluation.temperature=1", "responses_per_question=4"),
     )
     assert done.code == 0, done.errors
     for name in ("predictions.jsonl", "verdicts.jsonl"):
@@ -166,7 +166,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
     done = mmrl("train", again, "--nproc", 2)
     assert done.code == 0, done.errors
     here, there = (
-        [json.loads(line) for line in (folder / "run" / "benchmark/ten/00-000000/predictions.jsonl").open()]
+        [json.loads(line) for line in (folder / "run" / "benchmarks/ten/00-000000/predictions.jsonl").open()]
         for folder in (taken, again.parent)
     )
     assert here == there  # untrained, so no rounding tells them apart

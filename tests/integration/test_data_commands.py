@@ -31,7 +31,7 @@ def table(folder: Path, name: str, rows: list[Config], **options: object) -> Con
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     columns = {"id": "id", "images": "picture", "question": "question", "answer": "answer"}
-    args = {"path": f"{name}.jsonl", "columns": columns, "kind": "number", "task": name, **options}
+    args = {"path": f"{name}.jsonl", "columns": columns, "answer_type": "number", "task": name, **options}
     return {"fn": "mmrl_datasets.readers.table:rows", "args": args}
 
 
@@ -64,7 +64,7 @@ def clean(folder: Path) -> dict[str, list[Config]]:
     return {
         "train": [
             table(folder, "count", [counted(folder, seed) for seed in range(8)]),
-            table(folder, "box", boxes, kind="box", frame="px_original"),
+            table(folder, "box", boxes, answer_type="box", coordinates="px_original"),
         ],
         "test": [table(folder, "held", [counted(folder, seed) for seed in range(40, 44)], split="test")],
     }
@@ -102,7 +102,7 @@ def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, s
     painting(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
     held.append(counted(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
     parts = {
-        "train": [table(folder, "count", count), table(folder, "box", boxes, kind="box", frame="px_original")],
+        "train": [table(folder, "count", count), table(folder, "box", boxes, answer_type="box", coordinates="px_original")],
         "test": [table(folder, "held", held, split="test")],
     }
     expected = {

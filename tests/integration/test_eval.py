@@ -38,7 +38,7 @@ def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
     assert here("export", whole, "--to", tmp_path / "away" / "mine").code == 0
     for number, model in enumerate((whole, saved, whole / "model", tmp_path / "away" / "mine")):
         out = tmp_path / str(number)
-        done = here("eval", model, "--bench", "run:test", "--out", out)
+        done = here("eval", model, "--benchmark", "run:test", "--out", out)
         assert done.code == 0, done.errors
         assert report(out)["rewards"] == told
         assert (out / "verdicts.jsonl").read_bytes() == (tmp_path / "0" / "verdicts.jsonl").read_bytes()
@@ -48,18 +48,18 @@ def test_a_model_of_unknown_origin_is_asked_with_the_defaults_and_that_is_said(
     whole: Path, questions: Path, tmp_path: Path, here: Command
 ) -> None:
     mine = shutil.copytree(whole / "model", tmp_path / "mine")
-    asked = ("--bench", "counting", "--data", questions, "model.device=cpu", "evaluation.max_new_tokens=6")
+    asked = ("--benchmark", "counting", "--data", questions, "model.device=cpu", "evaluation.max_new_tokens=6")
     known = here("eval", mine, *asked, "--out", tmp_path / "known")
     assert known.code == 0, known.errors
     assert "defaults" not in known.output
-    assert report(tmp_path / "known")["made_with"]["pixels"] == [1024, 1024]
+    assert report(tmp_path / "known")["generation"]["pixels"] == [1024, 1024]
     (mine / "mmrl.yaml").unlink()
     foreign = here("eval", mine, *asked, "--out", tmp_path / "foreign")
     assert foreign.code == 0, foreign.errors
     assert "mine has no mmrl.yaml: prompt, pixels and limits are the defaults, unless set here" in foreign.output
-    prompts = [report(tmp_path / name)["made_with"]["prompts"] for name in ("known", "foreign")]
+    prompts = [report(tmp_path / name)["generation"]["prompts"] for name in ("known", "foreign")]
     assert prompts[0] != prompts[1]  # by default the form of the answer is stated
-    gone = here("eval", mine, "--bench", "run:test", "--out", tmp_path / "test")
+    gone = here("eval", mine, "--benchmark", "run:test", "--out", tmp_path / "test")
     assert gone.code == 2
     assert "mine has no mmrl.yaml, so it has no data of its own" in gone.errors
 
@@ -70,7 +70,7 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
         row |= {"answer_type": "choice", "options": ["apple", "pear"], "answer": "pear"}
     asked = questions.parent / "fruit.jsonl"
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ("eval", whole, "--bench", "canonical", "--data", asked, "--out", tmp_path / "out")
+    command = ("eval", whole, "--benchmark", "canonical", "--data", asked, "--out", tmp_path / "out")
     assert here(*command).code == 0
     before = (tmp_path / "out" / "predictions.jsonl").read_bytes()
     unread = report(tmp_path / "out")["outcomes"]["no_answer"]
@@ -81,9 +81,9 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
     assert "Loading" not in done.output  # what was answered stays
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == before
     found = report(tmp_path / "out")
-    assert found["judge"]["asked"] == found["judge"]["right"] == unread >= len(requests)
+    assert found["judge"]["asked"] == found["judge"]["correct"] == unread >= len(requests)
     assert found["strict"]["value"] + unread / 10 == pytest.approx(found["judge"]["accuracy"]["value"])
-    refused = here("eval", whole, "--bench", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b")
+    refused = here("eval", whole, "--benchmark", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b")
     assert refused.code == 2
     assert "the run's rewards judge its data; leave out judge" in refused.errors
 
@@ -91,10 +91,10 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
 def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     whole: Path, questions: Path, tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("--bench", "counting", "--data", questions, "evaluation.batch_size=3", "samples=2")
+    asked = ("--benchmark", "counting", "--data", questions, "evaluation.batch_size=3", "responses_per_question=2")
     asked = (*asked, "evaluation.temperature=1")
     killed = mmrl(
-        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append", 3, "SIGKILL")
+        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
     )
     assert killed.code == -signal.SIGKILL
     assert not (tmp_path / "a" / "report.json").exists()
@@ -113,13 +113,13 @@ def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     assert (found["items"], found["responses"]) == (10, 20)
     assert set(found["samples"]) == {"1", "2"}
     assert set(found["subsets"]["parity"]) == {"0", "1"}
-    assert found["made_with"]["pixels"] == [1024, 1024]
+    assert found["generation"]["pixels"] == [1024, 1024]
 
 
 def test_another_evaluation_in_the_same_folder_is_refused_and_marking_again_needs_no_model(
     whole: Path, questions: Path, tmp_path: Path, here: Command
 ) -> None:
-    asked = ("eval", whole, "--bench", "counting", "--data", questions, "--out", tmp_path / "out")
+    asked = ("eval", whole, "--benchmark", "counting", "--data", questions, "--out", tmp_path / "out")
     too_early = here(*asked, "--rescore")
     assert too_early.code == 2
     assert "not finished" in too_early.errors
@@ -148,7 +148,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
     for row in rows[2:5]:
         row["images"] = "gone.png"
     (questions.parent / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ("eval", whole, "--bench", "counting", "--data", questions.parent / "gaps.jsonl", "--out", tmp_path / "out")
+    asked = ("eval", whole, "--benchmark", "counting", "--data", questions.parent / "gaps.jsonl", "--out", tmp_path / "out")
     refused = here(*asked)
     assert refused.code == 2
     assert "3 of 10 questions cannot be asked" in refused.errors
@@ -162,14 +162,14 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere", "--bench", "canonical"), "nowhere is neither a folder of transformers"),
-        (("nowhere", "--bench", "mathvist"), "there is no benchmark 'mathvist'"),
-        (("{run}", "--bench", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
-        (("{run}", "--bench", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (("{run}", "--bench", "canonical", "samples=4"), "samples 4 of a greedy law are all the same"),
-        (("{run}", "--bench", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
-        (("{run}", "--bench", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
-        (("{run}/model", "--bench", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),
+        (("nowhere", "--benchmark", "canonical"), "nowhere is neither a folder of transformers"),
+        (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
+        (("{run}", "--benchmark", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
+        (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
+        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "samples 4 of a greedy law are all the same"),
+        (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
+        (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
+        (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(
@@ -186,7 +186,7 @@ def test_one_process_alone_takes_a_benchmark(
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    done = here("eval", whole, "--bench", "run:test", "--out", tmp_path / "out")
+    done = here("eval", whole, "--benchmark", "run:test", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "mmrl eval is done by one process, and a launcher has started 2; start it alone" in done.errors
+    assert "mmrl eval works in one process, and a launcher has started 2; start it alone" in done.errors
     assert not (tmp_path / "out").exists()

@@ -34,7 +34,7 @@ class Taken:
 
     def __init__(self, out: Path) -> None:
         self.report: dict[str, Any] = json.loads((out / "report.json").read_text())
-        self.told: dict[str, Any] = self.report["made_with"]
+        self.told: dict[str, Any] = self.report["generation"]
         self.page = (out / "report.md").read_text()
         self.predictions = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
         self.verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
@@ -46,7 +46,7 @@ def take(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any:
 
     def run(*settings: str) -> Taken:
         out = tmp_path / str(len([*tmp_path.iterdir()]))
-        done = here("eval", whole / "model", "--bench", "counting", "--data", questions, "--out", out, *settings)
+        done = here("eval", whole / "model", "--benchmark", "counting", "--data", questions, "--out", out, *settings)
         assert done.code == 0, done.errors
         return Taken(out)
 
@@ -56,13 +56,13 @@ def take(whole: Path, questions: Path, tmp_path: Path, here: Command) -> Any:
 def test_greedy_is_the_same_every_time_and_has_no_pass_at_k(take: Any) -> None:
     first, second = take(), take()
     assert first.predictions == second.predictions
-    assert (first.told["temperature"], first.told["samples"], first.report["samples"]) == (0.0, 1, {})
+    assert (first.told["temperature"], first.told["responses_per_question"], first.report["samples"]) == (0.0, 1, {})
     assert "pass@k" not in first.page
 
 
 def test_several_responses_give_pass_and_majority_as_counted_by_hand(take: Any) -> None:
-    taken = take("evaluation.temperature=1.5", "samples=4", "top_k=64")
-    assert (taken.told["temperature"], taken.told["samples"], taken.told["top_k"]) == (1.5, 4, 64)
+    taken = take("evaluation.temperature=1.5", "responses_per_question=4", "top_k=64")
+    assert (taken.told["temperature"], taken.told["responses_per_question"], taken.told["top_k"]) == (1.5, 4, 64)
     assert len({row["response"] for row in taken.predictions}) > 6
     by_item: dict[str, list[dict[str, Any]]] = {}
     for row in taken.verdicts:
@@ -84,20 +84,20 @@ def _majority(rows: list[dict[str, Any]]) -> bool:
 
 
 def test_a_temperature_changes_what_is_drawn_and_a_seed_repeats_it(take: Any) -> None:
-    hot, again, cool = (take(f"evaluation.temperature={t}", "samples=2") for t in (1.5, 1.5, 0.5))
+    hot, again, cool = (take(f"evaluation.temperature={t}", "responses_per_question=2") for t in (1.5, 1.5, 0.5))
     assert hot.predictions == again.predictions
     assert hot.predictions != cool.predictions
-    other = take("evaluation.temperature=1.5", "samples=2", "run.seed=7")
+    other = take("evaluation.temperature=1.5", "responses_per_question=2", "run.seed=7")
     assert other.predictions != hot.predictions
 
 
 def test_a_second_look_follows_a_trigger(take: Any) -> None:
     taken = take(f"evaluation.rollout_steps={RETHINK}")
-    looked = [row for row in taken.predictions if row["draft"] is not None]
+    looked = [row for row in taken.predictions if row["first_response_chars"] is not None]
     assert looked
-    assert all(row["response"][row["draft"] :].startswith("\n\nWait") for row in looked)
-    assert [step["kind"] for step in taken.told["program"]] == ["generate", "continue_with"]
-    assert "continue_with" in taken.page
+    assert all(row["response"][row["first_response_chars"] :].startswith("\n\nWait") for row in looked)
+    assert [step["kind"] for step in taken.told["rollout_steps"]] == ["generate", "rethink"]
+    assert "rethink" in taken.page
 
 
 def test_thinking_is_asked_for_or_not(take: Any) -> None:
@@ -105,23 +105,23 @@ def test_thinking_is_asked_for_or_not(take: Any) -> None:
         take("response_format.add_instruction=true", f"response_format.thinking={how}") for how in ("required", "none")
     )
     assert thinking.told["prompts"] != plain.told["prompts"]
-    assert [taken.told["answer"]["think"] for taken in (thinking, plain)] == ["required", "none"]
+    assert [taken.told["response_format"]["thinking"] for taken in (thinking, plain)] == ["required", "none"]
 
 
 def test_blind_answers_are_to_other_pictures(take: Any) -> None:
-    taken = {how: take(f"blind={how}") for how in ("noise", "grey", "left_out")}
+    taken = {how: take(f"corruption={how}") for how in ("noise", "grey", "left_out")}
     seen = take()
     assert len({one.told["prompts"] for one in (seen, *taken.values())}) == 4
-    assert all(one.told["blind"] == how and f"| blind | {how} |" in one.page for how, one in taken.items())
+    assert all(one.told["corruption"] == how and f"| corruption | {how} |" in one.page for how, one in taken.items())
     assert all(one.report["items"] == 6 for one in taken.values())
 
 
 def test_no_place_can_be_shown_in_a_picture_that_is_left_out(whole: Path, tmp_path: Path, here: Command) -> None:
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
-    (tmp_path / "box.jsonl").write_text(json.dumps(row | {"coordinates": "px_original"}))
-    asked = ("--bench", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "blind=left_out")
+    (tmp_path / "box.jsonl").write_text(json.dumps(row | {"frame": "px_original"}))
+    asked = ("--benchmark", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "corruption=left_out")
     done = here("eval", whole / "model", *asked)
     assert done.code == 2
-    assert "blind=left_out" in done.errors
-    assert "take blind=grey" in done.errors
+    assert "corruption=left_out" in done.errors
+    assert "take corruption=grey" in done.errors

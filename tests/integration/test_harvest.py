@@ -14,8 +14,8 @@ from mmrl.cli import main
 from mmrl.types import DatasetContext, MediaPolicy
 from mmrl_datasets.readers import table
 
-COLUMNS = ("id", "task", "images", "question", "answer", "label", "thought", "response", "medium")
-READ = {"columns": {name: name for name in COLUMNS}, "kind": "{{ kind }}", "frame": "{{ frame or '' }}"}
+COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
+READ = {"columns": {name: name for name in COLUMNS}, "answer_type": "{{ answer_type }}", "coordinates": "{{ coordinates or '' }}"}
 
 
 def recipe(run_dir: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
     return experiment(
         run_dir,
         data={
-            "train": [counting("train", 12, label_miss=0.2)],
+            "train": [counting("train", 12, label_miss_prob=0.2)],
             "validation": [counting("validation", 8)],
             "test": [counting("test", 6)],
         },

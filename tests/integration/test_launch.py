@@ -67,7 +67,7 @@ def test_a_lost_rank_ends_the_run_and_one_process_goes_on(
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in done.errors
     assert "mmrl: error: rank 0" in done.errors
-    assert "The same command goes on from the last checkpoint" in done.errors
+    assert "it continues from the last checkpoint" in done.errors
     assert "Traceback" not in done.errors
     assert processes_of(config) == []
     done = (mmrl if engine else here)("train", config)  # DeepSpeed leaves traces in its process
@@ -101,7 +101,7 @@ def test_ranks_without_their_launcher_save_and_end(tmp_path: Path) -> None:
     config = write(experiment(tmp_path / "run", checkpoints={"every": 50}, stages=stages), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGKILL, rank=None)
     assert done.code == -signal.SIGKILL
-    assert "Saved. Go on with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
+    assert "Saved. Continue with: mmrl train" in done.output  # it ends with the ranks, which hold its pipes
     assert processes_of(config) == []
     assert find_latest(tmp_path / "run" / "checkpoints", pytest.fail) is not None
 
@@ -113,7 +113,7 @@ def test_a_stopped_run_is_saved_and_two_processes_go_on(whole: Path, tmp_path: P
     config = write(experiment(tmp_path / "run", **sections), tmp_path / "tiny.yaml")
     done = strike(config, tmp_path / "run", signal.SIGTERM, rank=None, lines=2)
     assert done.code == 128 + signal.SIGTERM, done.errors
-    assert "Saved. Go on with: mmrl train" in done.output
+    assert "Saved. Continue with: mmrl train" in done.output
     assert processes_of(config) == []
     done = mmrl("train", config, strike=("mmrl.learner.learner:GrpoLearner.step", 4, "SIGINT"))
     assert done.code == 128 + signal.SIGINT, done.errors

@@ -55,7 +55,7 @@ def mixed(folder, scratch, **sections):
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "letters.py").write_text(REWARD)
-    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "kind": "number"}
+    rows = {"path": "rows.jsonl", "columns": {"id": "id", "turns": "messages"}, "answer_type": "number"}
     pixels = {"min_pixels": 1024, "max_pixels": 2048}
     return experiment(
         folder / "run",
@@ -76,7 +76,7 @@ def test_every_kind_of_sample_trains_in_one_batch(tmp_path, family):
             reinforcement(steps=2, prompts_per_step=20, group_size=2, loss={"kl": {"coef": 0.05}}),
         ],
     )
-    config["run"]["keep_rollouts_every"] = 1
+    config["logging"]["save_rollouts_every"] = 1
     done = mmrl("train", write(config, tmp_path / "mixed.yaml"))
     assert done.code == 0, done.errors
     records = [record for record in metrics(tmp_path / "run") if "learner/loss" in record]

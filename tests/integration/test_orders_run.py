@@ -21,7 +21,7 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     single = reinforcement(
         name="single", from_stage="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}
     )
-    data = {"train": [counting("train", 10, label_miss=0.2)], "test": [counting("test", 4)], "media_workers": workers}
+    data = {"train": [counting("train", 10, label_miss_prob=0.2)], "test": [counting("test", 4)], "media_workers": workers}
     return experiment(run_dir, data=data, stages=[imitation(steps=40), pilot, best, single])
 
 
@@ -64,7 +64,7 @@ def test_workers_change_nothing_of_what_is_drawn(whole_one: Path, tmp_path: Path
 
 def test_a_curriculum_goes_from_phase_to_phase(tmp_path: Path, here: Command) -> None:
     """Eight samples are two steps; then no rise is enough, which two steps show."""
-    phases = [{"samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
+    phases = [{"max_samples": 8}, {"plateau": {"window": 1, "min_improvement": 2.0}}, {}]
     order = {"kind": "curriculum", "phases": phases}
     config = experiment(tmp_path / "run", stages=[reinforcement(data_order=order, track_rewards=["count"], steps=5)])
     done = here("train", write(config, tmp_path / "phases.yaml"))
@@ -87,7 +87,7 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
         {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
         reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, ppo_epochs=1, loss={}),
     ]
-    data = {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "kind": "number", "task": "add"}}]}
+    data = {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "answer_type": "number", "task": "add"}}]}
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
     config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
     done = here("train", write(config, tmp_path / "parts.yaml"))
@@ -114,4 +114,4 @@ def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command)
     stages = [reinforcement(track_rewards=["cuont"])]
     done = here("train", write(experiment(tmp_path / "run", stages=stages), tmp_path / "c.yaml"))
     assert done.code == 2
-    assert "stage 'rl': history: there is no reward term 'cuont', but count, format" in done.errors
+    assert "stage 'rl': track_rewards: there is no reward term 'cuont', but count, format" in done.errors

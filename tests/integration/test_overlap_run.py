@@ -15,7 +15,7 @@ from test_launch import alike
 
 from mmrl.cli import main
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.async_rollouts import ThreadedAsyncRollouts
+from mmrl.training.async_rollouts import AsyncRollouts
 
 LOOK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
 COLD = imitation(validation={"every": 4, "stop_at_mean_reward": 0.8})
@@ -67,10 +67,10 @@ def test_what_is_learned_is_one_version_old_from_the_second_step_on(whole: Path)
 
 def test_no_step_is_drawn_for_nobody(whole: Path) -> None:
     """A step of the tables that rollouts are kept in has as many as were learned; what lies ahead is in checkpoints."""
-    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$State"]
-    assert state["ahead"] is None
-    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$State"]
-    assert len(state["ahead"]["$Answers"]["groups"]["$tuple"]) == 4
+    state = json.loads((whole / "checkpoints" / "01-000006" / "state.json").read_text())["$TrainingState"]
+    assert state["prefetched"] is None
+    state = json.loads((whole / "checkpoints" / "01-000004" / "state.json").read_text())["$TrainingState"]
+    assert len(state["prefetched"]["$RolloutBatch"]["groups"]["$tuple"]) == 4
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *signals: signal.Signals) -> None:
@@ -87,8 +87,8 @@ def strike(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, nth: int, *s
 
 
 MOMENTS = {
-    "the fifth step is about to be drawn": ("begin", 4, (signal.SIGTERM,), 128 + signal.SIGTERM, "01-000004"),
-    "the sixth is drawn, and it is urgent": ("_finished", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
+    "the fifth step is about to be drawn": ("start", 4, (signal.SIGTERM,), 128 + signal.SIGTERM, "01-000004"),
+    "the sixth is drawn, and it is urgent": ("_wait", 5, (signal.SIGINT,) * 2, 128 + signal.SIGINT, "01-000004"),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_run_stopped_while_steps_overlap_ends_like_the_whole_one(
     saved: str,
 ) -> None:
     config = write(with_everything(tmp_path / "run"), tmp_path / "tiny.yaml")
-    strike(monkeypatch, ThreadedAsyncRollouts, name, nth, *signals)
+    strike(monkeypatch, AsyncRollouts, name, nth, *signals)
     assert here("train", config).code == code
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == saved
     done = here("train", config)
@@ -128,7 +128,7 @@ def test_two_processes_overlap_as_one_does(tmp_path: Path, here: Command, monkey
     assert min(record["replay/frac"] for record in steps[1:]) > 0.2
     config = write(twice, tmp_path / "twice.yaml")
     with monkeypatch.context() as patched:
-        strike(patched, ThreadedAsyncRollouts, "begin", 3, signal.SIGINT)
+        strike(patched, AsyncRollouts, "start", 3, signal.SIGINT)
         assert here("train", config).code == 128 + signal.SIGINT
     done = mmrl("train", config, "--nproc", 2)
     assert done.code == 0, done.errors

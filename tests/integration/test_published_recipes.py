@@ -118,8 +118,8 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
         "model.min_pixels": 1024,
         "model.max_pixels": 1024,
         "model.video": {**SMALL.model_dump(), "max_frames": 4},
-        "data.roots": [str(folder)],
-        "run.threads": 1,
+        "data.media_roots": [str(folder)],
+        "run.cpu_threads": 1,
     }
     for stage in config.stages:
         at = f"stages.{stage.name}"
@@ -128,23 +128,23 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
         if isinstance(stage, RlStage):
             values |= {
                 f"{at}.group_size": min(2, stage.group_size),
-                f"{at}.mini_batches": min(2, stage.num_mini_batches),
+                f"{at}.num_mini_batches": min(2, stage.num_mini_batches),
             }
-            values |= {f"{at}.filter.rounds": 2} if stage.dynamic_sampling else {}
+            values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
             for index, step in enumerate(stage.rollout_steps):
-                values |= {f"{at}.program.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()}
+                values |= {f"{at}.rollout_steps.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()}
         if isinstance(stage, SftStage):
             values[f"{at}.batch_size"] = 2
         if stage.kind == "sample":
             values[f"{at}.group_size"] = 5
         if stage.kind == "select" and stage.output == "responses":
-            values[f"{at}.right_from"] = 0.0  # a tiny model is never right
+            values[f"{at}.threshold"] = 0.0  # a tiny model is never right
     return values
 
 
 SMALLER = {
-    "continue_with": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
-    "tools": {"max_tokens": 4 * SHORT},
+    "rethink": {"min_free_tokens": 0, "min_new_tokens": 0, "max_new_tokens": SHORT},
+    "tools": {"max_total_tokens": 4 * SHORT},
     "probe": {"rollouts_per_prompt": 1},
 }
 """Of the steps of a program."""

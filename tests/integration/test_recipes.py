@@ -32,7 +32,7 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
     boxes = {"fn": "mmrl_datasets.generators.scenes:grounding", "args": {"split": "train", "size": 8, "image_px": 32}}
     overrides = {
         "model.path": None,
-        "model.scratch": TINY,
+        "model.from_scratch": TINY,
         "model.min_pixels": 1024,
         "model.max_pixels": 1024,
         "data.train": [boxes],
@@ -40,8 +40,8 @@ def test_a_recipe_runs_with_a_tiny_model(name: str, tmp_path: Path) -> None:
         f"stages.{stage}.prompts_per_step": 4,
         f"stages.{stage}.group_size": 2,
         f"stages.{stage}.sampling.max_new_tokens": 8,
-        "answer.think": "none",  # the boxes come without thoughts for a new tokenizer to learn from
-        "run.threads": 1,
+        "response_format.thinking": "none",  # the boxes come without thoughts for a new tokenizer to learn from
+        "run.cpu_threads": 1,
     }
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     several = ["--nproc", PROCESSES[name]] if PROCESSES[name] > 1 else []

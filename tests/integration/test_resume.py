@@ -17,7 +17,7 @@ from mmrl.log.run_dir import RunDir
 KILLS = (  # in each process in turn: at the Nth call of a function
     ("mid-imitation", "mmrl.learner.learner:GrpoLearner.step", 5),
     # the first six check the one resumed from
-    ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2),
+    ("while a checkpoint is written", "mmrl.checkpoint.atomic_folder:compute_sha256", 6 + 2),
     ("between the stages", "mmrl.training.run:TrainingRun._evaluate_test_samples", 1),
     ("mid-reinforcement", "mmrl.learner.learner:GrpoLearner.step", 5),
     ("while the model is exported", "mmrl.policy.tiny_models:ProcessorMixin.save_pretrained", 1),
@@ -39,7 +39,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         moment = ("mmrl.rollout.engines.hf:HfSampler.sync", 5, "SIGINT")
         done = mmrl("train", config, strike=moment)
         assert done.code == 128 + signal.SIGINT
-        assert f"Saved. Go on with: mmrl train {config}" in done.output
+        assert f"Saved. Continue with: mmrl train {config}" in done.output
         assert not done.errors
 
     return shared(tmp_path_factory, "stopped", run)
@@ -83,7 +83,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_the_whole_one(
 
 TERMS = (  # at the Nth call of a function; what is then saved last
     ("mid-step", "mmrl.learner.learner:GrpoLearner.step", 5, "00-000005"),
-    ("while a checkpoint is written", "mmrl.checkpoint.manager:seal", 1, "00-000003"),
+    ("while a checkpoint is written", "mmrl.checkpoint.manager:merge_part_hashes", 1, "00-000003"),
     ("between the stages and the end", "mmrl.training.run:TrainingRun._evaluate_test_samples", 2, "02-000000"),
 )
 
@@ -102,7 +102,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     again: Path, whole: Path, here: Command
 ) -> None:
     """And goes on with another rhythm, which no result depends on."""
-    blow = ("mmrl.checkpoint.atomic_folder:sha256_of", 6 + 2, "SIGKILL")  # the second checkpoint
+    blow = ("mmrl.checkpoint.atomic_folder:compute_sha256", 6 + 2, "SIGKILL")  # the second checkpoint
     done = mmrl("train", again, "checkpoints.async_save=true", strike=blow)
     assert done.code == -signal.SIGKILL
     assert {path.name for path in (again.parent / "run" / "checkpoints").iterdir()} == {
@@ -111,7 +111,7 @@ def test_a_run_killed_while_it_writes_in_the_background_ends_like_the_whole_one(
     }
     done = here("train", again, "checkpoints.async_save=true", "checkpoints.every=2")
     assert done.code == 0
-    assert "This run goes on with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
+    assert "This run continues with checkpoints.every: 3 -> 2 (no result depends on it)." in done.output
     assert contents(again.parent / "run") == contents(whole)
 
 

@@ -19,7 +19,7 @@ import mmrl.policy.processor as processor_module
 from mmrl.policy.processor import QwenProcessor
 
 STREAMED = {
-    "train": [counting("train", 40, label_miss=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
+    "train": [counting("train", 40, label_miss_prob=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
     "streaming": {"shuffle_buffer_size": 8},
     "on_bad_sample": "skip",
 }

@@ -60,7 +60,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("vllm")
     run, lora, merged, bare = (folder / name for name in ("run", "lora", "merged", "adapter"))
     data, picture = canonical(folder / "questions")
-    asked = ["--bench", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
+    asked = ["--benchmark", "counting", "--data", str(data), "evaluation.max_new_tokens=6", "evaluation.batch_size=3"]
     question = {"image": str(picture), "text": TEXT, "adapter": None}
     several = folder / "mixed"
     several.mkdir()

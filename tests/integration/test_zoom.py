@@ -10,7 +10,7 @@ from harness import TINY, alike, contents, experiment, imitation, metrics, mmrl,
 from test_overlap_run import strike
 
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.training.async_rollouts import ThreadedAsyncRollouts
+from mmrl.training.async_rollouts import AsyncRollouts
 
 ROOM = {"max_total_tokens": 512, "max_result_chars": 400}
 GLASS = {"kind": "tools", "max_media": 1, "max_turns": 1, **ROOM, "tools": [{"fn": "mmrl.rollout.tools.builtin:zoom"}]}
@@ -18,8 +18,8 @@ PROGRAM = [{"kind": "generate"}, GLASS]
 
 
 def corners(split, size, **options):
-    args = {"split": split, "size": size, "image_px": 128, "digit_px": 12, "seen_px": 32, **options}
-    return {"fn": "mmrl_datasets.generators.tiny_digits:corners", "args": args}
+    args = {"split": split, "size": size, "image_px": 128, "digit_px": 12, "resized_px": 32, **options}
+    return {"fn": "mmrl_datasets.generators.tiny_digits:corner_digits", "args": args}
 
 
 def zooming(run_dir):
@@ -101,7 +101,7 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     """In imitation and while steps overlap, though the one was stopped, and goes on with what it had drawn and seen."""
     once, twice = (write(going_on(tmp_path / n, zoomed / "model"), tmp_path / f"{n}.yaml") for n in ("once", "twice"))
     with monkeypatch.context() as patched:
-        strike(patched, ThreadedAsyncRollouts, "begin", 2, signal.SIGINT)
+        strike(patched, AsyncRollouts, "start", 2, signal.SIGINT)
         assert here("train", once).code == 128 + signal.SIGINT
     state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$State"]
     assert "$View" in json.dumps(state["ahead"])

@@ -30,7 +30,9 @@ stages:
 """
 
 FULL = """\
-run: {name: demo, dir: out, seed: 1, cpu_threads: 2, keep_rollouts_every: 5}
+run: {name: demo, dir: out, seed: 1, cpu_threads: 2}
+logging: {save_rollouts_every: 5}
+callbacks: [{fn: "c:make", args: {every: 3}}]
 model:
   path: null
   freeze: [vision]

@@ -82,5 +82,5 @@ def constant(result, name="odd", **declared):
 
 def scored(judge, rollout_, step=0):
     """The score of one rollout in training."""
-    (group,) = judge.judge([[rollout_]], step=step)
+    (group,) = judge.score_groups([[rollout_]], step=step)
     return group.scores[0]

@@ -159,10 +159,10 @@ def test_what_is_rendered_parses_back(target, text):
     assert OPTIONAL.render(target) == text
     assert REQUIRED.render(target, "hm") == "<think>hm</think>" + text
     for grammar, thought in ((NONE, None), (OPTIONAL, None), (OPTIONAL, "hm"), (REQUIRED, "hm")):
-        answer = grammar.parse(grammar.render(target, thought), target.kind)
+        answer = grammar.parse(grammar.render(target, thought), target.answer_type)
         assert answer.problems == ()
         assert grammar.render(
-            Target(answer_type=target.kind, value=answer.value, coordinate_system=target.frame), thought
+            Target(answer_type=target.answer_type, value=answer.value, coordinate_system=target.coordinate_system), thought
         ) == grammar.render(target, thought)
 
 
@@ -199,12 +199,12 @@ def test_what_one_grammar_took_another_refuses_each_time():
     assert NONE.parse(NONE.render(long), AnswerType.TEXT).value == long.value.strip()
 
 
-@pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.think)
+@pytest.mark.parametrize("grammar", [NONE, OPTIONAL, REQUIRED], ids=lambda grammar: grammar.thinking)
 @pytest.mark.parametrize("kind", AnswerType)
 def test_the_instruction_states_what_the_parser_reads(grammar, kind):
     sentence = grammar.instruction(kind, CoordinateSystem.NORM_1000)
     assert "<answer>" in sentence
-    assert ("<think>" in sentence) == (grammar.think != "none")
+    assert ("<think>" in sentence) == (grammar.thinking != "none")
     assert ("from 0 to 1000" in sentence) == (kind in COORDINATE_TYPES)
     assert "</answer>" in sentence
 

@@ -61,8 +61,8 @@ def test_every_kind_is_among_the_targets():
 @pytest.mark.parametrize("thought", [None, "hm, {well}"])
 @pytest.mark.parametrize("target", TARGETS, ids=[f"{target.answer_type}-{i}" for i, target in enumerate(TARGETS)])
 def test_what_is_written_parses_to_the_target(grammar, thought, target):
-    answer = grammar.parse(grammar.render(target, thought), target.kind)
-    assert (answer.value, answer.problems, answer.thought) == (validate_value(target.kind, target.value), (), thought)
+    answer = grammar.parse(grammar.render(target, thought), target.answer_type)
+    assert (answer.value, answer.problems, answer.thinking) == (validate_value(target.answer_type, target.value), (), thought)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_written_parses_to_the_target(grammar, thought, target):
         ),
         (AnswerType.SVG, SVG, SVG),
         (AnswerType.SVG, f"\n{SVG}\n", SVG),
-        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {"max_weight": 2}}', Action("zoom", {"max_weight": 2})),
+        (AnswerType.TOOL_CALL, '{"name": "zoom", "arguments": {"factor": 2}}', Action("zoom", {"factor": 2})),
         (AnswerType.TOOL_CALL, '<tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>', Action("zoom", {})),
         *(
             (AnswerType.TOOL_CALL, text, None)
@@ -290,7 +290,7 @@ def test_sections(text, problems):
 )
 def test_the_text_of_sections_is_kept(grammar, text, thought, sections):
     answer = grammar.parse(text, AnswerType.NUMBER)
-    assert (answer.thought, answer.sections) == (thought, sections)
+    assert (answer.thinking, answer.sections) == (thought, sections)
 
 
 def test_an_answer_in_a_section_is_none():
@@ -307,9 +307,9 @@ def test_a_demonstration_fills_sections_by_a_thought_written_in_tags():
 @pytest.mark.parametrize(
     "grammar", [TAGS, BOXED, JSON, OBSERVE, ResponseFormat(style="json", sections=(ResponseSection("plan"),))]
 )
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
 def test_a_specimen_has_no_problems(grammar, target):
-    assert grammar.parse(grammar.build_example(target), target.kind).problems == ()
+    assert grammar.parse(grammar.build_example(target), target.answer_type).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_stop_strings():
 def test_tool_calls_in_tags_of_their_own():
     grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
-    assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"max_weight": 2})
+    assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"factor": 2})
     assert (
-        grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"max_weight": 2})), "a") == text
+        grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
     )
 
 
@@ -361,22 +361,22 @@ def test_tool_calls_in_tags_of_their_own():
     "names", [{"answer_tag": "think"}, {"answer_tag": "a b"}, {"think_tag": ""}, {"think_tag": "<x>"}]
 )
 def test_impossible_names_are_refused(names):
-    with pytest.raises(UserError, match="answer: "):
+    with pytest.raises(UserError, match="response_format: "):
         ResponseFormat(**names)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.answer_type)
 def test_reframing_there_and_back(target):
     resize = ResizeMap(Size(640, 480), Size(320, 160))
-    value = validate_value(target.kind, target.value)
+    value = validate_value(target.answer_type, target.value)
 
     def convert(source, goal):
         return lambda numbers: resize.convert(numbers, source, goal)
 
-    there = convert_coordinates(target.kind, value, convert(CoordinateSystem.PX_ORIGINAL, CoordinateSystem.PX_RESIZED))
-    back = convert_coordinates(target.kind, there, convert(CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL))
+    there = convert_coordinates(target.answer_type, value, convert(CoordinateSystem.PX_ORIGINAL, CoordinateSystem.PX_RESIZED))
+    back = convert_coordinates(target.answer_type, there, convert(CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL))
     assert back == value or back.arguments["coordinate"] == (10.0, 20.0)
-    if target.kind is AnswerType.BOX:
+    if target.answer_type is AnswerType.BOX:
         assert there == (0.5, 2 / 3, 1.5, 4 / 3)
 
 
@@ -397,7 +397,7 @@ def test_coordinates_in_json_are_those_under_their_keys():
     }
     framed = Target(answer_type=AnswerType.JSON, value=there, coordinate_system=CoordinateSystem.PX_RESIZED)
     assert '"bbox_2d": [3, 7, 10, 13], "steps": [{"point_2d": [33, 17], "bbox_2d": [1, 2]}]' in TAGS.render(framed)
-    assert "3.3333" in TAGS.render(replace(framed, frame=None))
+    assert "3.3333" in TAGS.render(replace(framed, coordinate_system=None))
     assert list_coordinates(AnswerType.JSON, value) == [[10, 20, 30, 40], [100, 50]]
 
 

@@ -7,7 +7,8 @@ import torch
 
 from mmrl.answer import ResponseFormat
 from mmrl.learner.micro_batches import pack_micro_batches
-from mmrl.policy.batch import Placeholders, PrefixGroup, PromptTensors, collate, collate_prompts, group_by_prompt
+from mmrl.policy.batch import PrefixGroup, collate, collate_prompts, group_by_prompt
+from mmrl.policy.prompt_tensors import Placeholders, PromptTensors
 from mmrl.types import (
     AnswerType,
     Author,
@@ -34,10 +35,12 @@ class Feed:
 
     placeholders = Placeholders(image_id=IMAGE, video_id=VIDEO, merge_size=1)
 
-    def tensors(self, prompt):
-        images_ND, videos_ND = (torch.full((prompt.ids.count(t), 2), float(prompt.ids[0])) for t in (IMAGE, VIDEO))
-        positions_3P = torch.arange(len(prompt.ids)).expand(3, -1)
-        seconds_V = torch.ones(prompt.ids.count(VIDEO))
+    def prompt_tensors(self, prompt):
+        images_ND, videos_ND = (
+            torch.full((prompt.token_ids.count(t), 2), float(prompt.token_ids[0])) for t in (IMAGE, VIDEO)
+        )
+        positions_3P = torch.arange(len(prompt.token_ids)).expand(3, -1)
+        seconds_V = torch.ones(prompt.token_ids.count(VIDEO))
         return PromptTensors(
             image_patches_MD=images_ND,
             video_patches_MD=videos_ND,
@@ -185,7 +188,7 @@ def test_siblings_with_different_prompts_are_refused():
 
 
 def test_laws_that_ban_different_tokens_are_refused():
-    stranger = experience(B, (Author.POLICY, (11,)), law=replace(LAW, banned=(4,)))
+    stranger = experience(B, (Author.POLICY, (11,)), law=replace(LAW, banned_token_ids=(4,)))
     with pytest.raises(ValueError, match="ban the same tokens, got 2 sets"):
         packed([ONE, stranger])
 
@@ -195,7 +198,7 @@ def test_every_token_carries_the_temperature_it_was_drawn_at(shared_prefix):
     """Greedy is evaluated at 1; a segment without a law of its own has its rollout's."""
     cooler = experience(A, (Author.POLICY, (11,)), law=replace(LAW, temperature=0.5, max_new_tokens=3))
     first, trigger, second = TWO.rollout.segments
-    second = replace(second, law=replace(LAW, temperature=0.9))
+    second = replace(second, sampling_params=replace(LAW, temperature=0.9))
     mixed = Experience(rollout=replace(TWO.rollout, segments=(first, trigger, second)), advantage=1.0)
     greedy = experience(B, (Author.POLICY, (11, 12)), law=replace(LAW, temperature=0.0))
     batch = packed([cooler, mixed, greedy], shared_prefix=shared_prefix)
@@ -209,19 +212,23 @@ class Short(Feed):
     def __init__(self, *, patches=0, positions=0):
         self.patches, self.positions = patches, positions
 
-    def tensors(self, prompt):
-        whole = super().tensors(prompt)
-        positions_3P = torch.arange(len(prompt.ids) + self.positions).expand(3, -1)
+    def prompt_tensors(self, prompt):
+        whole = super().prompt_tensors(prompt)
+        positions_3P = torch.arange(len(prompt.token_ids) + self.positions).expand(3, -1)
         return replace(whole, image_patches_MD=whole.image_patches_MD[self.patches :], position_ids_3P=positions_3P)
 
 
 @pytest.mark.parametrize(
     ("asked", "feed", "message"),
     [
-        (replace(A, grids=((1, 2, 2),)), Feed(), "picture grids call for 4 patches, there are 1, and 1 placeholders"),
-        (replace(A, ids=(1, 2)), Feed(), "picture grids call for 1 patches, there are 0, and 0 placeholders"),
-        (replace(A, ids=(1, IMAGE, VIDEO)), Feed(), "video grids call for 0 patches, there are 1, and 1 placeholders"),
-        (A, Short(patches=1), "picture grids call for 1 patches, there are 0, and 1 placeholders"),
+        (replace(A, grids=((1, 2, 2),)), Feed(), "image grids call for 4 patches, there are 1, and 1 placeholders"),
+        (replace(A, token_ids=(1, 2)), Feed(), "image grids call for 1 patches, there are 0, and 0 placeholders"),
+        (
+            replace(A, token_ids=(1, IMAGE, VIDEO)),
+            Feed(),
+            "video grids call for 0 patches, there are 1, and 1 placeholders",
+        ),
+        (A, Short(patches=1), "image grids call for 1 patches, there are 0, and 1 placeholders"),
         (A, Short(positions=1), r"3 tokens, positions \[3, 4\]"),
     ],
 )
@@ -250,8 +257,8 @@ def test_a_placeholder_in_a_completion_is_refused(token):
 
 
 def test_a_banned_token_is_refused_where_it_would_be_learned():
-    law = replace(LAW, banned=(14,))
+    law = replace(LAW, banned_token_ids=(14,))
     forced = experience(A, (Author.POLICY, (11,)), (Author.FORCED, (14,)), law=law)
     assert packed([forced]).target_ids_N.tolist() == [11]
-    with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling law bans"):
+    with pytest.raises(ValueError, match="sample a: rollout 0 contains token 14, which its sampling params ban"):
         packed([experience(A, (Author.POLICY, (11, 14)), law=law)])

@@ -5,8 +5,9 @@ import random
 import pytest
 from waiting import bounded
 
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import get_benchmark
 from mmrl.benchmarks.reward_scores import formulas_equal
 from mmrl.types import Region
 
@@ -88,7 +89,7 @@ def test_fuzz():
         kind, bench = cases[number % len(cases)]
         text = "".join(rng.choice(PIECES) for _ in range(rng.choice((1, 3, 10, 40))))
         with bounded():
-            verdict = grade_response(BENCHMARKS[bench], ITEMS[kind], ItemResponse(id="1", text=text))
+            verdict = grade_response(get_benchmark(bench), ITEMS[kind], ItemResponse(id="1", text=text))
         assert 0 <= verdict.start <= verdict.end <= len(text)
         assert 0.0 <= verdict.score <= 1.0
         assert (verdict.value is None) <= (not verdict.strict)
@@ -123,4 +124,4 @@ def test_a_megabyte_takes_time_in_proportion(bench, unit):
     kinds = [kind for kind, benches in SUITED.items() if bench in benches]
     for kind in kinds:
         with bounded():
-            grade_response(BENCHMARKS[bench], ITEMS[kind], ItemResponse(id="1", text=text))
+            grade_response(get_benchmark(bench), ITEMS[kind], ItemResponse(id="1", text=text))

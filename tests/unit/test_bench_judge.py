@@ -43,7 +43,7 @@ def score(tmp_path, capsys):
 
     def run(*more, out="out"):
         files = ("--items", tmp_path / "items.jsonl", "--responses", tmp_path / "responses.jsonl")
-        arguments = ["eval", "score", "--bench", "canonical", *files, "--out", tmp_path / out, *more]
+        arguments = ["eval", "score", "--benchmark", "canonical", *files, "--out", tmp_path / out, *more]
         return main([*map(str, arguments)]), tmp_path / out, capsys.readouterr()
 
     return run
@@ -74,11 +74,11 @@ def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
     report = json.loads((out / "report.json").read_text())
     assert report["strict"]["value"] == round(1 / 9, 4)
     judge = report["judge"]
-    assert (judge["model"], judge["asked"], judge["right"], judge["failed"]) == ("m", 3, 2, 0)
+    assert (judge["model"], judge["asked"], judge["correct"], judge["failed"]) == ("m", 3, 2, 0)
     assert judge["accuracy"]["value"] == round(3 / 9, 4)
     assert "| strict, with judge | 33.3 |" in said.out
     assert "judge" not in json.loads((alone / "report.json").read_text())
-    assert compare_runs(verdicts, before, "judged").a_only_ids == ("2", "7")
+    assert compare_runs(verdicts, before, "with_judge").a_only_ids == ("2", "7")
 
 
 def test_marking_again_asks_nobody_and_gives_the_same_bytes(score):

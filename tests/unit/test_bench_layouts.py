@@ -13,6 +13,7 @@ from benchmarks import PICTURE, place, png, shown, write
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import PROMPT_ANSWER_TYPES, BenchmarkQuestions, read_questions
+from mmrl.benchmarks.registry import get_benchmark
 from mmrl.types import AnswerType, CoordinateSystem, FinishReason, ResizeMap, Size, UserError
 
 EMPTY = {f"image_{number}": None for number in range(1, 8)}
@@ -196,7 +197,7 @@ def read(folder: Path, bench: str, *rows: Mapping[str, Any], name: str = "rows.p
     for picture in (folder / "p.png", folder / "images" / "a" / "p.png"):
         picture.write_bytes(png())
     write(folder / name, rows)
-    return read_questions(bench, [name], place(folder), split="test", media_root=None)
+    return read_questions(get_benchmark(bench), [name], place(folder), split="test", media_root=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -252,7 +253,9 @@ def test_coco_asks_for_each_category_of_each_picture(tmp_path: Path) -> None:
         "annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
     }
     (tmp_path / "instances.json").write_text(json.dumps(tables))
-    (question,) = read_questions("coco", ["instances.json"], place(tmp_path), split="val", media_root=None).entries
+    (question,) = read_questions(
+        get_benchmark("coco"), ["instances.json"], place(tmp_path), split="val", media_root=None
+    ).entries
     assert question.item.answer_type == "boxes"
     assert [(region.coordinates, region.label) for region in question.item.answer] == [((1, 2, 4, 6), "cat")]
 
@@ -299,11 +302,11 @@ def answered(number: int) -> Prediction:
     """A response."""
     resize = ResizeMap(Size(40, 30), Size(56, 28))
     facts = {
-        "finish": FinishReason.EOS,
-        "tokens": 3,
-        "prompt": "ab",
-        "frame": CoordinateSystem.PX_RESIZED,
-        "resizes": (resize,),
+        "finish_reason": FinishReason.EOS,
+        "num_tokens": 3,
+        "prompt_digest": "ab",
+        "coordinate_system": CoordinateSystem.PX_RESIZED,
+        "resize_maps": (resize,),
     }
     return Prediction(
         id=str(number), response_index=0, text=f"<answer>{number}\u2028</answer>", first_response_chars=None, **facts

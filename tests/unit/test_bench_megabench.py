@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from mmrl.benchmarks.grading import extract_answer, grade_response
 from mmrl.benchmarks.items import Item, ItemResponse
-from mmrl.benchmarks.official.megabench import macro_mean
-from mmrl.benchmarks.official.megabench_metrics import FIELD_METRICS
-from mmrl.benchmarks.official.planning import parse_problem
-from mmrl.benchmarks.registry import BENCHMARKS, extract_answer, grade_response
+from mmrl.benchmarks.megabench.metrics import FIELD_METRICS
+from mmrl.benchmarks.megabench.planning import parse_problem
+from mmrl.benchmarks.megabench.scoring import macro_mean
+from mmrl.benchmarks.registry import get_benchmark
 from mmrl.types import UserError
 
 CASES = [
@@ -120,7 +121,7 @@ PLANS = [
 def credit(text, answer, **extra):
     asked = Item(id="1", answer_type="text", answer=answer, meta=extra)
     response = ItemResponse(id="1", text=text)
-    return BENCHMARKS["megabench"].official_score(asked, response, extract_answer(asked, response))
+    return get_benchmark("megabench").official_score(asked, response, extract_answer(asked, response))
 
 
 @pytest.mark.parametrize(("metric", "said", "due", "expected"), CASES)
@@ -140,7 +141,7 @@ def test_a_plan_is_carried_out(plan, expected):
     assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), context) == expected
     extra = {"metric": {"plan": "symbolic_planning_test"}, "context": context}
     asked = Item(id="1", answer_type="text", answer={"plan": "(as the authors did)"}, meta=extra)
-    verdict = grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=f"<answer>{plan}</answer>"))
+    verdict = grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{plan}</answer>"))
     assert (verdict.strict, verdict.official) == (bool(expected), bool(expected))
 
 
@@ -187,11 +188,15 @@ def test_strict_takes_the_same_set_in_another_order_but_no_quirk():
     for metric, said, strict in (("set_equality", "b, a", True), ("exact_str_match", "a, b, c", False)):
         asked = Item(id="1", answer_type="text", answer="a, b", meta={"metric": metric})
         assert (
-            grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=f"<answer>{said}</answer>")).strict
+            grade_response(
+                get_benchmark("megabench"), asked, ItemResponse(id="1", text=f"<answer>{said}</answer>")
+            ).strict
             is strict
         )
     asked = Item(id="1", answer_type="text", answer="B", meta={"metric": "exact_str_match"})
-    verdict = grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text="<answer>Best of all</answer>"))
+    verdict = grade_response(
+        get_benchmark("megabench"), asked, ItemResponse(id="1", text="<answer>Best of all</answer>")
+    )
     assert (verdict.strict, verdict.official) == (False, True)
 
 
@@ -241,7 +246,7 @@ def test_fields_are_put_together(text, how, expected):
 def test_strict_wants_every_field():
     asked = Item(id="1", answer_type="text", answer={"x": "cat", "y": 3}, meta=FIELDS)
     verdicts = [
-        grade_response(BENCHMARKS["megabench"], asked, ItemResponse(id="1", text=text))
+        grade_response(get_benchmark("megabench"), asked, ItemResponse(id="1", text=text))
         for text in ('{"x": "Cat", "y": 3}', "cat")
     ]
     assert [(one.strict, one.official, one.score) for one in verdicts] == [(True, False, 0.5), (False, False, 0.5)]
@@ -264,7 +269,7 @@ def test_tasks_count_alike_however_many_questions_they_have():
     responses = [ItemResponse(id=item.id, text="a" if item.id == "0" else "b") for item in asked]
     judged = [(item, response, extract_answer(item, response)) for item, response in zip(asked, responses, strict=True)]
     assert macro_mean(judged) == 0.5
-    assert BENCHMARKS["megabench"].overall_metric == ("macro mean over tasks", macro_mean)
+    assert get_benchmark("megabench").overall_metric == ("macro mean over tasks", macro_mean)
 
 
 def test_metrics_that_need_a_judge_are_refused():

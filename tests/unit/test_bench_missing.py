@@ -8,10 +8,10 @@ from PIL import Image
 
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.readers.questions import read_questions
-from mmrl.benchmarks.registry import BENCHMARKS
+from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.report.markdown import report_markdown
 from mmrl.benchmarks.report.report import build_report
-from mmrl.benchmarks.score_files import score_responses
+from mmrl.benchmarks.score_responses import score_responses
 from mmrl.evaluation.session import check_missing, make_batches
 from mmrl.types import Region, UserError
 
@@ -35,7 +35,7 @@ def thousand(tmp_path_factory):
         for number in range(1000)
     ]
     write(folder / "rows.jsonl", rows)
-    return read_questions("counting", ["rows.jsonl"], place(folder), split="test", media_root=None)
+    return read_questions(get_benchmark("counting"), ["rows.jsonl"], place(folder), split="test", media_root=None)
 
 
 def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
@@ -54,12 +54,12 @@ def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     responses = [ItemResponse(id=id, text="<answer>3</answer>") for id, _ in asked]
     report = build_report(score_responses(BENCHMARKS["counting"], thousand.items, responses, {}))
     assert (report["items"], report["responses"], report["missing"]) == (1000, 997, 3)
-    assert report["strict"]["value"] == report["compat"]["value"] == 0.997
+    assert report["strict"]["value"] == report["official"]["value"] == 0.997
     assert report["rules"]["missing"] == {"n": 3, "strict": 0.0}
 
 
 def test_all_pictures_missing_is_refused_even_where_some_may_be(thousand):
-    two = replace(thousand, asked=thousand.asked[:2])
+    two = replace(thousand, entries=thousand.entries[:2])
     with pytest.raises(UserError, match="2 of 2"):
         check_missing({"q0": "gone", "q1": "gone"}, two, allowed=True, remedy="--allow-missing", warn=pytest.fail)
 
@@ -107,5 +107,5 @@ def test_a_task_without_a_response_lowers_the_mean_over_tasks():
         id: Item(id=id, answer_type="text", answer="x", meta={"metric": "exact_str_match", "task": id})
         for id in ("a", "b")
     }
-    run = score_responses(BENCHMARKS["megabench"], items, [ItemResponse(id="a", text="x")], {})
+    run = score_responses(get_benchmark("megabench"), items, [ItemResponse(id="a", text="x")], {})
     assert run.overall_scores == {"macro mean over tasks": 0.5}

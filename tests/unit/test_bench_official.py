@@ -2,9 +2,10 @@
 
 import pytest
 
+from mmrl.benchmarks.grading import extract_answer, grade_response
 from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
 from mmrl.benchmarks.official import formulas, grounding, mathvista, reading
-from mmrl.benchmarks.registry import BENCHMARKS, extract_answer, get_benchmark, grade_response
+from mmrl.benchmarks.registry import BENCHMARKS, get_benchmark
 from mmrl.benchmarks.verdict import ResponseOutcome
 from mmrl.types import CoordinateSystem, Region, Size, UserError
 
@@ -16,7 +17,7 @@ def item(kind, answer, **more):
 
 
 def verdict(bench, asked, text, **more):
-    return grade_response(BENCHMARKS[bench], asked, ItemResponse(id="1", text=text, **more))
+    return grade_response(get_benchmark(bench), asked, ItemResponse(id="1", text=text, **more))
 
 
 def both(bench, asked, text, **more):
@@ -75,9 +76,7 @@ def test_mathvista_strict_and_compat_part_ways():
 def test_float_questions_with_float_precision():
     """lmms-eval lost all of them: round(x, 2.0) is an error."""
     row = {"pid": "1", "answer": "1.20", "answer_type": "float", "choices": None, "precision": 2.0, "question": ""}
-    assert both(
-        "mathvista", mathvista.parse_mathvista_item(row | {"answer": "1.2"}), "It is 1.2001 in all."
-    ) == (
+    assert both("mathvista", mathvista.parse_mathvista_item(row | {"answer": "1.2"}), "It is 1.2001 in all.") == (
         True,
         True,
     )
@@ -297,10 +296,10 @@ def test_costly_formulas_are_not_expanded():
 
 
 def test_ocrbench_looks_for_the_answer_anywhere():
-    asked = item("text", ["CENTRE", "CENTER"], extra={"dataset": "IIIT5K"})
+    asked = item("text", ["CENTRE", "CENTER"], meta={"dataset": "IIIT5K"})
     assert both("ocrbench", asked, "The word is\ncentre.")[1]
     assert not both("ocrbench", asked, "The word is middle.")[1]
-    formula = item("text", "a + B", extra={"dataset": "HME100k"})
+    formula = item("text", "a + B", meta={"dataset": "HME100k"})
     assert both("ocrbench", formula, "it reads a+B")[1]
     assert not both("ocrbench", formula, "it reads a+b")[1]
 
@@ -342,7 +341,7 @@ def test_anls():
 
 # grounding
 
-BOX = item("box", [100, 100, 200, 200], size=Size(640, 480))
+BOX = item("box", [100, 100, 200, 200], image_size=Size(640, 480))
 
 
 @pytest.mark.parametrize(
@@ -378,8 +377,10 @@ def test_boxes_are_read_in_the_declared_frame_alone():
     """VLMEvalKit takes any box below 1000 for thousandths; lmms-eval tries both and keeps the better."""
     thousandths = "<answer>{'box': [156, 208, 312, 416]}</answer>"  # the right box, in thousandths of 640 x 480
     assert both("refcoco", BOX, thousandths) == (False, False)
-    assert both("refcoco", BOX, thousandths, frame=CoordinateSystem.NORM_1000) == (True, True)
-    assert both("refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", frame=CoordinateSystem.NORM_1000) == (
+    assert both("refcoco", BOX, thousandths, coordinate_system=CoordinateSystem.NORM_1000) == (True, True)
+    assert both(
+        "refcoco", BOX, "<answer>{[100, 100, 200, 200]}</answer>", coordinate_system=CoordinateSystem.NORM_1000
+    ) == (
         False,
         False,
     )
@@ -387,8 +388,14 @@ def test_boxes_are_read_in_the_declared_frame_alone():
 
 def test_boxes_of_a_resized_picture():
     text = "<answer>{'box': [50, 50, 100, 100]}</answer>"
-    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_RESIZED, resized=Size(320, 240)) == (True, True)
-    assert both("refcoco", BOX, text, frame=CoordinateSystem.PX_ORIGINAL, resized=Size(320, 240)) == (False, False)
+    assert both("refcoco", BOX, text, coordinate_system=CoordinateSystem.PX_RESIZED, resized_size=Size(320, 240)) == (
+        True,
+        True,
+    )
+    assert both("refcoco", BOX, text, coordinate_system=CoordinateSystem.PX_ORIGINAL, resized_size=Size(320, 240)) == (
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize("box", ["[200, 200, 100, 100]", "[100, 100, 100, 200]"])
@@ -397,10 +404,13 @@ def test_inverted_boxes_are_wrong(box):
 
 
 def test_screenspot():
-    button = item("point", [0.1, 0.2, 0.3, 0.4], frame=CoordinateSystem.NORM_1, size=Size(1000, 500))
+    button = item("point", [0.1, 0.2, 0.3, 0.4], coordinate_system=CoordinateSystem.NORM_1, image_size=Size(1000, 500))
     assert both("screenspot", button, "pyautogui.click(x=200, y=150)") == (True, True)
-    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", frame=CoordinateSystem.NORM_1) == (True, True)
-    assert both("screenspot", button, "[200, 150]", frame=CoordinateSystem.NORM_1000) == (False, False)
+    assert both("screenspot", button, "pyautogui.click(x=0.2, y=0.3)", coordinate_system=CoordinateSystem.NORM_1) == (
+        True,
+        True,
+    )
+    assert both("screenspot", button, "[200, 150]", coordinate_system=CoordinateSystem.NORM_1000) == (False, False)
     assert both("screenspot", button, "[100, 100, 300, 200]") == (True, True)
     assert both("screenspot", button, "(100, 100)") == (True, True)  # an edge
     assert both("screenspot", button, "(99, 100)") == (False, False)
@@ -460,8 +470,8 @@ def test_average_precision(rows, precision):
 
 def test_outcomes():
     asked = item("integer", "5")
-    assert verdict("mathvista", asked, "5").outcome is ResponseOutcome.RIGHT
-    assert verdict("mathvista", asked, "6").outcome is ResponseOutcome.WRONG
+    assert verdict("mathvista", asked, "5").outcome is ResponseOutcome.CORRECT
+    assert verdict("mathvista", asked, "6").outcome is ResponseOutcome.INCORRECT
     assert verdict("mathvista", asked, "").outcome is ResponseOutcome.NO_ANSWER
     assert verdict("mathvista", asked, "I cannot see it.").outcome is ResponseOutcome.REFUSAL
     assert verdict("mathvista", asked, "Let me think", finished=False).outcome is ResponseOutcome.TRUNCATED

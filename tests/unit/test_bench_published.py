@@ -12,10 +12,11 @@ import pytest
 from benchmarks import PICTURE, place, png, shown, write
 from PIL import Image
 
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import ItemResponse
 from mmrl.benchmarks.readers.published import LAYOUTS, get_layouts
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions, read_questions
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import BENCHMARK_NAMES, BENCHMARKS, get_benchmark
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
 
@@ -286,7 +287,9 @@ def read(tmp_path: Path, film: bytes) -> Any:
     ) -> BenchmarkQuestions:
         for name, rows in files.items():
             write(tmp_path / name, rows)
-        return read_questions(bench, [*files], place(tmp_path), split="test", media_root=None, coordinate_system=frame)
+        return read_questions(
+            get_benchmark(bench), [*files], place(tmp_path), split="test", media_root=None, coordinate_system=frame
+        )
 
     return run
 
@@ -294,30 +297,30 @@ def read(tmp_path: Path, film: bytes) -> Any:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_published_row_is_asked_and_scored(name: str, read: Any) -> None:
     bench, file, row, asked, due, answer = ROWS[name]
-    question = read(bench, {file: [row]}).asked[0]
+    question = read(bench, {file: [row]}).entries[0]
     assert shown(question) == asked
     assert question.item.answer == due
-    item = replace(question.item, size=Size(40, 30))  # as the picture tells
-    verdict = grade_response(BENCHMARKS[bench], item, ItemResponse(id=item.id, text=answer))
+    item = replace(question.item, image_size=Size(40, 30))  # as the picture tells
+    verdict = grade_response(get_benchmark(bench), item, ItemResponse(id=item.id, text=answer))
     assert verdict.score == 1.0, verdict
 
 
 def test_parts_of_videos_and_groups_are_read(read: Any) -> None:
     bench, file, row, *_ = ROWS["MVBench of Hugging Face"]
-    (question,) = read(bench, {file: [row]}).asked
+    (question,) = read(bench, {file: [row]}).entries
     video = question.sample.parts[0]
     assert (video.start, video.end) == (0.0, 0.5)
-    mega = read("megabench", {"m.parquet": [MEGA]}).asked[0].item
-    assert mega.groups == {"task": ("sudoku",), "application": ("Planning",)}
-    assert mega.extra["aggregation"]["field_weights"] == {"rows": 1, "sum": 3}
+    mega = read("megabench", {"m.parquet": [MEGA]}).entries[0].item
+    assert mega.subsets == {"task": ("sudoku",), "application": ("Planning",)}
+    assert mega.meta["aggregation"]["field_weights"] == {"rows": 1, "sum": 3}
 
 
 def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
-    first, second = read("refcoco", {"r.jsonl": [REF]}).asked
+    first, second = read("refcoco", {"r.jsonl": [REF]}).entries
     assert [first.item.id, second.item.id] == ["9-1", "9-2"]
     assert [shown(first), shown(second)] == ["*Where is left cup?", "*Where is blue cup?"]
     assert first.item.cluster == second.item.cluster
-    assert first.item.frame is CoordinateSystem.PX_ORIGINAL
+    assert first.item.coordinate_system is CoordinateSystem.PX_ORIGINAL
     with pytest.raises(UserError, match="captions must be a list of texts that is not empty"):
         read("refcoco", {"r.jsonl": [REF | {"captions": []}]})
 
@@ -325,9 +328,9 @@ def test_every_phrase_of_a_picture_is_a_question(read: Any) -> None:
 def test_several_files_are_groups_and_may_repeat_places(read: Any) -> None:
     bench, _, row, *_ = ROWS["MVBench of Hugging Face"]
     here = {"action_sequence.json": [row], "object_interaction.json": [row, row | {"answer": "sat"}]}
-    asked = read(bench, here).asked
+    asked = read(bench, here).entries
     assert len({question.item.id for question in asked}) == 3
-    assert [question.item.groups["file"] for question in asked] == [
+    assert [question.item.subsets["file"] for question in asked] == [
         *(("action_sequence",), ("object_interaction",), ("object_interaction",))
     ]
 
@@ -336,7 +339,7 @@ def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
     judged = MEGA | {"id": "8", "metric_info": "{'field_score_function': {'rows': 'gpt_4o_as_judge'}}"}
     whole = MEGA | {"id": "9", "metric_info": MEGA["metric_info"][:-1] + ", 'global_aux_metrics': {'all': 'x'}}"}
     questions = read("megabench", {"m.parquet": [MEGA, judged, whole]})
-    assert (len(questions.asked), questions.left_out) == (1, 2)
+    assert (len(questions.entries), questions.num_unscorable) == (1, 2)
     with pytest.raises(UserError, match="metric_info must be a list|metric_info must be a mapping"):
         read("megabench", {"m.parquet": [MEGA | {"metric_info": "rows"}]})
 
@@ -344,7 +347,7 @@ def test_what_no_rule_scores_is_left_out_and_counted(read: Any) -> None:
 def test_a_plan_whose_problem_cannot_be_read_is_left_out(read: Any) -> None:
     metric = "{'field_score_function': {'rows': 'symbolic_planning_test'}}"
     plan = MEGA | {"metric_info": metric, "eval_context": "{'domain_pddl': '(define', 'task_pddl': ''}"}
-    assert read("megabench", {"m.parquet": [MEGA, plan | {"id": "8"}]}).left_out == 1
+    assert read("megabench", {"m.parquet": [MEGA, plan | {"id": "8"}]}).num_unscorable == 1
 
 
 @pytest.mark.parametrize("name", ["MVBench of Hugging Face", "VLMEvalKit's MVBench"])
@@ -352,25 +355,25 @@ def test_folders_of_frames_are_videos_of_three_frames_a_second(name: str, read: 
     bench, _, row, *_ = ROWS[name]
     row, home = {**row, "video": "castle", "prefix": "tvqa/frames_fps3_hq"}, tmp_path / "tvqa/frames_fps3_hq/castle"
     asked = {f"episodic_reasoning.{'tsv' if 'prefix' in ROWS[name][2] else 'json'}": [row]}
-    assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).asked[0].problem
+    assert "tvqa/frames_fps3_hq/castle" in read(bench, asked).entries[0].problem
     home.mkdir(parents=True)
     for number in (1, 2, 10):
         (home / f"{number}.jpg").write_bytes(png(number))
-    (video,) = read(bench, asked).asked[0].sample.media
+    (video,) = read(bench, asked).entries[0].sample.media
     assert (video.path, video.fps, video.start, video.end) == (str(home), 3.0, 0.0, 0.5)
     (home / "2.jpg").write_bytes(png(3))
-    assert read(bench, asked).asked[0].sample.media[0].sha256 != video.sha256
+    assert read(bench, asked).entries[0].sample.media[0].sha256 != video.sha256
     (home / "notes.txt").touch()
-    assert "holds notes.txt, which is no picture" in read(bench, asked).asked[0].problem
+    assert "holds notes.txt, which is no image" in read(bench, asked).entries[0].problem
 
 
 def test_a_canonical_row_says_the_rate_of_its_frames(read: Any, tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames" / "1.png").write_bytes(png())
     row = {"id": "1", "videos": "frames", "prompt": "What?", "answer": "it", "answer_type": "text"}
-    (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).asked
+    (question,) = read("canonical", {"c.jsonl": [row | {"fps": 2}]}).entries
     assert question.sample.parts[0].fps == 2.0
-    (question,) = read("canonical", {"c.jsonl": [row]}).asked
+    (question,) = read("canonical", {"c.jsonl": [row]}).entries
     assert "is a folder; make its frames a video file, or name `fps`" in question.problem
     with pytest.raises(UserError, match="fps must be more than 0, is 0"):
         read("canonical", {"c.jsonl": [row | {"fps": 0}]})
@@ -389,14 +392,14 @@ def test_boxes_of_vlmevalkit_are_in_the_frame_that_is_named(
     frame: CoordinateSystem, written: str, pixels: list[int], read: Any
 ) -> None:
     table = {"refcoco.tsv": [REFCOCO | {"answer": written}]}
-    (question,) = read("refcoco", table, frame=frame).asked
-    assert (shown(question), question.item.frame) == ("*Where is <ref>it</ref>?", frame)
-    item = replace(question.item, size=Size(40, 30))
+    (question,) = read("refcoco", table, frame=frame).entries
+    assert (shown(question), question.item.coordinate_system) == ("*Where is <ref>it</ref>?", frame)
+    item = replace(question.item, image_size=Size(40, 30))
     text = f"<answer>{{'bbox': {pixels}}}</answer>"
     verdict = grade_response(BENCHMARKS["refcoco"], item, ItemResponse(id=item.id, text=text))
     assert (verdict.strict, verdict.official) == (True, True)
     with pytest.raises(
-        UserError, match=r"does not say what boxes such as .+ name it with --frame.+: px_original, norm"
+        UserError, match=r"does not say what boxes such as .+ name it with --coordinates.+: px_original, norm"
     ):
         read("refcoco", table)
 
@@ -416,26 +419,28 @@ def test_a_box_that_cannot_be_in_the_frame_is_refused(read: Any) -> None:
     pixels = {"image": PICTURE, "instruction": "close", "bbox": [4.0, 6.0, 8.0, 16.0]}
     with pytest.raises(UserError, match="lies outside of norm_1, which ends at 1"):
         read("screenspot", {"s.parquet": [pixels | {"data_type": "icon", "data_source": "ios"}]})
-    with pytest.raises(UserError, match="jxu124's says itself what boxes are measured in; leave out --frame norm_1"):
+    with pytest.raises(
+        UserError, match="jxu124's says itself what boxes are measured in; leave out --coordinates norm_1"
+    ):
         read("refcoco", {"r.jsonl": [REF]}, frame=CoordinateSystem.NORM_1)
 
 
 def test_corners_in_columns_of_their_own_are_pixels(read: Any) -> None:
     corners = {"bbox_x1": 4, "bbox_y1": 6.5, "bbox_x2": 8, "bbox_y2": 15, "width": 40, "height": 30}
-    (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).asked
-    assert (question.item.answer, question.item.frame) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
+    (question,) = read("refcoco", {"refcoco.tsv": [REFCOCO | {"answer": "[]"} | corners]}).entries
+    assert (question.item.answer, question.item.coordinate_system) == ((4, 6.5, 8, 15), CoordinateSystem.PX_ORIGINAL)
 
 
-@pytest.mark.parametrize("bench", sorted({*BENCHMARKS} - {"coco"}))
+@pytest.mark.parametrize("bench", sorted({*BENCHMARK_NAMES} - {"coco"}))
 def test_unknown_columns_name_the_nearest_layout_of_every_benchmark(bench: str, read: Any) -> None:
     with pytest.raises(UserError, match=r"nearest known layout is .+, which needs '.+' too"):
         read(bench, {"odd.jsonl": [{"picture": "p.png", "what": "?", "right": 1}]})
 
 
 def test_every_benchmark_reads_canonical_rows_last(read: Any) -> None:
-    assert {*LAYOUTS} | {"canonical", "coco"} == {*BENCHMARKS}
+    assert {*LAYOUTS} | {"coco"} == {*BENCHMARKS}
     for bench in LAYOUTS:
         assert get_layouts(bench)[-1].name == "canonical JSONL"
         row = {"id": "1", "images": "p.png", "prompt": "A or B?", "options": ["x", "y"], "answer": "B"}
-        (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).asked
+        (question,) = read(bench, {"c.jsonl": [row | {"answer_type": "choice"}]}).entries
         assert question.item.answer == "y"

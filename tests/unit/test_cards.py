@@ -223,7 +223,7 @@ def test_every_yaml_of_every_card_is_tried():
         for card in CARDS.glob("*.md")
         if card.name not in LAYOUTS
         for number, (_, block) in enumerate(snippets(card))
-        if block["fn"].split(":")[0].removeprefix("mmrl_datasets.") in READERS
+        if block["fn"].split(":")[0].removeprefix("mmrl_datasets.readers.") in READERS
     }
     assert written == set(IDS)
 
@@ -231,7 +231,7 @@ def test_every_yaml_of_every_card_is_tried():
 def test_no_card_hides_a_yaml_behind_missing_columns():
     for card in CARDS.glob("*.md"):
         text = card.read_text(encoding="utf-8")
-        if card.name not in LAYOUTS and re.search(rf"fn: mmrl_datasets\.({'|'.join(READERS)}):", text):
+        if card.name not in LAYOUTS and re.search(rf"fn: mmrl_datasets\.readers\.({'|'.join(READERS)}):", text):
             assert text.count("```yaml") == len(snippets(card)), card.name
 
 
@@ -270,7 +270,7 @@ def write(base, block, rows):
     args = block["args"]
     path = base / args["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    match block["fn"].split(".")[1].split(":")[0], path.suffix:
+    match block["fn"].split(".")[2].split(":")[0], path.suffix:
         case "reason_seg", _:
             path.mkdir()
             (path / "1.json").write_text(json.dumps(rows[0]))

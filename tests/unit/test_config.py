@@ -83,7 +83,7 @@ def test_extends_takes_a_list_later_ones_win_and_null_unsets(tmp_path):
     write(tmp_path, SMALL, "a.yaml")
     write(tmp_path, "run: {seed: 1}\nmodel: {dtype: float32}\n", "b.yaml")
     write(tmp_path, "run: {seed: 2}\n", "c0.yaml")
-    path = write(tmp_path, "extends: [a.yaml, b.yaml, c0.yaml]\nmodel: {scratch: null, path: some/model}\n")
+    path = write(tmp_path, "extends: [a.yaml, b.yaml, c0.yaml]\nmodel: {from_scratch: null, path: some/model}\n")
     config = load_config(path).config
     assert (config.run.seed, config.model.dtype, config.model.path, config.model.from_scratch) == (
         2,
@@ -225,14 +225,14 @@ def test_explain_follows_the_options(tmp_path):
     assert "A_i = R_i - mean(R), over the 8 rollouts of one prompt; nothing scales it" in words
     assert "no top-p, top-k 5" in words
     assert "no reference model is kept" in words
-    assert "once the held-out reward reaches 0.7 and every task's reaches 0.2 (looked at every 50 steps)" in words
+    assert "once the validation reward reaches 0.7 and every task's reaches 0.2 (measured every 50 steps)" in words
     assert "lr 0.001, rising over 3 steps, then cosine to 0.0001" in words
     assert (
         "+1 · exact (mmrl_rewards.number:exact, only where task is count, only where level is hard or harder, "
-        "0 unless form > 0, cut to [0, 0.9], to the power of 2, stretched to [-1, 1], "
+        "0 unless form > 0, clipped to [0, 0.9], to the power of 2, stretched to [-1, 1], "
         "its weight times 1 at step 0, 0.5 at step 50, linear between)"
     ) in words
-    assert "what cannot be judged: skip_rollout; a reward that raises: stop" in words
+    assert "a response that cannot be scored: skip; a reward that raises: stop" in words
     assert "nothing is frozen" in words
 
 
@@ -299,5 +299,5 @@ def test_the_answer_grammar_is_read_and_its_names_differ(tmp_path):
     )
     with pytest.raises(UserError, match="two parts of a response are named 'think'"):
         load_config(path, ["response_format.answer_tag=think"])
-    with pytest.raises(UserError, match="answer.think_tag"):
+    with pytest.raises(UserError, match="response_format.think_tag"):
         load_config(path, ["response_format.think_tag=<x>"])

@@ -20,18 +20,23 @@ evaluation:
 
 def test_explain_says_when_each_is_taken(tmp_path):
     cold, rl = explain(load_config(write(tmp_path, TAKEN))).partition("Stage 2 of 2")[::2]
-    assert "mathvista, before the first step, every 5 steps, and as the stage ends: bench/mathvista/accuracy" in cold
+    assert (
+        "mathvista, before the first step, every 5 steps, and as the stage ends: benchmark/mathvista/accuracy" in cold
+    )
     assert "testA by the rules of refcoco, before the first step, and as the stage ends" in cold
     assert "mathvista, every 5 steps, and as the stage ends" in rl
     assert "benchmark/mmmu/accuracy, pass@k and maj@k of 8 responses at temperature 0.7" in rl
-    assert "testA by the rules of refcoco, as the stage ends: bench/testA/accuracy" in rl
-    assert "bench/" not in explain(load_config(write(tmp_path, SMALL, "plain.yaml")))
+    assert "testA by the rules of refcoco, as the stage ends: benchmark/testA/accuracy" in rl
+    assert "benchmark/" not in explain(load_config(write(tmp_path, SMALL, "plain.yaml")))
 
 
 def test_several_greedy_responses_are_refused(tmp_path):
     path, greedy = write(tmp_path, TAKEN), "evaluation.benchmarks.mathvista.responses_per_question=4"
     said = refused(path, greedy)
-    assert "benchmark 'mathvista': samples 4 of a greedy law are all the same; set its temperature" in said
+    assert (
+        "benchmark 'mathvista': all 4 responses to a question are the same at temperature 0; set its temperature"
+        in said
+    )
     assert (
         load_config(path, [greedy, "evaluation.temperature=1"]).config.evaluation.benchmarks[0].responses_per_question
         == 4
@@ -41,7 +46,9 @@ def test_several_greedy_responses_are_refused(tmp_path):
 def test_a_table_is_in_a_frame_that_pictures_have(tmp_path):
     path, frame = write(tmp_path, TAKEN), "evaluation.benchmarks.testA.coordinates="
     assert load_config(path, [frame + "norm_1"]).config.evaluation.benchmarks[1].coordinates is CoordinateSystem.NORM_1
-    said = "evaluation.benchmarks.1.frame: must be 'px_original', 'norm_1' or 'norm_1000', got the text 'px_resized'"
+    said = (
+        "evaluation.benchmarks.1.coordinates: must be 'px_original', 'norm_1' or 'norm_1000', got the text 'px_resized'"
+    )
     assert said in refused(path, frame + "px_resized")
 
 

@@ -7,7 +7,7 @@ from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
 from mmrl.config import load_config
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.schema import RethinkConfig
 from mmrl.config.schema.presets import RETHINK_PRESETS
@@ -15,49 +15,74 @@ from mmrl.config.schema.presets import RETHINK_PRESETS
 FIRST = "{kind: generate}"
 
 
-def program(*steps, place="stages.rl.program"):
-    return f"{place}=[{', '.join(steps)}]"
+def rollout_steps(*steps, key="stages.rl.rollout_steps"):
+    return f"{key}=[{', '.join(steps)}]"
 
 
-def look(**options):
-    return (
-        "{kind: continue_with, correct: [exact]" + "".join(f", {key}: {value}" for key, value in options.items()) + "}"
-    )
+def rethink(**options):
+    return "{kind: rethink, correct: [exact]" + "".join(f", {key}: {value}" for key, value in options.items()) + "}"
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (program(look()), "stages.1.program: a program begins with one step of kind generate; got continue_with"),
-        (program(FIRST, FIRST), "a program begins with one step of kind generate; got generate, generate"),
-        (program("{kind: generate, oversampling: 2}"), "over_sample and token_budget need `chunk`"),
         (
-            program("{kind: generate, partial_rollout_tokens: 8}", place="evaluation.program"),
+            rollout_steps(rethink()),
+            "stages.1.rollout_steps: rollout_steps begin with one step of kind generate; got rethink",
+        ),
+        (rollout_steps(FIRST, FIRST), "rollout_steps begin with one step of kind generate; got generate, generate"),
+        (
+            rollout_steps("{kind: generate, oversampling: 2}"),
+            "oversampling and max_tokens_per_step need `partial_rollout_tokens`",
+        ),
+        (
+            rollout_steps("{kind: generate, partial_rollout_tokens: 8}", key="evaluation.rollout_steps"),
             "evaluation completes every response",
         ),
-        (program(), "stages.1.program: needs at least one entry"),
-        (program(FIRST, look(), look()), "two steps of a program are named 'rethink'"),
-        (program(FIRST, "{kind: rethink}"), "stages.1.program.1.correct: missing; reward terms that say"),
-        (program(FIRST, "{kind: rethink}"), "stages.1.program.1.kind: must be 'generate', 'continue_with'"),
-        (program(FIRST, look(band="[0.6, 0.2]")), "stages.1.program.1: band [0.6, 0.2] is empty"),
-        (program(FIRST, look(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
-        (program(FIRST, look(triggers="[{text: a, only: correct}]")), "no trigger is for wrong drafts"),
-        (program(FIRST, look(keep="improved", which="right")), "keep improved drops every attempt"),
-        (program(FIRST, look(room=512)), "leave 512 of sampling.max_new_tokens=512, which none does"),
-        (program(FIRST, "{kind: probe, corruption: gray}"), "stages.1.program.1.what: must be 'left_out', 'grey'"),
-        (program(FIRST, "{kind: probe, corruption: grey}", place="evaluation.program"), "evaluation has none"),
+        (rollout_steps(), "stages.1.rollout_steps: needs at least one entry"),
+        (rollout_steps(FIRST, rethink(), rethink()), "two rollout_steps are named 'rethink'"),
         (
-            program(FIRST, look(keep="correct"), place="evaluation.program"),
+            rollout_steps(FIRST, "{kind: rethink}"),
+            "stages.1.rollout_steps.1.correct: missing; reward terms that decide",
+        ),
+        (
+            rollout_steps(FIRST, "{kind: continue_with}"),
+            "stages.1.rollout_steps.1.kind: must be 'generate', 'rethink', 'tools'",
+        ),
+        (
+            rollout_steps(FIRST, rethink(accuracy_range="[0.6, 0.2]")),
+            "stages.1.rollout_steps.1: accuracy_range [0.6, 0.2] is empty",
+        ),
+        (rollout_steps(FIRST, rethink(min_new_tokens=600)), "min_new_tokens 600 is more than max_new_tokens 512"),
+        (
+            rollout_steps(FIRST, rethink(triggers="[{text: a, only: correct}]")),
+            "no trigger is for incorrect first responses",
+        ),
+        (rollout_steps(FIRST, rethink(keep="improved", only="correct")), "`keep: improved` drops every continuation"),
+        (
+            rollout_steps(FIRST, rethink(min_free_tokens=512)),
+            "leave 512 of sampling.max_new_tokens=512 free, which none does",
+        ),
+        (
+            rollout_steps(FIRST, "{kind: probe, corruption: gray}"),
+            "stages.1.rollout_steps.1.corruption: must be 'left_out', 'grey'",
+        ),
+        (
+            rollout_steps(FIRST, "{kind: probe, corruption: grey}", key="evaluation.rollout_steps"),
+            "evaluation has none",
+        ),
+        (
+            rollout_steps(FIRST, rethink(keep="correct"), key="evaluation.rollout_steps"),
             "has `keep`, by which evaluation would",
         ),
-        (program(FIRST, look(place="add"), place="evaluation.program"), "evaluation is of one response"),
+        (rollout_steps(FIRST, rethink(mode="add"), key="evaluation.rollout_steps"), "evaluation has one response"),
         (
             "stages.rl={kind: rl, name: rl, steps: 1, async_rollouts: true, rollout_steps: [{kind: generate, partial_rollout_tokens: 8}]}",
             "one step old at most; take out one of",
         ),
-        ("stages.rl.async_rollouts=1", "stages.1.overlap: must be true or false, got 1"),
-        ("response_format={style: boxed, stop_at_answer: true}", "answer: stop_at_answer needs `style: tags`"),
-        ("response_format={stop_strings: ['']}", "answer: more_stops has an empty string"),
+        ("stages.rl.async_rollouts=1", "stages.1.async_rollouts: must be true or false, got 1"),
+        ("response_format={style: boxed, stop_at_answer: true}", "response_format: stop_at_answer needs `style: tags`"),
+        ("response_format={stop_strings: ['']}", "response_format: stop_strings has an empty string"),
     ],
 )
 def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
@@ -65,45 +90,51 @@ def test_programs_that_make_no_sense_are_refused(tmp_path, override, said):
 
 
 def test_the_papers_bundle_lies_beneath_what_the_step_says(tmp_path):
-    text = f"{program(FIRST, look(preset='paper', fraction=0.5))}"
+    text = f"{rollout_steps(FIRST, rethink(preset='paper', fraction=0.5))}"
     loaded = load_config(write(tmp_path, SMALL), [text, "stages.rl.sampling.max_new_tokens=2048"])
     step = loaded.config.stages[1].rollout_steps[1]
     assert (step.fraction, step.cut_answer_fraction, step.keep, step.max_kept_per_group) == (0.5, 0.5, "correct", 2)
-    assert [trigger.only for trigger in step.triggers] == ["any", "any", "right", "wrong"]
+    assert [trigger.only for trigger in step.triggers] == ["any", "any", "correct", "incorrect"]
     assert sum(trigger.weight for trigger in step.triggers[:3]) == pytest.approx(1.0)
-    assert loaded.origins["stages.1.program.1.cut_fraction"] == "preset paper"
-    assert loaded.origins["stages.1.program.1.fraction"] == "command line"
+    assert loaded.origins["stages.1.rollout_steps.1.cut_answer_fraction"] == "preset paper"
+    assert loaded.origins["stages.1.rollout_steps.1.fraction"] == "command line"
     assert load_config(write(tmp_path, dump_yaml(loaded.config), "again.yaml")).config == loaded.config
 
 
 def test_a_step_made_in_code_says_what_its_preset_stands_for():
-    with pytest.raises(ValidationError, match="preset 'paper' stands for cut_fraction too"):
-        RethinkConfig(kind="continue_with", correct=("a",), preset="paper")
+    with pytest.raises(ValidationError, match="preset 'paper' stands for cut_answer_fraction too"):
+        RethinkConfig(kind="rethink", correct=("a",), preset="paper")
     assert RETHINK_PRESETS["paper"].keys() < RethinkConfig.model_fields.keys()
 
 
 def test_explain_says_what_follows_and_warns_of_what_leaks(tmp_path):
     plain = write(tmp_path, SMALL)
-    assert "behind words" not in explain(load_config(plain))
+    assert "behind a forced trigger" not in explain(load_config(plain))
     blind = "{kind: probe, corruption: shuffled, every: 5}"
-    fair = explain(load_config(plain, [program(FIRST, look(fraction=0.5, temperature=0.9), blind)]))
-    assert "rethink: 50% of the responses that end themselves go on behind words they did not choose" in fair
+    fair = explain(load_config(plain, [rollout_steps(FIRST, rethink(fraction=0.5, temperature=0.9), blind)]))
+    assert "rethink: 50% of the responses that end themselves are continued behind a forced trigger" in fair
     assert "at temperature 0.9, with at most 512 tokens" in fair
-    assert "every attempt counts, in place of its draft; right is exact >= 1" in fair
+    assert "every continuation counts, in place of its first response; correct is exact >= 1" in fair
     assert "probe shuffled: every 5 steps, 1 more of each prompt with the frames of its videos in another order" in fair
     assert "WARNING" not in fair
     paper = explain(
-        load_config(plain, [program(FIRST, look(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"])
+        load_config(plain, [rollout_steps(FIRST, rethink(preset="paper")), "stages.rl.sampling.max_new_tokens=2048"])
     )
-    assert "WARNING: some words are for right or for wrong drafts alone" in paper
-    assert "WARNING: attempts are dropped by what came of them" in paper
+    assert "WARNING: some triggers are for correct or incorrect responses alone" in paper
+    assert "WARNING: continuations are dropped by their outcome" in paper
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["rollout.engine=vllm"], "stage 'rl' has `overlap`, and rollout.engine vllm takes turns with the learner"),
-        (["deepspeed={zero_stage: 2}"], "a stage has `overlap`, for which the engine hf keeps a whole second model"),
+        (
+            ["rollout.engine=vllm"],
+            "stage 'rl' has `async_rollouts`, and rollout.engine vllm takes turns with the learner",
+        ),
+        (
+            ["deepspeed={zero_stage: 2}"],
+            "a stage has `async_rollouts`, for which the engine hf keeps a whole second model",
+        ),
     ],
 )
 def test_steps_overlap_only_where_the_engine_can(tmp_path, overrides, said):
@@ -120,7 +151,7 @@ def test_explain_says_whose_rollouts_an_overlapping_step_learns_from(tmp_path):
     corrected = "stages.rl.loss={old_logprobs: recomputed, rollout_correction: {method: tis}}"
     assert "version older" not in explain(load_config(path))
     words = explain(load_config(path, ["stages.rl.async_rollouts=true"]))
-    assert "overlap    from the second step on, rollouts are drawn while the step before is learned" in words
+    assert "async      from the second step on, rollouts are generated while the step before trains" in words
     assert "π_old as recorded while sampling; clipped per token" in words
     words = explain(load_config(path, ["stages.rl.async_rollouts=true", "stages.rl.loss.old_logprobs=recomputed"]))
     assert "of rollouts that are a version old as recorded while sampling; clipped per token" in words

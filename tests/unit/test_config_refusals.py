@@ -20,18 +20,20 @@ WRONG = {
 }
 
 
-NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("until", "until_each")}
-NULLABLE |= {f"stages.1.program.1.{key}" for key in ("attempts_per_group", "temperature", "kept_per_group")}
-NULLABLE |= {f"stages.1.program.0.{key}" for key in ("chunk", "token_budget")}
-NULLABLE |= {"stages.1.program.2.tools.0.name", "stages.1.program.3.name"}
-NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_role.language"}
-NULLABLE |= {f"rewards.terms.0.{key}" for key in ("gate", "fallback")} | {"rewards.terms.1.deadline_s"}
-NULLABLE |= {f"data.train.0.keep.{key}" for key in ("low", "high")}
-NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("bench", "every", "split", "frame")}
+NULLABLE = {f"stages.{i}.validation.{key}" for i in (0, 1) for key in ("stop_at_mean_reward", "stop_at_task_reward")}
+NULLABLE |= {
+    f"stages.1.rollout_steps.1.{key}" for key in ("max_attempts_per_group", "temperature", "max_kept_per_group")
+}
+NULLABLE |= {f"stages.1.rollout_steps.0.{key}" for key in ("partial_rollout_tokens", "max_tokens_per_step")}
+NULLABLE |= {"stages.1.rollout_steps.2.tools.0.name", "stages.1.rollout_steps.3.name"}
+NULLABLE |= {"data.train.0.weight", "stages.0.optimizer.lr_by_component.language"}
+NULLABLE |= {f"rewards.terms.0.{key}" for key in ("requires", "fallback")} | {"rewards.terms.1.timeout_s"}
+NULLABLE |= {f"data.train.0.row_filter.{key}" for key in ("low", "high")}
+NULLABLE |= {f"evaluation.benchmarks.0.{key}" for key in ("benchmark", "every", "split", "coordinates")}
 NULLABLE |= {"evaluation.benchmarks.1.temperature"}
-NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_age")}
+NULLABLE |= {f"stages.1.replay.{key}" for key in ("capacity", "max_staleness")}
 NULLABLE |= {f"stages.1.health.{key}" for key in HealthConfig.model_fields if key != "window"}
-NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "scale")}
+NULLABLE |= {f"rewards.terms.1.transform.{key}" for key in ("clip", "threshold", "rescale_to")}
 
 
 @pytest.mark.parametrize("turn", range(6))
@@ -61,7 +63,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
     places = {
         path.rpartition(".")[0] for path in flatten_settings(tree) if not re.search(r"\.(args|when|points)", path)
     } - {""}
-    assert {"stages.1.loss", "model.scratch.vision", "data.train.0"} < places
+    assert {"stages.1.loss", "model.from_scratch.vision", "data.train.0"} < places
     for place in places:
         put(tree, f"{place}.zzz", 1)
     said = refused(write(tmp_path, to_yaml(tree)))
@@ -83,77 +85,101 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("stages.rl.steps=", "stages.1.steps: must be a whole number, got nothing (null); leave the key out"),
         ("stages.rl.group_size=1", "stages.1: group_size 1 leaves a group nothing to compare"),
         ("stages.rl={kind: rl, name: rl, steps: 1, group_size: 1, advantage: {baseline: none}}", "nothing to compare"),
-        ("stages.rl.num_mini_batches=0", "stages.1.mini_batches: must be greater than or equal to 1, got 0"),
+        ("stages.rl.num_mini_batches=0", "stages.1.num_mini_batches: must be greater than or equal to 1, got 0"),
         (
             "stages.rl.num_mini_batches=17",
-            "stages.1: mini_batches 17 leaves some without a group of prompts_per_step 16",
+            "stages.1: num_mini_batches 17 leaves some without a group of prompts_per_step 16",
         ),
         (
             "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, loss: {old_logprobs: recomputed}}",
-            "stages.1: mini_batches with `loss.old: learner`",
+            "stages.1: num_mini_batches with `loss.old_logprobs: recomputed`",
         ),
         (
             "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, loss: {kl: {coef: 0.1, apply_to: reward}}}",
-            "stages.1: mini_batches with `loss.kl.place: reward`",
+            "stages.1: num_mini_batches with `loss.kl.apply_to: reward`",
         ),
         (
             "stages.rl={kind: rl, name: rl, steps: 1, num_mini_batches: 2, replay: {old_logprobs: recomputed}}",
-            "stages.1: mini_batches with `replay.ratio: recomputed`",
+            "stages.1: num_mini_batches with `replay.old_logprobs: recomputed`",
         ),
         ("stages.rl.algorithm=grop", "stages.1.algorithm: must be 'grpo', "),
         ("stages.rl.algorithm=gsop", "got the text 'gsop'; did you mean 'gspo'?"),
         ("stages.rl.algorithm=[gspo]", "stages.1.algorithm: must be 'grpo', "),
         ("stages.rl.loss.kl_coef=0.1", "stages.1.loss.kl_coef: unknown key"),
         ("stages.rl.loss.kl={coef: 0.1, estimator: k1}", "stages.1.loss.kl: the gradient of k1 in the loss is 0 on av"),
-        ("stages.rl.loss.rollout_correction.method=mask", "stages.1.loss: correction 'mask' needs `old: learner`"),
-        ("stages.rl.loss.rollout_correction={low: 3}", "stages.1.loss.correction: low 3.0 must be below high 2.0"),
-        ("stages.rl.loss={policy_loss: cispo, dual_clip: 3}", "stages.1.loss: dual_clip bounds the clipped surrogate"),
+        (
+            "stages.rl.loss.rollout_correction.method=mask",
+            "stages.1.loss: rollout_correction 'mask' needs `old_logprobs: recomputed`",
+        ),
+        (
+            "stages.rl.loss.rollout_correction={low: 3}",
+            "stages.1.loss.rollout_correction: low 3.0 must be below high 2.0",
+        ),
+        (
+            "stages.rl.loss={policy_loss: cispo, dual_clip: 3}",
+            "stages.1.loss: dual_clip bounds the clipped policy loss",
+        ),
         ("stages.rl.loss.dual_clip=1", "stages.1.loss.dual_clip: must be greater than 1, got 1"),
-        ("stages.rl.loss.fixed_length=9", "stages.1.loss: fixed_length is for `aggregate: fixed`, not for 'token'"),
+        ("stages.rl.loss.fixed_length=9", "stages.1.loss: fixed_length is for `aggregation: fixed`, not for 'token'"),
         ("stages.rl.reference.update=ema", "stages.1: reference.update 'ema' has no effect without `loss.kl.coef`"),
-        ("stages.rl.reference.update=reset", "stages.1.reference: a reference taken anew every step is the policy it"),
+        ("stages.rl.reference.update=reset", "stages.1.reference: a reference reset every step is the policy it"),
         ("stages.rl.reference.reset_optimizer=true", "stages.1.reference: reset_optimizer is for `update: reset`"),
-        ("stages.rl.advantage.difficulty_weight={}", "stages.1.advantage.uncertainty.term: missing; the reward term"),
+        (
+            "stages.rl.advantage.difficulty_weight={}",
+            "stages.1.advantage.difficulty_weight.term: missing; the reward term",
+        ),
         ("stages.rl.sampling.temperature=0", "stages.1: temperature 0 makes all rollouts of a group equal"),
         ("stages.rl.replay.capacity=0", "stages.1.replay.capacity: must be greater than or equal to 1, got 0"),
-        ("stages.rl.replay.priority_exponent=-1", "stages.1.replay.alpha: must be greater than or equal to 0, got -1"),
-        ("stages.rl.replay.priority_exponent=.inf", "stages.1.replay.alpha: .inf is not a finite number"),
-        ("stages.rl.replay.max_staleness=0", "stages.1.replay.max_age: must be greater than or equal to 1, got 0"),
-        ("stages.rl.replay.target_fraction=0", "stages.1.replay.share: must be greater than 0, got 0"),
+        (
+            "stages.rl.replay.priority_exponent=-1",
+            "stages.1.replay.priority_exponent: must be greater than or equal to 0, got -1",
+        ),
+        ("stages.rl.replay.priority_exponent=.inf", "stages.1.replay.priority_exponent: .inf is not a finite number"),
+        (
+            "stages.rl.replay.max_staleness=0",
+            "stages.1.replay.max_staleness: must be greater than or equal to 1, got 0",
+        ),
+        ("stages.rl.replay.target_fraction=0", "stages.1.replay.target_fraction: must be greater than 0, got 0"),
         (
             "stages.rl.replay.positive_advantage_weight=0",
-            "stages.1.replay.positives_boost: must be greater than 0, got 0",
+            "stages.1.replay.positive_advantage_weight: must be greater than 0, got 0",
         ),
-        ("stages.rl.replay.fill=fraction", "stages.1.replay: `refill: fraction` with share 1 leaves nothing fresh"),
+        (
+            "stages.rl.replay.fill=fraction",
+            "stages.1.replay: `fill: fraction` with target_fraction 1 leaves nothing fresh",
+        ),
         (
             "stages.rl.replay.resample_fresh=true",
-            "stages.1.replay: `resample` draws with replacement, which `unique` forbids",
+            "stages.1.replay: `resample_fresh` draws with replacement, which `without_replacement` forbids",
         ),
         ("stages.rl.replay.preset=papre", "stages.1.replay.preset: must be 'default', 'paper' or 'code', got the text"),
         ("stages.rl.replay.scope=global", "stages.1.replay.scope: unknown key; the keys here are preset, drop_zero"),
         (
             "stages.rl.dynamic_sampling={}",
-            "stages.1.filter: a filter without `bands` or `max_truncated` lets everything pass",
+            "stages.1.dynamic_sampling: without `ranges` or `max_truncated_frac` every group passes",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{low: 0.5}]}",
-            "stages.1.filter.bands.0.term: missing; name of the reward term",
+            "stages.1.dynamic_sampling.ranges.0.term: missing; name of the reward term",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x, low: 2}]}",
-            "stages.1.filter.bands.0: low 2.0 must not exceed high 1.0",
+            "stages.1.dynamic_sampling.ranges.0: low 2.0 must not exceed high 1.0",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], extra: carry}",
-            "stages.1.filter: `surplus: carry` needs `rounds`",
+            "stages.1.dynamic_sampling: `extra: carry` needs `max_rounds`",
         ),
         (
             "stages.rl.dynamic_sampling={ranges: [{term: x}], max_rounds: 0}",
-            "stages.1.filter.rounds: must be greater than or equal to",
+            "stages.1.dynamic_sampling.max_rounds: must be greater than or equal to",
         ),
         ("stages.rl.health.window=0", "stages.1.health.window: must be greater than or equal to 1, got 0"),
-        ("data.train.0.row_filter={low: 0.1}", "data.train.0.keep.column: missing; column of the rows' `meta`"),
-        ("data.train.0.row_filter={column: p, low: 2, high: 1}", "data.train.0.keep: low 2.0 must not exceed high 1.0"),
+        ("data.train.0.row_filter={low: 0.1}", "data.train.0.row_filter.column: missing; column of the rows' `meta`"),
+        (
+            "data.train.0.row_filter={column: p, low: 2, high: 1}",
+            "data.train.0.row_filter: low 2.0 must not exceed high 1.0",
+        ),
         ("stages.rl.shared_prefix=yes", "stages.1.shared_prefix: must be 'auto', 'on' or 'off', got the text 'yes'"),
         ("stages.rl.kind=grpo", "stages.1.kind: must be 'sft', 'rl', 'sample' or 'select', got the text 'grpo'"),
         (
@@ -169,7 +195,7 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ),
         (
             "stages.rl.validation={stop_at_task_reward: 0.5}",
-            "stages.1.validation: `until_each` adds a condition to `until`",
+            "stages.1.validation: `stop_at_task_reward` adds a condition to `stop_at_mean_reward`",
         ),
         ("stages.rl={}", "stages.1.kind: missing; write one of 'sft', 'rl', 'sample' or 'select'"),
         ("stages.rl=3", "stages.1: must be a mapping, got 3"),
@@ -183,37 +209,40 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("model.freeze=vision", "model.freeze: must be a list, got the text 'vision'; write [vision]"),
         (
             "model.freeze=[vision, projector, language]",
-            "model: `freeze` holds every part of the model; leave at least one to train",
+            "model: `freeze` holds every component of the model; leave at least one to train",
         ),
         (
-            "model={scratch: {}, freeze: [vision], lora: {targets: [language.mlp, vision.mlp]}}",
+            "model={from_scratch: {}, freeze: [vision], lora: {targets: [language.mlp, vision.mlp]}}",
             "model: `lora` targets vision.mlp, which `freeze` forbids; take it out of one of them",
         ),
         ("model.lora={targets: []}", "model.lora.targets: needs at least one entry"),
         ("model.lora={targets: [projector.attention]}", "model.lora.targets.0: must be 'language.attention', "),
         ("model.gradient_checkpointing=true", "model.gradient_checkpointing: must be a list, got true"),
         ("model.freeze=[visoin]", "model.freeze.0: must be 'vision', 'projector' or 'language', got the text 'visoin'"),
-        ("model.path=x", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
-        ("model.from_scratch=null", "model: set exactly one of `path` (a folder or hub id) and `scratch`"),
+        ("model.path=x", "model: set exactly one of `path` (a folder or hub id) and `from_scratch`"),
+        ("model.from_scratch=null", "model: set exactly one of `path` (a folder or hub id) and `from_scratch`"),
         ("model.min_pixels=9999999", "model: min_pixels 9999999 exceeds max_pixels"),
         (
             "model.from_scratch.language.num_heads=5",
-            "model.scratch.language: width 96 must be a multiple of 2 x heads (5)",
+            "model.from_scratch.language: hidden_size 96 must be a multiple of 2 x num_heads (5)",
         ),
-        ("model.from_scratch.vision.num_heads=5", "model.scratch.vision: width 64 must be a multiple of 4 x heads (5)"),
+        (
+            "model.from_scratch.vision.num_heads=5",
+            "model.from_scratch.vision: hidden_size 64 must be a multiple of 4 x num_heads (5)",
+        ),
         (
             "model.from_scratch.language.num_kv_heads=3",
-            "model.scratch.language: heads 4 must be a multiple of kv_heads 3",
+            "model.from_scratch.language: num_heads 4 must be a multiple of num_kv_heads 3",
         ),
         (
             "model.from_scratch.language.vocab_size=299",
-            "model.scratch.language.vocab: must be greater than or equal to 300, got 299",
+            "model.from_scratch.language.vocab_size: must be greater than or equal to 300, got 299",
         ),
         ("model.from_scratch.family=qwen2_5vl", "did you mean 'qwen2_5_vl'?"),
         ("rewards.terms.0.when.task=count", "rewards.terms.0.when.task: must be a list, got the text 'count'; write"),
         ("rewards.terms.0.tasks=[count]", "rewards.terms.0.tasks: unknown key"),
-        ("rewards.on_error=skip", "rewards.on_error: must be 'stop', 'skip_rollout', 'skip_group' or 'fallback', got"),
-        ("rewards.timeout_s=0", "rewards.deadline_s: must be greater than 0, got 0"),
+        ("rewards.on_error=skip_rollout", "rewards.on_error: must be 'stop', 'skip', 'skip_group' or 'fallback', got"),
+        ("rewards.timeout_s=0", "rewards.timeout_s: must be greater than 0, got 0"),
         ("rewards.terms.0.schedule={points: [[5, 1], [5, 2]]}", "steps must rise from point to point, got 5, 5"),
         (
             "rewards={combine: min, terms: [{fn: a:b, weight: 2}]}",
@@ -223,16 +252,19 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         ("data.train=[{fn: a, weight: 1.0}, {fn: b}]", "data: give a `weight` to every training source or to none"),
         (
             "data.test=[{fn: a, weight: 1.0}]",
-            "data: `weight` mixes training sources; held-out data are looked at whole",
+            "data: `weight` mixes training sources; validation and test sources are used whole",
         ),
         (
-            "data={train: [{fn: a}, {fn: b}], stream: {}}",
-            "data: with `stream`, several training sources need a `weight` each",
+            "data={train: [{fn: a}, {fn: b}], streaming: {}}",
+            "data: with `streaming`, several training sources need a `weight` each",
         ),
         ("rewards.terms=[]", "rewards.terms: needs at least one entry"),
         ("rewards.terms.0.fn=3", "rewards.terms.0.fn: must be text, got 3; put quotes around it"),
         ("data.train={fn: x}", "data.train: must be a list, got a mapping; begin each entry with `- `"),
-        ("response_format=", "answer: must be a mapping, got nothing (null); leave the key out to keep the default"),
+        (
+            "response_format=",
+            "response_format: must be a mapping, got nothing (null); leave the key out to keep the default",
+        ),
         ("run.name=", "run.name: must be text, got nothing (null)"),
         ("run.name='a/../b'", "run.name: must serve as a file name"),
         ("run=", "run: must be a mapping"),
@@ -265,12 +297,12 @@ def test_a_bad_override_is_refused_in_words(tmp_path, override, said):
 @pytest.mark.parametrize("still", ["model.freeze=[vision]", "model.lora={targets: [language.mlp, projector.mlp]}"])
 def test_a_rate_for_a_part_that_is_not_trained_is_refused(tmp_path, still):
     said = refused(write(tmp_path, SMALL), still, "stages.rl.optimizer.lr_by_component={vision: 1e-5}")
-    assert "stages: stage 'rl' has `optimizer.lr_by_role.vision`, but vision is not trained" in said
+    assert "stages: stage 'rl' has `optimizer.lr_by_component.vision`, but vision is not trained" in said
 
 
 def test_eager_attention_cannot_share_prefixes(tmp_path):
     said = refused(write(tmp_path, SMALL), "model.attn_implementation=eager", "stages.rl.shared_prefix=on")
-    assert "stage 'rl' has `shared_prefix: on`, which eager `model.attention` cannot do" in said
+    assert "stage 'rl' has `shared_prefix: on`, which eager `model.attn_implementation` cannot do" in said
 
 
 @pytest.mark.parametrize(
@@ -334,7 +366,7 @@ def test_all_errors_come_at_once_one_per_line(tmp_path):
 def test_a_bfloat16_model_without_masters_of_its_weights_is_refused(tmp_path):
     path = write(tmp_path, SMALL)
     said = refused(path, "deepspeed.zero_stage=0", "model.dtype=bfloat16")
-    assert "deepspeed: zero 0 makes a wrong first update of a bfloat16 model; use zero: 1, or" in said
+    assert "deepspeed: zero_stage 0 makes a wrong first update of a bfloat16 model; use zero_stage: 1, or" in said
     for options in (
         ["deepspeed.zero_stage=0", "model.dtype=float32"],
         ["deepspeed.zero_stage=1", "model.dtype=bfloat16"],

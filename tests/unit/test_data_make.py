@@ -25,7 +25,7 @@ from mmrl_datasets.readers import table
 
 GENERATORS = [
     *(scenes.counting, scenes.grounding, scenes.digits, printed_text.text, multiple_choice.shapes, charts.charts),
-    *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.blinks, shape_videos.presence),
+    *(jigsaw.order, jigsaw.relation, shape_videos.direction, shape_videos.appearance_count, shape_videos.visible_span),
 ]
 
 
@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 def facts(sample):
     """Everything of a sample but where its files lie."""
     parts = [part if isinstance(part, str) else (type(part), part.sha256) for part in sample.parts]
-    return sample.id, sample.task, parts, sample.target, sample.label, sample.thought, sample.meta
+    return sample.id, sample.task, parts, sample.target, sample.label, sample.thinking, sample.meta
 
 
 def read(snippet, base):
@@ -112,7 +112,7 @@ def test_a_folder_with_something_in_it_is_left_alone(here, capsys):
 
 
 SLOW = """\
-from mmrl_datasets import scenes
+from mmrl_datasets.generators import scenes
 
 def rows(place, *, split: str, fail: str):
     yield from scenes.counting(place, split=split, size=3)
@@ -131,8 +131,8 @@ def test_what_is_interrupted_leaves_nothing(here):
 
 def test_names_that_are_no_dataset_are_refused(here, capsys):
     assert main(["data", "make", "mmrl_datasets.generators.scenes:Dice", "--out", "a"]) == 2
-    assert main(["data", "make", "mmrl_datasets.generators.scenes:GREY", "--out", "a"]) == 2
-    assert "'mmrl_datasets.generators.scenes:GREY' is not a function" in capsys.readouterr().err
+    assert main(["data", "make", "mmrl_datasets.generators.scenes:UNCLEAR_LABEL", "--out", "a"]) == 2
+    assert "'mmrl_datasets.generators.scenes:UNCLEAR_LABEL' is not a function" in capsys.readouterr().err
     assert main(["data", "make", "mmrl_datasets.generators.scenes:counts", "--out", "a"]) == 2
     assert list(here.iterdir()) == []
 
@@ -182,7 +182,7 @@ def test_media_from_elsewhere_are_copied_once(tmp_path):
     [
         ([], "there is not one sample"),
         ([RejectedRow("meter/train/9", "row 9: no reading")], "meter/train/9 cannot be written: row 9: no reading"),
-        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, kind or frame"),
+        ([sample(), sample(id="clock/train/1", task="clock")], "differ in task, answer type or coordinates"),
         (
             [sample(), sample(id="meter/train/2", target=Target(answer_type=AnswerType.TEXT, value="3"))],
             "differ in task",
@@ -212,7 +212,7 @@ def test_labels_thoughts_and_boxes_go_along(tmp_path):
     ref = picture(tmp_path / "camera")
     box = Target(answer_type=AnswerType.BOX, value=[1, 2, 3, 4.5], coordinate_system=CoordinateSystem.PX_ORIGINAL)
     given = [
-        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thought="Left.", meta={"by": "Ann"}),
+        sample(id="meter/train/1", parts=(ref, "Where?"), target=box, label=box, thinking="Left.", meta={"by": "Ann"}),
         sample(id="meter/train/2", parts=(ref, "Where?"), target=box),
     ]
     options = write(given, tmp_path / "out")

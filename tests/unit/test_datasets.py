@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,11 @@ import pytest
 from PIL import Image
 from skimage.measure import label as connected
 
+from mmrl.cli import main
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Target, UserError
+from mmrl.utils.plugins import load_object
 from mmrl_datasets.generators import scenes
-from mmrl_datasets.generators.drawing import COLOURS, SceneObject, choose_with_replacement, draw_shape
+from mmrl_datasets.generators.drawing import COLOURS, SCENE_GREY, SceneObject, choose_with_replacement, draw_shape
 from mmrl_datasets.generators.photos import (
     SPLITS,
     load_handwritten_digits,
@@ -130,7 +131,7 @@ def test_pictures_are_files_with_the_stated_digest_and_survive_damage(generate, 
     (sample,) = generate(place, split="validation", size=1)
     file = Path(sample.images[0].path)
     assert hashlib.sha256(file.read_bytes()).hexdigest() == sample.images[0].sha256
-    assert file.parent == place.work / f"{sample.task}-validation"
+    assert file.parent == place.work_dir / f"{sample.task}-validation"
     assert pixels(sample).shape == (48, 48, 3)
     before = file.stat().st_mtime_ns
     assert list(generate(place, split="validation", size=1)) == [sample]
@@ -144,7 +145,7 @@ def test_pictures_are_files_with_the_stated_digest_and_survive_damage(generate, 
 @pytest.mark.parametrize("generate", [scenes.counting, scenes.grounding])
 def test_no_composition_is_in_two_splits(generate, place):
     seen = {
-        split: {tuple(sorted(things(sample))) for sample in generate(place, split=split, size=size, max_things=1)}
+        split: {tuple(sorted(things(sample))) for sample in generate(place, split=split, size=size, max_objects=1)}
         if generate is scenes.grounding
         else {tuple(sorted(things(sample))) for sample in generate(place, split=split, size=size)}
         for split, size in [("train", 1500), ("validation", 300), ("test", 300)]
@@ -156,9 +157,9 @@ def test_no_composition_is_in_two_splits(generate, place):
 @pytest.mark.parametrize(
     ("generate", "carelessness"),
     [
-        (scenes.counting, {"label_miss": 0.5}),
+        (scenes.counting, {"label_miss_prob": 0.5}),
         (scenes.grounding, {"label_pad_px": 4}),
-        (scenes.digits, {"label_giveup": 0.5}),
+        (scenes.digits, {"label_unclear_prob": 0.5}),
     ],
 )
 def test_carelessness_changes_labels_and_nothing_else(generate, carelessness, place):
@@ -182,7 +183,7 @@ def test_the_count_is_what_is_drawn(place):
 
 
 def test_an_annotator_overlooks_one_shape_at_most_and_invents_none(place):
-    samples = list(scenes.counting(place, split="train", size=300, label_miss=0.3))
+    samples = list(scenes.counting(place, split="train", size=300, label_miss_prob=0.3))
     missed = [sample.target.value - sample.label.value for sample in samples if sample.target.value]
     assert set(missed) == {0, 1}
     assert 0.22 < np.mean(missed) < 0.38
@@ -191,15 +192,15 @@ def test_an_annotator_overlooks_one_shape_at_most_and_invents_none(place):
 
 @pytest.mark.parametrize("kind", ["photos", "shapes"])
 def test_the_box_bounds_what_is_pasted(kind, place):
-    for sample in scenes.grounding(place, split="train", size=40, background=0.0, max_things=1, things=kind):
-        rows, columns = np.nonzero((pixels(sample) != scenes.GREY).any(axis=-1))
+    for sample in scenes.grounding(place, split="train", size=40, background=0.0, max_objects=1, objects=kind):
+        rows, columns = np.nonzero((pixels(sample) != SCENE_GREY).any(axis=-1))
         assert sample.target.value == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL
         assert all(corner % 4 == 0 for corner in sample.target.value)
 
 
 def test_the_question_names_the_thing_in_the_box(place):
-    for sample in scenes.grounding(place, split="train", size=40, things="shapes"):
+    for sample in scenes.grounding(place, split="train", size=40, objects="shapes"):
         named = {name: box for name, box in things(sample) if f" {name}." in sample.parts[1]}
         ((name, box),) = named.items()
         assert list(box) == sample.target.value
@@ -209,7 +210,7 @@ def test_the_question_names_the_thing_in_the_box(place):
 
 def test_things_have_different_names_and_do_not_overlap(place):
     pairs = 0
-    for sample in scenes.grounding(place, split="train", size=80, max_things=3):
+    for sample in scenes.grounding(place, split="train", size=80, max_objects=3):
         for (name, a), (other, b) in itertools.combinations(things(sample), 2):
             pairs += 1
             assert name != other
@@ -247,7 +248,7 @@ def test_the_number_is_what_is_written(place):
 
 
 def test_annotators_give_up_on_some_readings(place):
-    samples = list(scenes.digits(place, split="train", size=200, label_giveup=0.4))
+    samples = list(scenes.digits(place, split="train", size=200, label_unclear_prob=0.4))
     assert all(sample.label.value in (sample.target.value, "unclear") for sample in samples)
     assert 0.3 < np.mean([sample.label.value == "unclear" for sample in samples]) < 0.5
 
@@ -267,11 +268,11 @@ def test_larger_pictures_work_in_every_split(generate, place):
         (scenes.counting, {"colours": ["red", "mauve"]}, "colour 'mauve' is unknown"),
         (scenes.counting, {"colours": ["red"]}, "two or more"),
         (scenes.counting, {"colours": ["red", "red", "blue"]}, "two or more"),
-        (scenes.counting, {"label_miss": 1.5}, "label_miss=1.5 must lie between 0 and 1"),
+        (scenes.counting, {"label_miss_prob": 1.5}, "label_miss_prob=1.5 must lie between 0 and 1"),
         (scenes.counting, {"background": float("nan")}, "background=nan"),
-        (scenes.grounding, {"things": "animals"}, "things='animals' is unknown"),
+        (scenes.grounding, {"objects": "animals"}, "objects='animals' is unknown"),
         (scenes.grounding, {"image_px": 50}, "image_px=50"),
-        (scenes.grounding, {"max_things": 7}, "max_things=7 exceeds the 6 things"),
+        (scenes.grounding, {"max_objects": 7}, "max_objects=7 exceeds the 6 objects"),
         (scenes.grounding, {"label_pad_px": -1}, "label_pad_px=-1"),
         (scenes.digits, {"length": 1, "min_length": 2}, "length=1 must be at least 2"),
         (scenes.digits, {"length": 5}, "image_px=48 must be at least 60"),
@@ -289,7 +290,7 @@ def test_a_crowd_that_finds_no_room_is_refused(place):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "work").write_text("a file, not a folder")
-    with pytest.raises(UserError, match="cannot write the picture"):
+    with pytest.raises(UserError, match="cannot write the file"):
         list(
             scenes.counting(
                 DatasetContext(work_dir=tmp_path / "work", base_dir=tmp_path, seed=0), split="train", size=1
@@ -297,18 +298,28 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         )
 
 
-def test_the_worked_example_of_the_readme_runs(place):
-    text = (ROOT / "datasets" / "README.md").read_text(encoding="utf-8")
-    module = types.ModuleType("my_data")
-    exec(text.split("```python\n")[1].split("```")[0], module.__dict__)
-    folder = place.base / "meters"
+def test_the_example_dataset_yields_samples_and_rejected_rows(place):
+    rows = load_object("./dataset.py:rows", ROOT / "examples")
+    folder = place.base_dir / "meters"
     folder.mkdir()
-    (folder / "1.jpg").write_bytes(b"a picture")
+    (folder / "1.jpg").write_bytes(b"an image")
     (folder / "train.csv").write_text("file,reading\n1.jpg,41.5\n2.jpg,7\n1.jpg,seven\n", encoding="utf-8")
-    sample, lost, unread = module.rows(place, split="train", folder="meters")
+    sample, without_image, without_number = rows(place, split="train", folder="meters")
     assert sample.target == Target(answer_type=AnswerType.NUMBER, value=41.5)
-    assert sample.images[0].sha256 == hashlib.sha256(b"a picture").hexdigest()
-    assert "train.csv:3: there is no picture" in lost.reason
-    assert "train.csv:4: reading 'seven' is not a number" in unread.reason
+    assert sample.images[0].sha256 == hashlib.sha256(b"an image").hexdigest()
+    assert "train.csv:3: there is no image" in without_image.reason
+    assert "train.csv:4: reading 'seven' is not a number" in without_number.reason
     with pytest.raises(UserError, match="no such table"):
-        list(module.rows(place, split="test", folder="meters"))
+        list(rows(place, split="test", folder="meters"))
+
+
+def test_the_example_dataset_is_read_by_data_make(tmp_path, monkeypatch, capsys):
+    """The command checks options by the signature and reads the images through the run's media policy."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meters").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "meters" / "1.png")
+    (tmp_path / "meters" / "train.csv").write_text("file,reading\n1.png,41.5\n", encoding="utf-8")
+    function = f"{ROOT / 'examples' / 'dataset.py'}:rows"
+    assert main(["data", "make", function, "split=train", "folder=meters", "--out", "out"]) == 0
+    assert main(["data", "make", function, "split=train", "floder=meters", "--out", "other"]) == 2
+    assert "floder" in capsys.readouterr().err

@@ -14,18 +14,10 @@ from torch.distributed import TCPStore
 from waiting import wait_for
 
 from mmrl.distributed import launch
-from mmrl.distributed.ranks import (
-    MediaPlacement,
-    RankShard,
-    SharedDemonstrationLearner,
-    SharedDemonstrationTools,
-    SingleProcess,
-    measure_across_ranks,
-    rank_slice,
-)
+from mmrl.distributed.ranks import MediaPlacement, RankShard, SingleProcess, rank_slice
+from mmrl.distributed.sharing import SharedDemonstrationTools, count_dropped_samples, measure_across_ranks
 from mmrl.distributed.torch_ranks import Heartbeat
-from mmrl.learner.deal import assign_to_ranks, rank_micro_batches
-from mmrl.learner.dummy_media import add_dummy_media, dummy_batch
+from mmrl.learner.micro_batches import add_dummy_media, assign_to_ranks, dummy_batch, rank_micro_batches
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.types import EvalRewards, Experience, ImageRef, UserError, VideoRef
 
@@ -38,7 +30,7 @@ class Rank:
     size: int
     others: tuple[Any, ...] = ()
 
-    def gather(self, mine):
+    def all_gather(self, mine):
         gathered = list(self.others)
         gathered.insert(self.rank, mine)
         return gathered
@@ -47,7 +39,7 @@ class Rank:
 class Nobody(Rank):
     """One whose fellows have nothing either."""
 
-    def gather(self, mine):
+    def all_gather(self, mine):
         return [mine] * self.size
 
 
@@ -88,9 +80,9 @@ def test_groups_that_wait_have_the_first_places_of_a_round():
 
 
 def test_no_usable_sample_on_any_rank_is_a_mistake():
-    lessons = SharedDemonstrationLearner(learner=None, ranks=Nobody(0, 2), placement=MediaPlacement(), requested=4)
-    with pytest.raises(UserError, match="not one of the 4 samples of this round can be used, on any rank"):
-        lessons.step([], step=0)
+    with pytest.raises(UserError, match="none of the 4 samples of this round can be used on any rank"):
+        count_dropped_samples(4, 0, Nobody(0, 2))
+    assert count_dropped_samples(4, 1, Rank(0, 2, (2,))) == {"data/dropped": 1.0}
 
 
 def test_calls_of_demonstrations_are_counted_over_all_ranks():
@@ -110,7 +102,7 @@ def world(tiny):
 @pytest.fixture(scope="module")
 def groups(world):
     """One picture, two, none, a video, a picture and a video; two responses each."""
-    prompts = [world.processor.ask(sample) for sample in world.samples[:5]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:5]]
     drawn = world.sampler().generate(prompts, 2, world.law, step=0)
     return [[Experience(rollout=rollout, advantage=1.0) for rollout in siblings] for siblings in drawn]
 
@@ -164,7 +156,7 @@ def test_groups_stay_at_home_while_loads_are_even(groups):
     assert [len(digests(own)) for own in crowded] == [2, 2]
 
 
-def test_rounds_are_side_by_side_and_know_what_others_see(groups):
+def test_micro_batches_are_side_by_side_and_know_the_media_of_all_ranks(groups):
     image, _, text, video, _ = groups
     homes = MediaPlacement()
     homes.record([[text[0].rollout.prompt], [image[0].rollout.prompt]], step=0)
@@ -177,13 +169,17 @@ def test_rounds_are_side_by_side_and_know_what_others_see(groups):
     assert len(of_ranks[0]) == len(of_ranks[1]) == 2
     for here, there in zip(*of_ranks, strict=True):
         kinds = {type(ref) for each in (here, there) for g in each.groups for ref in g[0].rollout.prompt.sample.media}
-        assert (here.images, here.videos) == (there.images, there.videos) == (ImageRef in kinds, VideoRef in kinds)
+        assert (
+            (here.any_rank_has_images, here.any_rank_has_videos)
+            == (there.any_rank_has_images, there.any_rank_has_videos)
+            == (ImageRef in kinds, VideoRef in kinds)
+        )
     assert () in [each.groups for own in of_ranks for each in own]  # three groups for two ranks
 
 
 def gradient(world, batch):
     world.policy.model.zero_grad()
-    world.policy.score(batch).logprobs_N.sum().backward()
+    world.policy.compute_logprobs(batch).logprobs_N.sum().backward()
     return {name: p.grad.clone() for name, p in world.policy.model.named_parameters() if p.grad is not None}
 
 
@@ -191,7 +187,7 @@ def gradient(world, batch):
 @pytest.mark.parametrize("shared_prefix", [True, False])
 def test_dummies_run_the_tower_and_change_no_gradient(tiny, family, shared_prefix):
     world = tiny(family)
-    prompt = world.processor.ask(world.samples[2])
+    prompt = world.processor.build(world.samples[2])
     (drawn,) = world.sampler().generate([prompt], 2, world.law, step=0)
     text = [Experience(rollout=rollout, advantage=1.0) for rollout in drawn]
     batch = collate([text], world.processor, pad_id=world.eos_id, shared_prefix=shared_prefix)
@@ -229,7 +225,7 @@ def test_a_launcher_passes_on_what_failed_and_leaves_nobody(tmp_path, monkeypatc
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)  # `-m` looks here first
-    monkeypatch.setattr(launch, "GRACE_S", 0.3)
+    monkeypatch.setattr(launch, "SHUTDOWN_GRACE_S", 0.3)
     assert launch.launch([str(tmp_path / "pid")], 2) == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL; all are stopped" in capfd.readouterr().err
     for rank in "01":

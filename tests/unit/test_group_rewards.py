@@ -22,7 +22,7 @@ from mmrl.algo.group_rewards import (
     majority_vote,
     shortest_correct,
 )
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.load import load_config
 from mmrl.config.schema import GroupRewardConfig
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights

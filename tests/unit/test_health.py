@@ -7,8 +7,9 @@ import pytest
 from selection import group
 
 from mmrl.config.schema import HealthConfig
-from mmrl.training.health import HealthMonitor, MonitoredLogger, compute_duplicate_metrics, summarize_health
-from mmrl.types import Answer, TrainingState
+from mmrl.training.health import HealthMonitor, compute_duplicate_metrics
+from mmrl.training.step import StepResult
+from mmrl.types import Answer, SelectedExperiences, TrainingState
 
 WELL = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -39,16 +40,22 @@ def watched(steps, **options):
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ({"groups/nonzero_advantage_frac": 0.05}, "5% of the groups tell better from worse.*or learn again from those"),
+        (
+            {"groups/nonzero_advantage_frac": 0.05},
+            "5% of the groups have a nonzero advantage.*or train again on groups that had",
+        ),
         ({"rollout/truncated_frac": 0.6}, "60% of the rollouts are cut before their end: raise sampling.max_new_tok"),
-        ({"rollout/duplicate_frac": 0.97}, "97% of the rollouts say what a sibling says: raise sampling.temperature"),
-        ({"policy/entropy_nats": 0.001}, r"sure of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
+        (
+            {"rollout/duplicate_frac": 0.97},
+            "97% of the rollouts repeat the text of a sibling: raise sampling.temperature",
+        ),
+        ({"policy/entropy_nats": 0.001}, r"certain of every token \(entropy 0.0010 nats\).*raise loss.clip_high"),
         ({"policy/reference_kl_nats": 1.5}, "1.50 nats a token from its reference: lower the learning rate"),
-        ({"policy/importance_ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_age"),
-        ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the calls in step tools fail.*`on_error: stop`"),
+        ({"policy/importance_ratio_max": 30.0}, "30 times as likely as when they were sampled.*replay.max_staleness"),
+        ({"tools/errors": 2.0, "tools/timeouts": 2.0}, "50% of the tool calls in step tools fail.*`on_error: stop`"),
         (
             {"probe/blind_gap/grey/count": 0.01},
-            "probe grey: no reward loses more than 0.010 where the media are hidden",
+            "probe grey: no reward term loses more than 0.010 when the media are hidden",
         ),
     ],
 )
@@ -70,8 +77,8 @@ def test_a_sign_that_comes_and_goes_is_told_again_only_after_a_window_without_it
 
 
 def test_null_switches_a_sign_off():
-    assert watched([{"tools/errors": 8.0}] * 5, max_failed_calls=None) == []
-    assert watched([{"rollout/truncated_frac": 1.0}] * 5, max_truncated=None) == []
+    assert watched([{"tools/errors": 8.0}] * 5, max_failed_tool_call_frac=None) == []
+    assert watched([{"rollout/truncated_frac": 1.0}] * 5, max_truncated_frac=None) == []
     assert watched([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
 
 
@@ -80,7 +87,7 @@ def test_a_term_that_falls_while_the_total_rises_is_told():
     [text] = watched([{}] * 3 + [fallen] * 5)
     assert "count fell from 0.600 to 0.467 while the total rose: other terms are easier to earn." in text
     assert watched([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell: no matter of terms
-    assert watched([{}] * 3 + [fallen] * 5, max_term_fall=None) == []
+    assert watched([{}] * 3 + [fallen] * 5, max_reward_term_drop=None) == []
 
 
 def test_metrics_that_only_some_steps_have_are_averaged_over_those():
@@ -107,18 +114,9 @@ def test_repeats_by_hand():
     assert compute_duplicate_metrics([]) == {}
 
 
-def test_the_teller_tells_repeats_and_the_summary_ends_the_stage():
-    class Inner:
-        def show(self, state, groups, advantages, *, at_all_events):
-            return f"{len(groups)} groups, {at_all_events}"
-
-        def tell(self, state, metrics, times):
-            self.told = metrics
-
-    watch, inner = HealthMonitor(HealthConfig(), print), Inner()
-    teller = MonitoredLogger(inner, watch)
-    groups = [with_texts(group("b", 0.0, 1.0), "so 3", "so 3")]
-    assert teller.log_rollouts(TrainingState(), groups, [(0.0, 0.0)], force=True) == "1 groups, True"
-    teller.log(TrainingState(step=1), {"replay/frac": 0.25, "groups/nonzero_advantage_frac": 0.5}, {})
-    assert inner.told["rollout/duplicate_frac"] == 0.5
-    assert summarize_health(watch) == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"
+def test_the_monitor_is_a_callback_whose_summary_ends_the_stage():
+    monitor = HealthMonitor(HealthConfig(), print)
+    metrics = {"replay/frac": 0.25, "groups/nonzero_advantage_frac": 0.5, "rollout/duplicate_frac": 0.5}
+    nothing = SelectedExperiences(groups=(), advantages=(), experiences=())
+    monitor.on_step_end(TrainingState(step=1), StepResult(selected=nothing, metrics=metrics, seconds={}))
+    assert monitor.summary() == "Health at the end: 50% of groups informative, 25% replayed, 50% duplicates"

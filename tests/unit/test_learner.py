@@ -32,7 +32,7 @@ def learner(world, *, lr=1e-3, reference=None, engine=None, epochs=1, mini_batch
 
 
 def taught(world, advantages=(1.0, -1.0, 0.5)):
-    prompts = [world.processor.ask(sample) for sample in world.samples[:3]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:3]]
     groups = world.sampler().generate(prompts, len(advantages), world.law, step=0)
     return [
         Experience(rollout=rollout, advantage=advantage)
@@ -53,7 +53,7 @@ def log_probs(policy, world, experiences):
     """Log-probs of the policy's tokens, one vector."""
     batch = collate(group_by_prompt(experiences), world.processor, pad_id=world.eos_id, shared_prefix=False)
     with torch.no_grad():
-        logprobs_N = policy.score(batch).logprobs_N
+        logprobs_N = policy.compute_logprobs(batch).logprobs_N
     segments = [segment for group in group_by_prompt(experiences) for e in group for segment in e.rollout.segments]
     authors = [s.author for s in segments if s.author in (Author.POLICY, Author.DEMONSTRATION) for _ in s.token_ids]
     return logprobs_N[torch.tensor([author is Author.POLICY for author in authors])]
@@ -127,13 +127,13 @@ def test_a_replayed_rollout_is_compared_with_whom_it_says(tiny):
     experiences = taught(world)
     learner(world, lr=0.02).step(experiences, step=0)  # the policy moves away from what sampled them
     ratios = {}
-    for old, of_others in (("sampler", "learner"), ("learner", "sampler")):
-        aged = [replace(experience, age=1, old=old) for experience in experiences]
-        metrics = learner(world, lr=1e-9, old=of_others).step(aged, step=0)
+    for old, of_others in (("recorded", "recomputed"), ("recomputed", "recorded")):
+        aged = [replace(experience, staleness=1, old_logprobs_source=old) for experience in experiences]
+        metrics = learner(world, lr=1e-9, old_logprobs=of_others).step(aged, step=0)
         assert "rollout/logprob_diff_mean" not in metrics
         ratios[old] = metrics["policy/importance_ratio_min"], metrics["policy/importance_ratio_max"]
-    assert ratios["learner"] == pytest.approx((1.0, 1.0))
-    assert ratios["sampler"][0] < 0.95 and ratios["sampler"][1] > 1.05
+    assert ratios["recomputed"] == pytest.approx((1.0, 1.0))
+    assert ratios["recorded"][0] < 0.95 and ratios["recorded"][1] > 1.05
 
 
 def test_several_epochs_step_again_and_really_clip(tiny):
@@ -177,7 +177,7 @@ def test_what_is_clipped_has_no_gradient(tiny):
     far = []
     for each in taught(world, advantages=(1.0, 2.0)):
         (segment,) = each.rollout.segments
-        older = replace(segment, logps=tuple(logp - 1.0 for logp in segment.logprobs))
+        older = replace(segment, logprobs=tuple(logp - 1.0 for logp in segment.logprobs))
         far.append(replace(each, rollout=replace(each.rollout, segments=(older,))))
     metrics = learner(world).step(far, step=0)
     assert metrics["policy/clip_frac"] == pytest.approx(1.0)
@@ -192,7 +192,7 @@ def test_the_largest_ratio_is_that_of_the_policys_tokens(tiny):
     world = tiny()
     (first, *_) = taught(world)
     (segment,) = first.rollout.segments
-    newer = replace(segment, logps=tuple(logp + 1.0 for logp in segment.logprobs))
+    newer = replace(segment, logprobs=tuple(logp + 1.0 for logp in segment.logprobs))
     forced = Segment(token_ids=segment.token_ids[:2], logprobs=(0.0, 0.0), author=Author.FORCED)
     rollout = replace(first.rollout, segments=(newer, forced))
     metrics = learner(world).step([Experience(rollout=rollout, advantage=-1.0)], step=0)
@@ -239,7 +239,7 @@ def test_the_rate_is_the_schedules(tiny):
 
 def test_imitation_raises_the_likelihood_of_the_demonstrations(tiny):
     world = tiny()
-    prompts = [world.processor.ask(sample) for sample in world.samples[:4]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:4]]
     lessons = [
         Experience(rollout=world.processor.build_demonstration(p, p.sample.target), advantage=0.0) for p in prompts
     ]
@@ -253,7 +253,7 @@ def shifted(experiences, by):
     moved = []
     for each in experiences:
         (segment,) = each.rollout.segments
-        other = replace(segment, logps=tuple(logp - by for logp in segment.logps))
+        other = replace(segment, logprobs=tuple(logp - by for logp in segment.logprobs))
         moved.append(replace(each, rollout=replace(each.rollout, segments=(other,))))
     return moved
 
@@ -263,27 +263,25 @@ def test_the_learners_own_old_log_probs_are_those_of_the_steps_start(tiny):
     world = tiny()
     off = shifted(taught(world), 0.5)
     start = log_probs(world.policy, world, off)
-    metrics = learner(world, lr=0.02, old="learner").step(off, step=0)
+    metrics = learner(world, lr=0.02, old_logprobs="recomputed").step(off, step=0)
     assert metrics["policy/importance_ratio_max"] == pytest.approx(1.0)
     assert metrics["policy/clip_frac"] == 0.0
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)
 
     once, twice = tiny(), tiny()
-    learner(once, lr=0.02, old="learner").step(off, step=0)
-    second = learner(twice, lr=0.02, old="learner", epochs=2).step(off, step=0)
+    learner(once, lr=0.02, old_logprobs="recomputed").step(off, step=0)
+    second = learner(twice, lr=0.02, old_logprobs="recomputed", epochs=2).step(off, step=0)
     moved = (log_probs(once.policy, once, off) - start).exp()
     assert second["policy/importance_ratio_max"] == pytest.approx(float(moved.max()), rel=1e-4)
     assert second["policy/importance_ratio_max"] > 1.01
 
 
-@pytest.mark.parametrize(
-    ("kind", "by", "factor"), [("truncate", 0.5, 1.5), ("truncate", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)]
-)
+@pytest.mark.parametrize(("kind", "by", "factor"), [("tis", 0.5, 1.5), ("tis", 0.1, math.exp(0.1)), ("mask", 0.5, 0.0)])
 def test_importance_weights_scale_the_policy_term(tiny, kind, by, factor):
     world = tiny()
-    plain = learner(world, engine=Still(world), old="learner").step(taught(world), step=0)
+    plain = learner(world, engine=Still(world), old_logprobs="recomputed").step(taught(world), step=0)
     correction = RolloutCorrectionConfig(method=kind, low=0.5, high=1.5)
-    metrics = learner(world, engine=Still(world), old="learner", correction=correction).step(
+    metrics = learner(world, engine=Still(world), old_logprobs="recomputed", rollout_correction=correction).step(
         shifted(taught(world), by), step=0
     )
     assert metrics["policy/tis_weight_mean"] == pytest.approx(factor, rel=1e-3)
@@ -295,7 +293,7 @@ class Still:
     """The norm of the gradient; weights untouched."""
 
     def __init__(self, world):
-        self.parameters = list(world.policy.learned.values())
+        self.parameters = list(world.policy.trained.values())
 
     def backward(self, loss, *, last):
         loss.backward()
@@ -318,7 +316,7 @@ def test_an_advantage_that_is_no_number_stops_the_step_by_name(tiny):
 def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_masked(tiny):
     world = tiny()
     before = weights(world)
-    cut = [replace(each, rollout=replace(each.rollout, finish=FinishReason.LENGTH)) for each in taught(world)]
+    cut = [replace(each, rollout=replace(each.rollout, finish_reason=FinishReason.LENGTH)) for each in taught(world)]
     assert learner(world, mask_truncated=True).step(cut, step=0)["learner/no_gradient_frac"] == 1.0
     assert same(before, weights(world))
 
@@ -326,7 +324,7 @@ def test_a_step_of_truncated_responses_alone_updates_nothing_where_they_are_mask
 def test_an_empty_completion_is_not_run(tiny):
     world = tiny()
     first, *others = taught(world)
-    nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], ids=(), logps=()),))
+    nothing = replace(first.rollout, segments=(replace(first.rollout.segments[0], token_ids=(), logprobs=()),))
     learned = learner(world, engine=Still(world)).step([replace(first, rollout=nothing), *others], step=0)
     alone = learner(world, engine=Still(world)).step(others, step=0)
     assert learned["learner/grad_norm"] == pytest.approx(alone["learner/grad_norm"], rel=1e-5)
@@ -339,7 +337,7 @@ def test_a_penalty_in_the_reward_moves_advantages_alone(tiny):
     brief = []
     for each in taught(world, advantages=(0.0, 0.0)):
         (segment,) = each.rollout.segments
-        one = replace(segment, ids=segment.token_ids[:1], logps=segment.logprobs[:1])
+        one = replace(segment, token_ids=segment.token_ids[:1], logprobs=segment.logprobs[:1])
         brief.append(replace(each, rollout=replace(each.rollout, segments=(one,))))
     reference = world.policy.frozen_copy()
     with torch.no_grad():

@@ -254,12 +254,12 @@ def test_another_config_is_refused_with_what_differs(tmp_path):
 
 
 def test_another_length_is_refused_and_called_that(tmp_path):
-    run = begun(tmp_path / "r", config_of(threads=1))
+    run = begun(tmp_path / "r", config_of(cpu_threads=1))
     with pytest.raises(UserError) as caught:
-        run.claim(with_steps(config_of(threads=2), 2), silent)
+        run.claim(with_steps(config_of(cpu_threads=2), 2), silent)
     said = str(caught.value)
     assert "holds this very experiment with another length" in said
-    assert "stages.0.steps: 20 -> 2" in said and "run.threads" not in said
+    assert "stages.0.steps: 20 -> 2" in said and "run.cpu_threads" not in said
 
 
 def test_settings_that_only_one_side_knows_are_called_absent(tmp_path):
@@ -327,7 +327,7 @@ def test_rollouts_are_written_to_be_read(tmp_path):
         "total": 1.0,
         "advantage": 0.7,
         "finish": "eos",
-        "segments": [{"author": "policy", "n": 2}, {"author": "trigger", "n": 1}],
+        "segments": [{"author": "policy", "n": 2}, {"author": "forced", "n": 1}],
     }
     assert second["advantage"] is None
 

@@ -89,9 +89,9 @@ def test_frames_of_two_sizes_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"max_frames": 11}, "12 frames exceed max_frames=11"),
-        ({"max_video_seconds": 3.5}, "4.0 s exceed max_seconds=3.5"),
-        ({"max_image_bytes": 10}, r"1\.png: .+ bytes exceed max_bytes=10"),
+        ({"max_video_frames": 11}, "12 frames exceed max_video_frames=11"),
+        ({"max_video_seconds": 3.5}, "4.0 s exceed max_video_seconds=3.5"),
+        ({"max_image_bytes": 10}, r"1\.png: .+ bytes exceed max_image_bytes=10"),
         ({"max_pixels": 100}, "56x28 pixels exceed max_pixels=100"),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_is_no_folder_of_pictures_is_refused(folder: Path, tmp_path: Path) 
             good, RULE
         )
     (folder / "notes.txt").touch()
-    with pytest.raises(MediaError, match=r"holds notes\.txt, which is no picture"):
+    with pytest.raises(MediaError, match=r"holds notes\.txt, which is no image"):
         store(folder).get_frame_plan(good, RULE)
 
 

@@ -157,7 +157,7 @@ def test_a_varying_rate_is_refused_where_a_sampled_frame_drifts(tmp_path):
     with pytest.raises(
         MediaError, match=r"its rate varies: frame \d+ stands at [\d.]+ s, not at [\d.]+ s, which exceeds"
     ):
-        store(max_drift_s=0.05).get_frame_plan(ref, SMALL)
+        store(max_frame_drift_s=0.05).get_frame_plan(ref, SMALL)
     slides = write_video(tmp_path / "w.mp4", [*range(24), *range(24, 24 * 13, 12)])
     for look in (store().get_frame_plan, store().read_video):
         with pytest.raises(MediaError, match=r"frame 7 stands at 0\.583 s, not at 2\.\d+ s|its rate varies: frame \d+"):
@@ -179,7 +179,7 @@ def test_a_rate_higher_than_the_videos_is_refused(tmp_path):
     assert store().get_frame_plan(ref, own_rate).indices == tuple(range(48))
 
 
-@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"init_from": -1.0}, {"start": 2.0, "end": 1.0}])
+@pytest.mark.parametrize("span", [{"start": 3.0, "end": 5.0}, {"start": -1.0}, {"start": 2.0, "end": 1.0}])
 def test_a_part_that_is_not_in_the_video_is_refused(tmp_path, span):
     write_video(tmp_path / "v.mp4")
     with pytest.raises(MediaError, match=r"s is no part of its 4\.000 s; correct start and end"):
@@ -196,10 +196,10 @@ def test_a_part_between_two_frames_is_refused(tmp_path):
     ("limits", "message"),
     [
         ({"max_video_bytes": 1000}, r"bytes exceed max_video_bytes=1,000"),
-        ({"max_frames": 47}, "48 frames exceed max_frames=47"),
-        ({"max_video_seconds": 3.5}, r"4\.0 s exceed max_seconds=3\.5"),
+        ({"max_video_frames": 47}, "48 frames exceed max_video_frames=47"),
+        ({"max_video_seconds": 3.5}, r"4\.0 s exceed max_video_seconds=3\.5"),
         ({"max_pixels": 12000}, "128x96 pixels exceed max_pixels=12,000"),
-        ({"max_aspect_ratio": 1}, "128x96 is longer than max_aspect=1"),
+        ({"max_aspect_ratio": 1}, "128x96 is longer than max_aspect_ratio=1"),
     ],
 )
 def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
@@ -209,7 +209,7 @@ def test_a_video_over_a_limit_is_refused(tmp_path, limits, message):
 
 
 def test_sound_alone_is_refused(tmp_path):
-    with pytest.raises(MediaError, match="has no moving pictures"):
+    with pytest.raises(MediaError, match="has no video stream"):
         store().get_frame_plan(write_sound(tmp_path / "v.mp4"), SMALL)
 
 
@@ -277,7 +277,7 @@ def test_a_plan_is_made_once(tmp_path):
 
 def test_a_clip_that_is_not_what_was_planned_is_refused(tmp_path):
     ref, opener = write_video(tmp_path / "v.mp4"), store()
-    opener._frame_plans[ref, SMALL] = replace(opener.get_frame_plan(ref, SMALL), total=47)
+    opener._frame_plans[ref, SMALL] = replace(opener.get_frame_plan(ref, SMALL), total_frames=47)
     with pytest.raises(MediaError, match=r"v\.mp4: its frames are not those planned before"):
         opener.read_video(ref, SMALL)
 
@@ -290,8 +290,8 @@ def test_nothing_is_printed(tmp_path):
     (tmp_path / "damaged.mp4").write_bytes(damaged)
     code = (
         "import sys, mmrl.media; from test_media_video import *\n"
-        "store().clip(video_ref(Path(sys.argv[1])), SMALL)\n"
-        "with pytest.raises(MediaError): store().clip(video_ref(Path(sys.argv[2])), SMALL)\n"
+        "store().read_video(video_ref(Path(sys.argv[1])), SMALL)\n"
+        "with pytest.raises(MediaError): store().read_video(video_ref(Path(sys.argv[2])), SMALL)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, ref.path, str(tmp_path / "damaged.mp4")],

@@ -81,14 +81,15 @@ def taken(scores, reference, begin=0, end=None):
         logprobs_N,
         entropies_N,
         scores.recomputed_logprobs_N[begin:end],
-        scores.reference_N[begin:end] if reference else None,
+        scores.reference_logprobs_N[begin:end] if reference else None,
     )
 
 
 def slow(options, experiences, scores):
     """The objective as it stands in the papers; every response, every token, one scalar at a time, in float64."""
     factor = {
-        part: part.coef * _fall(part.decay, part.final_frac) for part in (options.kl, options.entropy, options.sft_loss)
+        part: part.coef * _fall(part.schedule, part.final_frac)
+        for part in (options.kl, options.entropy, options.sft_loss)
     }
     logps, entropies = scores.logprobs_N.double(), scores.entropies_N.double()
     at, responses, taught, imitated = 0, [], [], []
@@ -96,11 +97,13 @@ def slow(options, experiences, scores):
         tokens, triggered = [], False
         for segment in each.rollout.segments:
             triggered = triggered or segment.author is Author.FORCED
-            for behaviour in segment.logps:
+            for behaviour in segment.logprobs:
                 if segment.author is Author.POLICY:
                     tokens.append((at, behaviour))
                     whole = options.sft_loss.on == "response"
-                    if options.sft_loss.coef and (each.advantage > 0 if whole else triggered and each.rollout.right):
+                    if options.sft_loss.coef and (
+                        each.advantage > 0 if whole else triggered and each.rollout.is_correct
+                    ):
                         imitated.append(at)
                 if segment.author is Author.DEMONSTRATION:
                     taught.append(at)
@@ -112,11 +115,11 @@ def slow(options, experiences, scores):
     if imitated:
         loss = loss - factor[options.sft_loss] * sum(logps[t] for t in imitated) / len(imitated)
     for each, tokens in responses:
-        own = options.model_copy(update={"old_logprobs": each.old or options.old})
+        own = options.model_copy(update={"old_logprobs": each.old_logprobs_source or options.old_logprobs})
         for place, (t, _) in enumerate(tokens):
             term = _token(own, scores, logps, tokens, place, each.advantage, factor[options.kl])
-            if options.kl.coef and options.kl.place == "loss":
-                term = term + factor[options.kl] * _kl(options.kl, logps[t], float(scores.reference_N[t]))
+            if options.kl.coef and options.kl.apply_to == "loss":
+                term = term + factor[options.kl] * _kl(options.kl, logps[t], float(scores.reference_logprobs_N[t]))
             term = term - factor[options.entropy] * entropies[t]
             share = {
                 "token": 1 / total_tokens,
@@ -135,14 +138,14 @@ def _fall(decay, final):
 
 def _kl(options, logp, ref):
     gap = ref - logp
-    if options.clamp is not None:
-        gap = min(max(gap, gap * 0 - options.clamp), gap * 0 + options.clamp)
+    if options.log_ratio_clip is not None:
+        gap = min(max(gap, gap * 0 - options.log_ratio_clip), gap * 0 + options.log_ratio_clip)
     return {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: torch.exp(d) - d - 1}[options.estimator](gap)
 
 
 def _token(options, scores, logps, tokens, place, advantage, kl_factor):
     start = scores.recomputed_logprobs_N.double()
-    olds = [behaviour if options.old == "sampler" else float(start[t]) for t, behaviour in tokens]
+    olds = [behaviour if options.old_logprobs == "recorded" else float(start[t]) for t, behaviour in tokens]
     gaps = []
     for (t, _), old in zip(tokens, olds, strict=True):
         gap = logps[t] - old
@@ -151,13 +154,17 @@ def _token(options, scores, logps, tokens, place, advantage, kl_factor):
         gaps.append(gap)
     own = torch.exp(gaps[place])
     mean = torch.exp(sum(gaps) / len(gaps))
-    ratio = {"token": own, "sequence": mean, "sequence_token": mean.detach() * own / own.detach()}[options.ratio]
-    if options.kl.coef and options.kl.place == "reward":
+    ratio = {"token": own, "sequence": mean, "sequence_token": mean.detach() * own / own.detach()}[
+        options.importance_ratio_level
+    ]
+    if options.kl.coef and options.kl.apply_to == "reward":
         later = [t for t, _ in tokens[place:]]
-        advantage -= kl_factor * sum(float(_kl(options.kl, start[t], float(scores.reference_N[t]))) for t in later)
+        advantage -= kl_factor * sum(
+            float(_kl(options.kl, start[t], float(scores.reference_logprobs_N[t]))) for t in later
+        )
     low, high = 1 - options.clip_low, 1 + options.clip_high
     clipped = torch.clamp(ratio, low, high)
-    if options.surrogate == "cispo":
+    if options.policy_loss == "cispo":
         gain = clipped.detach() * advantage * logps[tokens[place][0]]
     else:
         gain = min(ratio * advantage, clipped * advantage)
@@ -165,22 +172,25 @@ def _token(options, scores, logps, tokens, place, advantage, kl_factor):
             gain = max(gain, torch.tensor(options.dual_clip * advantage, dtype=torch.float64))
     log_weights = [float(start[t]) - behaviour for t, behaviour in tokens]
     weight = math.exp(log_weights[place] if options.rollout_correction.level == "token" else sum(log_weights))
-    match options.rollout_correction.kind if options.old == "learner" else "none":
+    match options.rollout_correction.method if options.old_logprobs == "recomputed" else "none":
         case "none":
             weight = 1.0
-        case "truncate":
+        case "tis":
             weight = min(weight, options.rollout_correction.high)
         case "mask":
             weight = weight if options.rollout_correction.low <= weight <= options.rollout_correction.high else 0.0
     return -weight * gain
 
 
-@pytest.mark.parametrize("replayed", [(), ("sampler", None, "learner")], ids=["fresh", "replayed"])
+@pytest.mark.parametrize("replayed", [(), ("recorded", None, "recomputed")], ids=["fresh", "replayed"])
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_every_objective_equals_its_slow_version_however_it_is_cut(options, replayed):
     experiences, scores, widths = problem()
     whose = [replayed[i % 3] if replayed else None for i in range(len(experiences))]
-    experiences = [replace(e, age=int(old is not None), old=old) for e, old in zip(experiences, whose, strict=True)]
+    experiences = [
+        replace(e, staleness=int(old is not None), old_logprobs_source=old)
+        for e, old in zip(experiences, whose, strict=True)
+    ]
     objective = Objective(options, STEPS)
     counts = objective.count_denominators(experiences)
     slowly = taken(scores, reference=True)
@@ -215,7 +225,7 @@ def test_every_objective_equals_its_slow_version_however_it_is_cut(options, repl
 def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
     experiences, scores, _ = problem()
     objective = Objective(LossConfig(), STEPS)
-    aged = [replace(experience, age=i % 2) for i, experience in enumerate(experiences)]
+    aged = [replace(experience, staleness=i % 2) for i, experience in enumerate(experiences)]
     gaps, at = [], 0
     for each in aged:
         for segment in each.rollout.segments:
@@ -225,7 +235,7 @@ def test_the_gap_to_the_sampler_is_that_of_fresh_tokens():
                 at += len(segment.token_ids)
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
-    aged = [replace(experience, age=1) for experience in experiences]
+    aged = [replace(experience, staleness=1) for experience in experiences]
     _, metrics = objective(aged, taken(scores, reference=False), objective.count_denominators(aged), step=STEP)
     assert "rollout/logprob_diff_mean" not in metrics
 
@@ -332,7 +342,7 @@ def test_importance_weights_are_watched():
     experiences, scores, _ = problem()
     objective = Objective(
         LossConfig(
-            old_logprobs="learner", rollout_correction=RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
+            old_logprobs="recomputed", rollout_correction=RolloutCorrectionConfig(method="mask", low=0.8, high=1.2)
         ),
         STEPS,
     )

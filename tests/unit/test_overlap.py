@@ -1,4 +1,4 @@
-"""Drawing ahead: by whose weights, in which order, whose part, and what becomes of errors."""
+"""Asynchronous rollouts: by which weights, in which order, for which rank, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 import torch
 from selection import NO_CHANGED_MEDIA
 from test_dealing import Rank
-from test_loop import World, answer, ask, sample, train
+from test_loop import FakeRun, build_prompt, components_of, make_rollout, sample
 
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import LoraConfig
-from mmrl.distributed.ranks import SharedRolloutPipeline, SingleProcess
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.rollout.engines.policy_copy import PolicyCopySampler
-from mmrl.rollout.pipeline import CompleteRollouts
-from mmrl.training import rl
-from mmrl.training.async_rollouts import ThreadedAsyncRollouts
+from mmrl.rollout.steps.generate import CompleteRollouts
+from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
+from mmrl.training.rl import RlSettings
 from mmrl.types import Group, RolloutBatch, TrainingState, UserError
 
 
@@ -39,11 +39,13 @@ class AtOnce:
         return done
 
 
-def overlap(program, *, ranks=None, places=2, thread=None):
-    shared = SharedRolloutPipeline(
-        pipeline=program, ranks=ranks or SingleProcess(), prompts_per_round=places, gather_for_sampling=None
+def async_rollouts_of(pipeline, *, ranks=None, prompts_per_round=2, executor=None):
+    return AsyncRollouts(
+        pipeline=pipeline,
+        ranks=ranks or SingleProcess(),
+        prompts_per_round=prompts_per_round,
+        executor=executor or AtOnce(),
     )
-    return ThreadedAsyncRollouts(pipeline=shared, executor=thread or AtOnce())
 
 
 def drawn(groups):
@@ -60,24 +62,24 @@ def adapted(world):
 def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     """And after a sync, bit for bit, what the policy itself would draw."""
     world = made(tiny())
-    prompts = [world.processor.ask(each) for each in world.samples[:5]]
+    prompts = [world.processor.build(each) for each in world.samples[:5]]
     salted = partial(HfSampler, processor=world.processor, salt=("a",))
     before = salted(world.policy).generate(prompts, 2, world.law, step=1)
     copied = PolicyCopySampler(world.policy, salted)
     begun, changed = threading.Event(), threading.Event()
 
     class Slowly(CompleteRollouts):
-        def answer(self, prompts, *, step, pending=()):
+        def run(self, prompts, *, step):
             begun.set()
             assert changed.wait(60)
-            return super().generate(prompts, step=step)
+            return self.generate(prompts, step=step)
 
-    program = Slowly(sampler=copied, group_size=2, law=world.law)
+    program = Slowly(sampler=copied, group_size=2, sampling_params=world.law)
     with ThreadPoolExecutor(1) as thread:
-        finish = overlap(program, thread=thread, places=5).start(prompts, step=1, version=0)
+        finish = async_rollouts_of(program, executor=thread, prompts_per_round=5).start(prompts, step=1, version=0)
         assert begun.wait(60)
         with torch.no_grad():
-            for parameter in world.policy.learned.values():
+            for parameter in world.policy.trained.values():
                 parameter.add_(0.05)
         changed.set()
         ahead = finish()
@@ -87,67 +89,81 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     assert drawn(copied.generate(prompts, 2, world.law, step=2)) == drawn(live) != drawn(before)
 
 
-class Ahead(World):
-    """A world that draws ahead, at once, and writes it down."""
+class FakeAsyncRun(FakeRun):
+    """A fake run that is its own `AsyncRollouts`, too; it generates at once and records its calls."""
 
-    version = 0
+    def start(self, prompts, *, step, version):
+        self.calls.append(("start", step))
+        batch = RolloutBatch(groups=tuple((make_rollout(prompt, 0), make_rollout(prompt, 1)) for prompt in prompts))
 
-    def begin(self, prompts, *, step, version):
-        self.calls.append(("begin", step))
-        drawn_now = RolloutBatch(groups=tuple((answer(prompt, 0), answer(prompt, 1)) for prompt in prompts))
+        def wait():
+            self.calls.append(("wait", step))
+            return batch
 
-        def finish():
-            self.calls.append(("finish", step))
-            return drawn_now
+        return wait
 
-        return finish
-
-    def due(self, answers, *, version):
-        self.calls.append(("due", version))
-        return answers
+    def take_prefetched(self, batch, *, version):
+        self.calls.append(("take prefetched", version))
+        return batch
 
 
-def test_the_next_step_is_asked_before_and_waited_for_behind_the_learning(monkeypatch):
-    """The first step is drawn as ever, and behind the last nothing is."""
-    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, async_rollouts=(world := Ahead())))
-    state = TrainingState(version=6)
-    train(world, state, steps=2)
-    around = ["judge", "begin", "learn", "finish", "sync", "show", "tell", "keep"]
-    first, second = world.calls[: 2 + len(around) + 1], world.calls[2 + len(around) + 1 :]
-    assert [name for name, _ in first] == ["take", "answer", "judge", "take", *around[1:]]
-    assert [name for name, _ in second] == ["due", "judge", "learn", "sync", "show", "tell", "keep"]
-    assert [call for call in world.calls if call[0] in ("take", "begin", "due")] == [
+class Prefetch:
+    """The two methods of `AsyncRollouts` of a fake run, whose `take` is that of a sample source."""
+
+    def __init__(self, run):
+        self.start, self.take = run.start, run.take_prefetched
+
+
+def train(run, state, *, steps):
+    settings = RlSettings(num_steps=steps, prompts_per_round=2)
+    run_async_rl_stage(settings, components_of(run), Prefetch(run), state)
+
+
+def test_the_next_step_is_started_before_and_waited_for_after_the_update():
+    """The first step is generated as ever, and the last one starts none."""
+    run, state = FakeAsyncRun(), TrainingState(version=6)
+    train(run, state, steps=2)
+    update = ["learn", "update reference"]
+    end = ["sync", "log rollouts", "log", "callback"]
+    first = ["take", "rollout", "score", "take", "start", *update, "wait", *end]
+    second = ["take prefetched", "score", *update, *end]
+    assert [name for name, _ in run.calls] == [*first, *second]
+    assert [call for call in run.calls if call[0] in ("take", "start", "take prefetched")] == [
         ("take", 0),
         ("take", 2),
-        ("begin", 1),
-        ("due", 7),
+        ("start", 1),
+        ("take prefetched", 7),
     ]
     assert (state.data_position, state.prefetched) == (4, None)
 
 
-def test_a_round_that_lies_ahead_is_part_of_the_state(monkeypatch):
-    """A step after a restart learns from what was drawn before it, and asks nobody."""
-    groups = tuple((answer(ask(sample(i)), 0), answer(ask(sample(i)), 1)) for i in range(2))
-    ahead = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
-    state = loads(dumps(TrainingState(step=2, data_position=6, prefetched=ahead)), TrainingState)
-    assert state.prefetched == ahead
-    monkeypatch.setattr(rl, "Parts", partial(rl.RlComponents, async_rollouts=(world := Ahead())))
-    train(world, state, steps=3)
-    assert [name for name, _ in world.calls][:2] == ["due", "judge"]
-    assert {e.rollout.prompt.sample.id for e in world.learned[0]} == {"0", "1"}
-    assert world.told[0][0]["rethink/kept"] == 2.0
+def test_a_prefetched_round_is_part_of_the_state():
+    """A step after a restart learns from what was generated before it, and asks for no samples."""
+    groups = tuple(
+        (make_rollout(build_prompt(sample(i)), 0), make_rollout(build_prompt(sample(i)), 1)) for i in range(2)
+    )
+    prefetched = RolloutBatch(groups=groups, probes=({"grey": groups[0]}, {}), metrics={"rethink/kept": 2.0})
+    state = loads(dumps(TrainingState(step=2, data_position=6, prefetched=prefetched)), TrainingState)
+    assert state.prefetched == prefetched
+    run = FakeAsyncRun()
+    train(run, state, steps=3)
+    assert [name for name, _ in run.calls][:2] == ["take prefetched", "score"]
+    assert {e.rollout.prompt.sample.id for e in run.learned[0]} == {"0", "1"}
+    assert run.logged[0][0]["rethink/kept"] == 2.0
 
 
 def test_an_error_in_the_thread_is_raised_where_it_is_waited_for_and_says_for_whom():
-    class Broken(World):
-        def answer(self, prompts, *, step, pending=()):
+    class Broken(FakeRun):
+        def run(self, prompts, *, step, unfinished=()):
             raise UserError("sample 7: its picture is gone")
 
     with ThreadPoolExecutor(1) as thread:
-        finish = overlap(Broken(), thread=thread).start([ask(sample(7)), ask(sample(8))], step=3, version=1)
+        finish = async_rollouts_of(Broken(), executor=thread).start(
+            [build_prompt(sample(7)), build_prompt(sample(8))], step=3, version=1
+        )
         with pytest.raises(UserError, match="sample 7: its picture is gone") as caught:
             finish()
-    assert caught.value.__notes__ == ["while the rollouts of step 4 were drawn ahead, for samples 7, 8"]
+    assert caught.value.__notes__ == ["while the rollouts of step 4 were generated in advance, for samples 7, 8"]
 
 
 def versioned(rollout, version):
@@ -155,38 +171,42 @@ def versioned(rollout, version):
 
 
 def test_no_rollout_is_more_than_a_version_old():
-    drawn_by_3 = RolloutBatch(groups=tuple((versioned(answer(ask(sample(i)), 0), 3),) for i in range(2)))
-    foresight = overlap(World())
+    drawn_by_3 = RolloutBatch(groups=tuple((versioned(make_rollout(build_prompt(sample(i)), 0), 3),) for i in range(2)))
+    rollouts_ahead = async_rollouts_of(FakeRun())
     for version in (3, 4):
-        assert foresight.take(drawn_by_3, version=version) == drawn_by_3
+        assert rollouts_ahead.take(drawn_by_3, version=version) == drawn_by_3
     for version in (2, 5):
-        with pytest.raises(RuntimeError, match="sample 0, rollout 0: drawn by policy 3, where .* by one version"):
-            foresight.take(drawn_by_3, version=version)
-    with pytest.raises(RuntimeError, match="drawn by policy 0, where 1 to 1 are allowed"):  # not the one that was told
-        foresight.start([ask(sample(1))], step=1, version=1)()
+        with pytest.raises(
+            RuntimeError, match="sample 0, rollout 0: generated by policy version 3, but .* 1 version old"
+        ):
+            rollouts_ahead.take(drawn_by_3, version=version)
+    with pytest.raises(
+        RuntimeError, match="generated by policy version 0, but only 1 to 1 are allowed"
+    ):  # not the one that was told
+        rollouts_ahead.start([build_prompt(sample(1))], step=1, version=1)()
 
 
 def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
     class Between(Rank):
         """The second of three; the first gave two groups, the last none."""
 
-        def gather(self, mine):
+        def all_gather(self, mine):
             first = {dict: {"n": 2.0}, int: 2, tuple: (two.groups, two.probes)}[type(mine)]
             last = {dict: {}, int: 0, tuple: ((), ())}[type(mine)]
             return [first, mine, last]
 
-    class Counting(World):
-        def answer(self, prompts, *, step, pending=()):
-            answers = super().answer(prompts, step=step)
+    class Counting(FakeRun):
+        def run(self, prompts, *, step, unfinished=()):
+            answers = super().run(prompts, step=step)
             return replace(answers, probes=({},) * len(prompts), metrics={"n": float(len(prompts))})
 
-    two = Counting().answer([ask(sample(0)), ask(sample(1))], step=0)
-    foresight = overlap(Counting(), ranks=Between(1, 3), places=4)
-    whole = foresight.start([ask(sample(2))], step=0, version=0)()
+    two = Counting().run([build_prompt(sample(0)), build_prompt(sample(1))], step=0)
+    rollouts_ahead = async_rollouts_of(Counting(), ranks=Between(1, 3), prompts_per_round=4)
+    whole = rollouts_ahead.start([build_prompt(sample(2))], step=0, version=0)()
     assert [group[0].prompt.sample.id for group in whole.groups] == ["0", "1", "2"]
     assert len(whole.probes) == 3
     assert whole.metrics == {"n": 3.0, "data/dropped": 1.0}
-    mine = foresight.take(whole, version=1)
+    mine = rollouts_ahead.take(whole, version=1)
     assert [group[0].prompt.sample.id for group in mine.groups] == ["1"]
     assert len(mine.probes) == 1
 
@@ -194,8 +214,8 @@ def test_answers_of_all_ranks_are_gathered_and_dealt_out_again():
 @pytest.mark.parametrize(("corrected", "old"), [(False, "recorded"), (True, None)])
 def test_what_is_old_is_known_to_be(corrected, old):
     """Below its ratio stands what it was drawn with, unless importance weights correct for the step between."""
-    rollouts = [versioned(answer(ask(sample(0)), i), version) for i, version in enumerate((5, 4))]
-    group = Group(prompt=ask(sample(0)), rollouts=tuple(rollouts), scores=World().scores())
+    rollouts = [versioned(make_rollout(build_prompt(sample(0)), i), version) for i, version in enumerate((5, 4))]
+    group = Group(prompt=build_prompt(sample(0)), rollouts=tuple(rollouts), scores=FakeRun().scores())
     chooser = SelectionPipeline(
         compute_advantages=lambda groups: [(0.5, -0.5)] * len(groups),
         changed_media=NO_CHANGED_MEDIA,

@@ -26,16 +26,16 @@ def law(world):
 
 @pytest.fixture(scope="module")
 def prompts(world):
-    return [world.processor.ask(sample) for sample in world.samples[:6]]
+    return [world.processor.build(sample) for sample in world.samples[:6]]
 
 
 def chunks(world, law, *, sampler=None, **options):
-    options = {"chunk": 3, "wanted": 6, **options}
+    options = {"chunk_tokens": 3, "groups_per_step": 6, **options}
     return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=law, **options)
 
 
 def ended(rollout):
-    return rollout.finish is not FinishReason.LENGTH or rollout.num_tokens == LONGEST
+    return rollout.finish_reason is not FinishReason.LENGTH or rollout.num_tokens == LONGEST
 
 
 def digests(groups):
@@ -60,15 +60,15 @@ def test_chunks_drawn_greedily_are_what_is_drawn_at_once(world, law, prompts):
         sampler=world.sampler(), group_size=1, sampling_params=greedy, chunk_tokens=5, groups_per_step=6
     ).generate(prompts, step=0)
     for (a,), (b,) in zip(whole, parts.groups, strict=True):
-        assert (a.text, a.finish, a.answer) == (b.text, b.finish_reason, b.answer)
-        assert sum((s.logprobs for s in b.segments), ()) == pytest.approx(a.segments[0].logps, abs=1e-5)
+        assert (a.text, a.finish_reason, a.answer) == (b.text, b.finish_reason, b.answer)
+        assert sum((s.logprobs for s in b.segments), ()) == pytest.approx(a.segments[0].logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
     """What completes it ends the response, as where nothing is cut."""
     greedy = replace(law, temperature=0.0, stop=())
-    free = [rollout.segments[0].ids for (rollout,) in world.sampler().generate(prompts, 1, greedy, step=0)]
+    free = [rollout.segments[0].token_ids for (rollout,) in world.sampler().generate(prompts, 1, greedy, step=0)]
     across = {world.processor.decode(ids[n : n + 3])[1:-1] for ids in free for n in (1, 2, 3)}
     stopping = replace(greedy, stop=tuple(sorted(text for text in across if len(text) > 2 and text.isascii())))
     whole = world.sampler().generate(prompts, 1, stopping, step=0)
@@ -77,13 +77,16 @@ def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
     )
     parts = program.generate(prompts, step=0).groups
     for (a,), (b,) in zip(whole, parts, strict=True):
-        assert (a.segments[0].ids, a.finish) == (sum((s.token_ids for s in b.segments), ()), b.finish_reason)
-    assert FinishReason.STOP in {rollout.finish for (rollout,) in whole}
+        assert (a.segments[0].token_ids, a.finish_reason) == (
+            sum((s.token_ids for s in b.segments), ()),
+            b.finish_reason,
+        )
+    assert FinishReason.STOP in {rollout.finish_reason for (rollout,) in whole}
 
 
 def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, law, prompts):
     sampler = world.sampler()
-    step = chunks(world, law, sampler=sampler, wanted=2)
+    step = chunks(world, law, sampler=sampler, groups_per_step=2)
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
@@ -91,7 +94,9 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
     assert all(ended(r) for group in first.groups for r in group)
     assert not any(all(map(ended, group)) for group in first.unfinished)
     sampler.sync(7)
-    second = replace(step, wanted=len(first.unfinished)).generate(prompts[:0], step=1, unfinished=first.unfinished)
+    second = replace(step, groups_per_step=len(first.unfinished)).generate(
+        prompts[:0], step=1, unfinished=first.unfinished
+    )
     assert digests(second.groups) == digests(first.unfinished)
     versions = [[s.version for s in r.segments] for group in second.groups for r in group]
     assert [0, 7] in [sorted(set(of)) for of in versions]
@@ -108,7 +113,7 @@ def test_a_budget_ends_a_step_once_a_group_is_complete(world, law, prompts):
 
 
 def test_what_waits_is_part_of_the_state(world, law, prompts):
-    pending = chunks(world, law, wanted=1).generate(prompts, step=0).unfinished
+    pending = chunks(world, law, groups_per_step=1).generate(prompts, step=0).unfinished
     assert pending
     again = loads(dumps(TrainingState(unfinished=pending)), TrainingState).unfinished
     assert again == pending

@@ -12,7 +12,6 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, ModelConfig, VisionFromScratchConfig
 from mmrl.policy.batch import collate
-from mmrl.policy.components import component_of
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.logits import sample_tokens
 from mmrl.policy.pretrained import load_pretrained
@@ -156,7 +155,7 @@ def test_a_seed_makes_the_model_and_leaves_the_generator_alone(tokenizer):
 
 def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
     odd = spec("qwen2_vl", vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=48))
-    with pytest.raises(UserError, match="in qwen2_vl, mlp 48 must be a multiple of width 32"):
+    with pytest.raises(UserError, match="in qwen2_vl, intermediate_size 48 must be a multiple of hidden_size 32"):
         make_model(odd, tokenizer, seed=1)
     make_model(odd.model_copy(update={"family": "qwen2_5_vl"}), tokenizer, seed=1)
 
@@ -164,7 +163,7 @@ def test_a_vision_tower_that_qwen2_vl_cannot_have_is_refused(tokenizer):
 @pytest.mark.parametrize("family", NAMES)
 def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family):
     named = dict(make_model(spec(family), tokenizer, seed=1).named_parameters())
-    of = {role: {name for name in named if component_of(name) == role} for role in ROLES}
+    of = {role: {name for name in named if FAMILIES[family].component_of(name) == role} for role in ROLES}
     assert all(of.values())
     assert sum(map(len, of.values())) == len(named)
     assert all("visual" in name for name in of["vision"] | of["projector"])
@@ -176,13 +175,13 @@ def test_every_role_has_parameters_and_every_parameter_a_role(tokenizer, family)
 def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     world = tiny(family)
     policy = Policy(world.policy.model, freeze=freeze)
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
     batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
-    moved = {component_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
+    moved = {FAMILIES[family].component_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == set(ROLES) - set(freeze)
-    frozen = [p for name, p in policy.model.named_parameters() if component_of(name) in freeze]
+    frozen = [p for name, p in policy.model.named_parameters() if FAMILIES[family].component_of(name) in freeze]
     assert all(p.grad is None for p in frozen)
     assert {role for role, own in policy.trained_by_component.items() if own} == moved
     assert len(policy.trained) == sum(map(len, policy.trained_by_component.values()))

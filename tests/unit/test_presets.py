@@ -7,7 +7,7 @@ from config_samples import SMALL, refused, write
 from pydantic import ValidationError
 
 from mmrl.config import load_config
-from mmrl.config.explain.config import explain
+from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.load import flatten_settings
 from mmrl.config.schema import ReplayConfig, RlStage
@@ -69,7 +69,10 @@ FORMULAS = {
     ],
     "cispo": ["Σ_t clip(r_t, 0, 5) A_i log π(y_t)", "no gradient flows through the clipped ratio"],
     "rloo": ["L = -(1/S) Σ_i Σ_t min(r_t A_i", "A_i = R_i - mean(R but R_i)", "π_old computed by the learner"],
-    "reinforce_pp": ["A_i = R_i - mean(R)", "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts"],
+    "reinforce_plus_plus_baseline": [
+        "A_i = R_i - mean(R)",
+        "then A_i becomes (A_i - mean(A)) / (std(A) + 0.0001) over all rollouts",
+    ],
     "stable_reinforce": ["is kept within ±6.908 before that", "becomes 0 where it is more than 3 std(A) from mean(A)"],
     "gdpo": ["for each reward term by itself, its value as R; then A_i is their sum by weight"],
 }
@@ -87,34 +90,37 @@ def test_explain_writes_the_formula_of_every_bundle(tmp_path, name):
     ("override", "formulas"),
     [
         ("loss.dual_clip=3", ["where A < 0 the ratio counts 3 at most"]),
-        ("loss={ratio: sequence_token}", ["r_t = geometric mean over the response of π / π_old, with the gradient of"]),
         (
-            "loss={old: learner, correction: {kind: truncate}}",
+            "loss={importance_ratio_level: sequence_token}",
+            ["r_t = geometric mean over the response of π / π_old, with the gradient of"],
+        ),
+        (
+            "loss={old_logprobs: recomputed, rollout_correction: {method: tis}}",
             ["Σ_t w_t min(", "w_t = π_old(y_t) / π_sampler(y_t), at most 2"],
         ),
         (
-            "loss={old: learner, correction: {kind: mask, level: sequence, high: 5}}",
+            "loss={old_logprobs: recomputed, rollout_correction: {method: mask, level: sequence, high: 5}}",
             ["w_t = product over the response of π_old(y_t) / π_sampler(y_t), 0 where it is outside [0.5, 5]"],
         ),
         (
-            "loss.kl={coef: 0.1, estimator: k2, clamp: 10}",
+            "loss.kl={coef: 0.1, estimator: k2, log_ratio_clip: 10}",
             [" + 0.1 · KL", "d²/2, d = log π_ref(y_t)", " within ±10"],
         ),
         (
-            "loss.kl={coef: 0.1, estimator: k1, place: reward, decay: linear, final_frac: 0.5}",
+            "loss.kl={coef: 0.1, estimator: k1, apply_to: reward, schedule: linear, final_frac: 0.5}",
             [
                 "min(r_t A_t, ",
                 "A_t = A_i - 0.1 · the sum over t and later tokens of -d",
                 "its weight falls to 0.05 (linear)",
             ],
         ),
-        ("loss.entropy={coef: 0.01, decay: cosine}", [" - 0.01 · H", "its weight falls to 0 (cosine)"]),
+        ("loss.entropy={coef: 0.01, schedule: cosine}", [" - 0.01 · H", "its weight falls to 0 (cosine)"]),
         (
-            "loss.nll={coef: 0.05}",
-            [" + 0.05 · NLL", "over what it wrote after a trigger in responses that then"],
+            "loss.sft_loss={coef: 0.05}",
+            [" + 0.05 · NLL", "over the policy's tokens after a trigger, in responses that then"],
         ),
         (
-            "advantage={uncertainty: {term: acc, factor: 1.8}}",
+            "advantage={difficulty_weight: {term: acc, max_weight: 1.8}}",
             ["4 · 1.8 · p (1 - p), p the group's mean of acc"],
         ),
         (
@@ -132,11 +138,11 @@ def test_explain_writes_every_option(tmp_path, override, formulas):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("{}", "π_ref is the stage's start, frozen"),
+        ("{}", "π_ref is the policy at the stage's start, frozen"),
         ("{update: ema, ema_decay: 0.9}", "π_ref is a running average of π: 0.9 of it stays every step"),
         (
             "{update: reset, update_every: 200, reset_optimizer: true}",
-            "π_ref is π itself, taken anew every 200 steps, the optimizer's moments forgotten",
+            "π_ref is π itself, copied every 200 steps, the optimizer's moments cleared",
         ),
     ],
 )
@@ -149,8 +155,8 @@ def test_explain_says_what_the_penalty_measures_from(tmp_path, reference, said):
     ("rewards", "said"),
     [
         ("{combine: min, terms: [{fn: a:b}]}", "rewards.combine 'min' does not"),
-        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "a:b has a gate, a transform or a schedule"),
-        ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has a gate, a transform or a schedule"),
+        ("{terms: [{fn: a:b, schedule: {points: [[0, 1.0], [9, 0.5]]}}]}", "a:b has a schedule, which"),
+        ("{terms: [{fn: a:b, transform: {threshold: 0.5}}]}", "a:b has `requires` or a transform, which"),
     ],
 )
 def test_terms_by_themselves_need_a_sum_of_plain_weights(tmp_path, rewards, said):
@@ -186,18 +192,24 @@ def test_replay_made_in_code_says_what_its_preset_stands_for():
             "replay={preset: code}",
             ["up to 64 a step, from the last 64", "of any age", "the step's own are drawn"],
         ),
-        ("replay={alpha: 0.5, positives_boost: 2}", ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"]),
-        ("replay={refill: fraction, share: 0.25}", ["25% of what is learned, from", "but for replayed rollouts"]),
-        ("replay={ratio: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
         (
-            "filter={bands: [{term: x, low: 0.1, high: 0.9}]}",
+            "replay={priority_exponent: 0.5, positive_advantage_weight: 2}",
+            ["p ∝ |A_i|^0.5, times 2 where A_i > 0, each at most once a step"],
+        ),
+        (
+            "replay={fill: fraction, target_fraction: 0.25}",
+            ["25% of what is trained on, from", "but for replayed rollouts"],
+        ),
+        ("replay={old_logprobs: recomputed}", ["their A_i stay; their π_old is computed by the learner"]),
+        (
+            "dynamic_sampling={ranges: [{term: x, low: 0.1, high: 0.9}]}",
             ["a group's mean of x is in [0.1, 0.9], and its values"],
         ),
         (
-            "filter={bands: [{term: x}], rounds: 3, surplus: carry}",
-            ["up to 3 rounds of prompts until 16 groups pass; more are learned in the next step"],
+            "dynamic_sampling={ranges: [{term: x}], max_rounds: 3, extra: carry}",
+            ["up to 3 rounds of prompts until 16 groups pass; extra groups are trained on in the next step"],
         ),
-        ("filter={max_truncated: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
+        ("dynamic_sampling={max_truncated_frac: 0.25}", ["at most 25% of a group's rollouts are truncated"]),
     ],
 )
 def test_explain_says_what_is_learned(tmp_path, settings_, said):

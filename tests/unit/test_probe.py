@@ -17,9 +17,10 @@ from mmrl.algo.step_metrics import blind_gaps
 from mmrl.config.schema import BlindProbeConfig, GenerateConfig, MediaLimitsConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FrameSampling
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.blind_probe import BlindProbe
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import (
     Author,
@@ -50,7 +51,7 @@ def world(tiny):
 
 def counted(world):
     """The samples whose targets are no coordinates: one picture, two, none, a video, a picture and a video."""
-    return [world.processor.ask(sample) for sample in world.samples[:5]]
+    return [world.processor.build(sample) for sample in world.samples[:5]]
 
 
 def program(world, *steps, group_size=2, others=None):
@@ -75,7 +76,7 @@ def hide(what, **options):
 @pytest.mark.parametrize("what", ["left_out", "grey", "noise", "shuffled"])
 def test_a_probe_hides_the_media_and_nothing_else(world, what):
     prompts = counted(world)
-    answers = program(world, hide(what, rollouts=3)).run(prompts, step=0)
+    answers = program(world, hide(what, rollouts_per_prompt=3)).run(prompts, step=0)
     plain = program(world).run(prompts, step=0)
     assert answers.groups == plain.groups
     for prompt, probes in zip(prompts, answers.probes, strict=True):
@@ -92,8 +93,8 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
         if what == "left_out":
             assert after.sample.media == () and not after.grids
         else:
-            assert after.token_ids == prompt.ids and after.grids == prompt.grids
-            seen, hidden = (world.processor.tensors(p) for p in (prompt, after))
+            assert after.token_ids == prompt.token_ids and after.grids == prompt.grids
+            seen, hidden = (world.processor.prompt_tensors(p) for p in (prompt, after))
             assert not torch.equal(
                 torch.cat([seen.image_patches_MD, seen.video_patches_MD]),
                 torch.cat([hidden.image_patches_MD, hidden.video_patches_MD]),
@@ -103,7 +104,7 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
 @pytest.mark.parametrize("share", [None, 0.25])
 def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
     prompts = counted(world)
-    step = hide("cropped", share=share)
+    step = hide("cropped", crop_fraction=share)
     answers, again = (program(world, step).run(prompts, step=turn) for turn in (0, 1))
     places = set()
     for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
@@ -128,7 +129,7 @@ def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
 def test_a_part_of_a_part_lies_within_it(world):
     sample = world.samples[0]
     part = replace(sample, id="part", parts=(replace(sample.images[0], crop=(20, 8, 44, 40)), "How many?"))
-    answers = program(world, hide("cropped")).run([world.processor.ask(part)], step=0)
+    answers = program(world, hide("cropped")).run([world.processor.build(part)], step=0)
     left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
     assert (right - left, bottom - top) == (12, 16)
     assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
@@ -136,11 +137,11 @@ def test_a_part_of_a_part_lies_within_it(world):
 
 def test_only_crops_have_a_share():
     with pytest.raises(ValidationError, match="share is what `cropped` leaves of a picture, and what is 'grey'"):
-        hide("grey", share=0.3)
+        hide("grey", crop_fraction=0.3)
 
 
 def test_swapped_media_are_those_of_another_sample(world):
-    prompts = [world.processor.ask(sample) for sample in world.samples]
+    prompts = [world.processor.build(sample) for sample in world.samples]
     pictures = {sample.media for sample in world.samples if [*map(type, sample.media)] == [ImageRef]}
     earlier, shown = (hidden_in(world, prompts, step) for step in (0, 1))
     for prompt, media in zip(prompts, shown, strict=True):
@@ -165,17 +166,17 @@ def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
     sample, large, small = world.samples[0], *world.samples[5:7]
 
     class Narrow:
-        def ask(self, sample):
+        def build(self, sample):
             if sample.media == large.media:
                 raise PromptTooLongError("too long")
-            return world.processor.ask(sample)
+            return world.processor.build(sample)
 
-    answers = program(world).run([world.processor.ask(sample)], step=0)
+    answers = program(world).run([world.processor.build(sample)], step=0)
     step = BlindProbe(
         options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.law
     )
-    assert replace(step, others=(large, sample))(answers, step=0).probes == ({},)
-    (probes,) = replace(step, others=(large, sample, small))(answers, step=0).probes
+    assert replace(step, swap_samples=(large, sample))(answers, step=0).probes == ({},)
+    (probes,) = replace(step, swap_samples=(large, sample, small))(answers, step=0).probes
     assert probes["swapped"][0].prompt.sample.media == small.media
 
 
@@ -190,10 +191,10 @@ def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
 def test_a_probe_does_all_that_the_program_does_and_counts_none_of_it(world, first):
     """Or what a second look adds would pass for what looking adds."""
     look = RethinkConfig(
-        kind="continue_with", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
+        kind="rethink", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
     )
     ending = replace(world, law=replace(world.law, stop=tuple("aeiou ")))  # most responses end themselves
-    steps = [look, hide("grey", rollouts=4)]
+    steps = [look, hide("grey", rollouts_per_prompt=4)]
     answers = program(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
     forced = [
         any(segment.author is Author.FORCED for segment in rollout.segments)
@@ -210,15 +211,15 @@ def test_a_probe_draws_numbers_of_its_own(world):
     prompt = counted(world)[2]
     named = replace(prompt.sample, id=f"{prompt.sample.id}~grey")
     ours, theirs = (
-        world.sampler().generate([world.processor.ask(sample)], 8, world.law, step=0)[0]
+        world.sampler().generate([world.processor.build(sample)], 8, world.law, step=0)[0]
         for sample in (prompt.sample, named)
     )
-    assert [r.segments[0].ids for r in ours] != [r.segments[0].ids for r in theirs]
+    assert [r.segments[0].token_ids for r in ours] != [r.segments[0].token_ids for r in theirs]
 
 
 def test_what_cannot_be_scored_without_a_picture_is_refused(world):
-    boxed = next(sample for sample in world.samples if sample.target.frame is CoordinateSystem.PX_ORIGINAL)
-    prompts = [world.processor.ask(boxed)]
+    boxed = next(sample for sample in world.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
+    prompts = [world.processor.build(boxed)]
     for what in ("left_out", "cropped"):
         with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
             program(world, hide(what)).run(prompts, step=0)
@@ -250,9 +251,9 @@ def store():
 
 def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
     ref: ImageRef = world.samples[0].images[0]
-    seen = np.asarray(store.open(ref))
+    seen = np.asarray(store.get_image(ref))
     grey, noise = (
-        np.asarray(store.open(replace(ref, corruption=veil))) for veil in (Corruption.GREY, Corruption.NOISE)
+        np.asarray(store.get_image(replace(ref, corruption=veil))) for veil in (Corruption.GREY, Corruption.NOISE)
     )
     assert grey.shape == noise.shape == seen.shape
     assert set(grey.flat) == {128}
@@ -260,15 +261,15 @@ def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
     afresh = MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=0)
     assert (np.asarray(afresh.get_image(replace(ref, corruption=Corruption.NOISE))) == noise).all()
     other = world.samples[5].images[0]
-    assert not np.array_equal(np.asarray(store.open(replace(other, corruption=Corruption.NOISE))), noise)
+    assert not np.array_equal(np.asarray(store.get_image(replace(other, corruption=Corruption.NOISE))), noise)
 
 
 def test_a_shuffled_video_has_its_frames_in_another_order(clip, store):
     rule = FrameSampling(video=SMALL, patch_size=8)
-    seen, hidden = (store.clip(replace(clip, corruption=veil), rule) for veil in (None, Corruption.SHUFFLED))
+    seen, hidden = (store.read_video(replace(clip, corruption=veil), rule) for veil in (None, Corruption.SHUFFLED))
     assert hidden.plan == seen.plan
     place = [next(i for i, own in enumerate(seen.frames_TCHW) if torch.equal(own, f)) for f in hidden.frames_TCHW]
     assert sorted(place) == list(range(len(place)))
     assert place != sorted(place)
-    grey = store.clip(replace(clip, corruption=Corruption.GREY), rule)
+    grey = store.read_video(replace(clip, corruption=Corruption.GREY), rule)
     assert set(grey.frames_TCHW.flatten().tolist()) == {128.0}

@@ -43,7 +43,7 @@ def keep(tmp_path):
 def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
     world = tiny(family)
     for sample in world.samples[:3]:
-        prompt = world.processor.ask(sample)
+        prompt = world.processor.build(sample)
         content = [
             {"type": "image", "image": Image.open(part.path).convert("RGB")}
             if isinstance(part, ImageRef)
@@ -57,24 +57,24 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(tiny, family):
             return_dict=True,
             return_tensors="pt",
         )
-        assert list(prompt.ids) == theirs["input_ids"][0].tolist()
+        assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
         if sample.images:
-            assert torch.equal(world.processor.tensors(prompt).image_patches_MD, theirs["pixel_values"])
+            assert torch.equal(world.processor.prompt_tensors(prompt).image_patches_MD, theirs["pixel_values"])
             assert [list(grid) for grid in prompt.grids] == theirs["image_grid_thw"].tolist()
-        assert world.processor.tensors(prompt).position_ids_3P.shape == (3, len(prompt.ids))
-        assert len(prompt.resizes) == len(sample.images)
+        assert world.processor.prompt_tensors(prompt).position_ids_3P.shape == (3, len(prompt.token_ids))
+        assert len(prompt.resize_maps) == len(sample.images)
 
 
 def test_text_alone_has_no_patches(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[2])
-    assert world.processor.tensors(prompt).image_patches_MD.shape == (0, 3 * 2 * 8 * 8)
-    assert prompt.grids == prompt.resizes == ()
+    prompt = world.processor.build(world.samples[2])
+    assert world.processor.prompt_tensors(prompt).image_patches_MD.shape == (0, 3 * 2 * 8 * 8)
+    assert prompt.grids == prompt.resize_maps == ()
 
 
 def test_a_resize_map_holds_both_sizes(tiny, keep):
     sample = Sample(id="s", task="t", parts=(keep(Image.new("RGB", (96, 24))), "?"), target=NUMBER)
-    (resize,) = tiny().processor.ask(sample).resizes
+    (resize,) = tiny().processor.build(sample).resize_maps
     assert resize.original == Size(96, 24)
     assert resize.resized.width * resize.resized.height <= 2304
     assert resize.resized.width > resize.resized.height
@@ -83,8 +83,8 @@ def test_a_resize_map_holds_both_sizes(tiny, keep):
 def test_the_instruction_states_the_format_when_asked(tiny):
     world = tiny()
     plain, told = world.fresh(), world.fresh(add_instruction=True)
-    assert "Answer as <answer>" not in plain.encoder.question(world.samples[0])
-    assert "Answer as <answer>" in told.encoder.question(world.samples[0])
+    assert "Answer as <answer>" not in plain.encoder.render_chat(world.samples[0])
+    assert "Answer as <answer>" in told.encoder.render_chat(world.samples[0])
 
 
 def test_questions_are_worded_and_cut_into_tokens_once_and_travel_without_their_memory(tiny):
@@ -119,7 +119,7 @@ def test_the_digest_follows_pixels_and_text(tiny, keep):
     picture.putpixel((5, 7), (11, 20, 30))
     dotted = replace(sample, parts=(keep(picture, "b.png"), "How many?"))
     asked = replace(sample, parts=(sample.parts[0], "How few?"))
-    digests = [world.fresh().ask(each).digest for each in (sample, sample, dotted, asked)]
+    digests = [world.fresh().build(each).digest for each in (sample, sample, dotted, asked)]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
 
@@ -129,11 +129,11 @@ def test_one_id_for_two_samples_does_not_mix_them_up(tiny):
     world = tiny()
     first, second = world.samples[0], replace(world.samples[4], id=world.samples[0].id)
     processor = world.fresh()
-    apart = [world.fresh().ask(sample).digest for sample in (first, second)]
-    assert [processor.ask(sample).digest for sample in (first, second)] == apart
+    apart = [world.fresh().build(sample).digest for sample in (first, second)]
+    assert [processor.build(sample).digest for sample in (first, second)] == apart
     assert torch.equal(
-        processor.tensors(processor.ask(first)).image_patches_MD,
-        world.fresh().tensors(processor.ask(first)).image_patches_MD,
+        processor.prompt_tensors(processor.build(first)).image_patches_MD,
+        world.fresh().prompt_tensors(processor.build(first)).image_patches_MD,
     )
 
 
@@ -142,12 +142,12 @@ def test_a_picture_that_changes_during_the_run_is_refused(tiny, keep):
     sample = Sample(id="s", task="t", parts=(ref, "?"), target=NUMBER)
     other = Sample(id="o", task="t", parts=("nothing to see",), target=NUMBER)
     processor = tiny().fresh()
-    prompt = processor.ask(sample)
+    prompt = processor.build(sample)
     keep(Image.new("RGB", (48, 48), "blue"))
-    assert processor.tensors(prompt).image_patches_MD.shape[0] == 36  # still cached
-    processor.ask(replace(other, id="s"))  # takes its place
+    assert processor.prompt_tensors(prompt).image_patches_MD.shape[0] == 36  # still cached
+    processor.build(replace(other, id="s"))  # takes its place
     with pytest.raises(UserError, match="changed since it was referenced"):
-        processor.tensors(prompt)
+        processor.prompt_tensors(prompt)
 
 
 def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny, keep):
@@ -155,26 +155,28 @@ def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny,
     sample = Sample(id="s", task="t", parts=(ref, "?"), target=NUMBER)
     processor = tiny().fresh()
     check, prompt = (
-        ChangedMediaDetector(partial(find_media_problems, processor.ask), said.append),
-        processor.ask(sample),
+        ChangedMediaDetector(partial(find_media_problems, processor.build), said.append),
+        processor.build(sample),
     )
     assert check.find_changed_digests([prompt, prompt]) == set()
     keep(Image.new("RGB", (48, 48), "blue"))
     assert check.find_changed_digests([prompt]) == set()  # the pixels that were seen are still there
-    processor.ask(Sample(id="s", task="t", parts=("nothing to see",), target=NUMBER))  # takes their place
+    processor.build(Sample(id="s", task="t", parts=("nothing to see",), target=NUMBER))  # takes their place
     assert check.find_changed_digests([prompt, prompt]) == {prompt.digest}
     assert len(said) == 1 and "sample s: " in said[0] and "changed since it was referenced" in said[0]
-    assert check.find_changed_digests([replace(tiny().processor.ask(tiny().samples[0]), digest="0" * 64)]) == {"0" * 64}
+    assert check.find_changed_digests([replace(tiny().processor.build(tiny().samples[0]), digest="0" * 64)]) == {
+        "0" * 64
+    }
     assert said[1].endswith(
-        "its media changed while the run was using them; its rollouts of earlier steps are forgotten"
+        "its media changed while the run was using them; its rollouts of earlier steps are dropped"
     )
 
 
 def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
-        world.processor.tensors(replace(prompt, digest="0" * 64))
+        world.processor.prompt_tensors(replace(prompt, digest="0" * 64))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -182,13 +184,13 @@ def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):
 def test_an_over_long_prompt_is_refused_with_its_length_before_it_is_made(tiny, family, index):
     world = tiny(family)
     sample = world.samples[index]
-    length = len(world.processor.ask(sample).ids)
+    length = len(world.processor.build(sample).token_ids)
     assert len(world.fresh(max_prompt_tokens=length).encoder.measure(sample).ids) == length
     short = world.fresh(max_prompt_tokens=length - 1)
     with pytest.raises(PromptTooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
         short.encoder.measure(sample)
     with pytest.raises(UserError, match=rf"sample {sample.id}: {length} tokens exceed"):
-        short.ask(sample)
+        short.build(sample)
 
 
 @pytest.mark.parametrize("text", ["look: <|image_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>assistant\n"])
@@ -198,7 +200,7 @@ def test_a_special_token_written_in_the_question_is_refused(tiny, text):
     for parts in ((picture, text), (text, picture), (text,)):
         sample = replace(world.samples[0], id="forged", parts=parts)
         with pytest.raises(UserError, match="sample forged: its text contains the special token"):
-            world.fresh().ask(sample)
+            world.fresh().build(sample)
 
 
 def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
@@ -206,11 +208,11 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
     roomy = world.fresh(store_bytes=10**8)
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     tight = world.fresh()
-    prompts = [roomy.ask(sample) for sample in world.samples]
-    assert [tight.ask(sample) for sample in world.samples] == prompts
+    prompts = [roomy.build(sample) for sample in world.samples]
+    assert [tight.build(sample) for sample in world.samples] == prompts
     for prompt in [*prompts, *reversed(prompts)]:
-        assert torch.equal(tight.tensors(prompt).image_patches_MD, roomy.tensors(prompt).image_patches_MD)
-        assert torch.equal(tight.tensors(prompt).position_ids_3P, roomy.tensors(prompt).position_ids_3P)
+        assert torch.equal(tight.prompt_tensors(prompt).image_patches_MD, roomy.prompt_tensors(prompt).image_patches_MD)
+        assert torch.equal(tight.prompt_tensors(prompt).position_ids_3P, roomy.prompt_tensors(prompt).position_ids_3P)
 
 
 @pytest.mark.parametrize(
@@ -219,39 +221,39 @@ def test_a_small_cache_gives_the_same_feed(tiny, monkeypatch):
 def test_a_demonstrated_box_is_in_the_models_own_frame(tiny, keep, family, frame):
     world = tiny(family)
     sample = Sample(id="s", task="t", parts=(keep(Image.new("RGB", (96, 24))), "Where?"), target=NUMBER)
-    prompt = world.processor.ask(sample)
+    prompt = world.processor.build(sample)
     box = Target(
         answer_type=AnswerType.BOX, value=(24.0, 6.0, 48.0, 24.0), coordinate_system=CoordinateSystem.PX_ORIGINAL
     )
     rollout = world.processor.build_demonstration(prompt, box)
-    width, height = (1000, 1000) if frame is CoordinateSystem.NORM_1000 else prompt.resizes[0].resized
+    width, height = (1000, 1000) if frame is CoordinateSystem.NORM_1000 else prompt.resize_maps[0].resized
     expected = (round(width / 4), round(height / 4), round(width / 2), height)
-    assert prompt.frame is frame
+    assert prompt.coordinate_system is frame
     assert rollout.answer.value == expected
     assert rollout.answer.problems == ()
 
 
 def test_a_demonstration_is_the_text_and_eos_by_the_teacher(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     rollout = world.processor.build_demonstration(prompt, NUMBER)
     (segment,) = rollout.segments
     assert rollout.text == "<answer>3</answer>"
     assert segment.author is Author.DEMONSTRATION
-    assert segment.ids[-1] == world.eos_id
-    assert world.eos_id not in segment.ids[:-1]
-    assert world.processor.decode(segment.ids) == rollout.text
-    assert rollout.finish is FinishReason.EOS
-    assert len(segment.logps) == len(segment.ids) == rollout.law.max_new_tokens
+    assert segment.token_ids[-1] == world.eos_id
+    assert world.eos_id not in segment.token_ids[:-1]
+    assert world.processor.decode(segment.token_ids) == rollout.text
+    assert rollout.finish_reason is FinishReason.EOS
+    assert len(segment.logprobs) == len(segment.token_ids) == rollout.sampling_params.max_new_tokens
 
 
 def test_a_demonstration_spells_special_tokens_out(tiny):
     """An annotator's text is text: it must neither end the response nor stand for a picture."""
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
     (segment,) = world.processor.build_demonstration(prompt, answer).segments
-    assert world.processor.placeholders.image not in segment.ids
-    assert segment.ids.count(world.eos_id) == 1
-    assert world.processor.decode(segment.ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
-    assert world.fresh().ask(world.samples[0]).ids == prompt.ids  # questions are read as before
+    assert world.processor.placeholders.image_id not in segment.token_ids
+    assert segment.token_ids.count(world.eos_id) == 1
+    assert world.processor.decode(segment.token_ids) == "<answer>a <|image_pad|> and <|im_end|></answer>"
+    assert world.fresh().build(world.samples[0]).token_ids == prompt.token_ids  # questions are read as before

@@ -9,9 +9,9 @@ from scoring import constant, judge_of, rollout, scored, term
 from mmrl.algo.losses import estimate_kl
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.answer import ResponseFormat
-from mmrl.benchmarks.report.stats import pass_at_k
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
 from mmrl.types import UserError
+from mmrl.utils.stats import pass_at_k
 from mmrl_rewards import format, number, reasoning
 
 THINKING = ResponseFormat(thinking="required")

@@ -47,14 +47,14 @@ def place(tmp_path):
 def stored(place, content, ending=".png"):
     """How a picture that was unpacked is referred to, once it is seen to be there."""
     digest = hashlib.sha256(content).hexdigest()
-    path = place.work / "media" / digest[:2] / f"{digest}{ending}"
+    path = place.work_dir / "media" / digest[:2] / f"{digest}{ending}"
     assert path.read_bytes() == content
     return ImageRef(path=str(path), sha256=digest)
 
 
 def picture(place, name, content=b"a picture"):
     """A picture as a file, and how it is referred to."""
-    path = place.base / name
+    path = place.base_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return ImageRef(path=str(path), sha256=hashlib.sha256(content).hexdigest())
@@ -72,34 +72,34 @@ GOOD = {"key": "k1", "pics": "a.png", "q": "How many?", "a": 3}
 
 @pytest.fixture
 def read(place):
-    (place.base / "pics").mkdir()
+    (place.base_dir / "pics").mkdir()
     for name in ("a", "b"):
-        (place.base / "pics" / f"{name}.png").write_bytes(name.encode())
-    (place.base.parent / "secret.png").write_bytes(b"outside")
-    (place.base / "pics" / "link.png").symlink_to(place.base.parent / "secret.png")
-    (place.base / "pics" / "loop.png").symlink_to("loop.png")
+        (place.base_dir / "pics" / f"{name}.png").write_bytes(name.encode())
+    (place.base_dir.parent / "secret.png").write_bytes(b"outside")
+    (place.base_dir / "pics" / "link.png").symlink_to(place.base_dir.parent / "secret.png")
+    (place.base_dir / "pics" / "loop.png").symlink_to("loop.png")
 
     def read(*lines, **options):
         text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        (place.base / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
-        settings = {"path": "rows.jsonl", "columns": COLUMNS, "kind": "number", "media_root": "pics"}
+        (place.base_dir / "rows.jsonl").write_bytes(b"\n".join(text) + b"\n")
+        settings = {"path": "rows.jsonl", "columns": COLUMNS, "answer_type": "number", "media_root": "pics"}
         return list(table.rows(place, **(settings | options)))
 
     return read
 
 
 def ref(place, name):
-    return ImageRef(path=str(place.base / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
+    return ImageRef(path=str(place.base_dir / "pics" / f"{name}.png"), sha256=hashlib.sha256(name.encode()).hexdigest())
 
 
 def test_a_row_becomes_a_sample(read, place):
-    (sample,) = read(GOOD | {"from_stage": "web"}, task="bottles")
+    (sample,) = read(GOOD | {"source": "web"}, task="bottles")
     assert sample == Sample(
         id="bottles/train/k1",
         task="bottles",
         parts=(ref(place, "a"), "How many?"),
         target=Target(answer_type=AnswerType.NUMBER, value=3),
-        meta={"from_stage": "web"},
+        meta={"source": "web"},
     )
 
 
@@ -109,13 +109,13 @@ def test_markers_place_the_pictures(read, place):
 
 
 def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
-    columns = {"question": "q", "answer": "a", "label": "l", "thought": "t"}
+    columns = {"question": "q", "answer": "a", "label": "l", "thinking": "t"}
     one, other = read(
         {"q": "1+1?", "a": 2, "l": 3, "t": "Hm."}, {"q": "2+2?", "a": 4, "l": None, "t": None}, columns=columns
     )
-    assert (one.id, one.parts, one.thought) == ("rows/train/line-1", ("1+1?",), "Hm.")
+    assert (one.id, one.parts, one.thinking) == ("rows/train/line-1", ("1+1?",), "Hm.")
     assert one.label == Target(answer_type=AnswerType.NUMBER, value=3)
-    assert (other.label, other.thought) == (None, None)
+    assert (other.label, other.thinking) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_labels_thoughts_and_rows_without_pictures_or_ids(read):
 )
 def test_answers_of_each_kind(read, kind, answer, value):
     frame = "px_original" if kind == "box" else None
-    (sample,) = read(GOOD | {"a": answer}, kind=kind, frame=frame)
+    (sample,) = read(GOOD | {"a": answer}, answer_type=kind, coordinates=frame)
     assert sample.target == Target(
         answer_type=AnswerType(kind), value=value, coordinate_system=CoordinateSystem(frame) if frame else None
     )
@@ -155,20 +155,26 @@ def test_the_limit_counts_rows(read):
         (GOOD | {"q": 5}, "question must be text"),
         (GOOD | {"q": "  "}, "question must be text that is not empty"),
         (GOOD | {"key": 1.5}, "id must be text or a whole number"),
-        (GOOD | {"pics": "c.png"}, "picture 'c.png' cannot be read: it is not there"),
-        (GOOD | {"pics": "."}, "picture '.' cannot be read"),
+        (GOOD | {"pics": "c.png"}, "image 'c.png' cannot be read: there is no such file"),
+        (GOOD | {"pics": "."}, "image '.' cannot be read"),
         (GOOD | {"pics": "a\0.png"}, "leads nowhere"),
         (GOOD | {"pics": "loop.png"}, "leads nowhere"),
-        (GOOD | {"pics": "https://example.org/a.png"}, "https URLs are refused unless data.urls has http"),
-        (GOOD | {"pics": "file:///etc/hostname"}, "file URLs are refused unless data.urls has file"),
+        (
+            GOOD | {"pics": "https://example.org/a.png"},
+            "https URLs are refused unless data.allowed_url_schemes has http",
+        ),
+        (GOOD | {"pics": "file:///etc/hostname"}, "file URLs are refused unless data.allowed_url_schemes has file"),
         (GOOD | {"pics": "s3://bucket/a.png"}, "s3 URLs are refused always"),
-        (GOOD | {"pics": "data:image/png;base64,iVBO"}, "data URLs are refused unless data.urls has data"),
+        (
+            GOOD | {"pics": "data:image/png;base64,iVBO"},
+            "data URLs are refused unless data.allowed_url_schemes has data",
+        ),
         (GOOD | {"pics": "../../secret.png"}, "lies outside data.roots"),
         (GOOD | {"pics": "link.png"}, "lies outside data.roots"),
         (GOOD | {"pics": "/etc/hostname"}, "lies outside data.roots"),
-        (GOOD | {"pics": [3]}, "picture must be text"),
+        (GOOD | {"pics": [3]}, "image must be text"),
         (GOOD | {"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 images"),
-        (GOOD | {"q": "<image 2>?"}, "names the pictures [2], and there are 1"),
+        (GOOD | {"q": "<image 2>?"}, "names the images [2], and there are 1"),
         (GOOD | {"q": "<image 1> or <image>?"}, "number all, or none"),
     ],
 )
@@ -176,7 +182,7 @@ def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reaso
     good, bad = read(GOOD | {"key": "fine"}, line)
     assert isinstance(good, Sample)
     assert isinstance(bad, RejectedRow)
-    assert bad.reason.startswith(f"{place.base / 'rows.jsonl'}:2: ")
+    assert bad.reason.startswith(f"{place.base_dir / 'rows.jsonl'}:2: ")
     assert reason in bad.reason
 
 
@@ -190,12 +196,12 @@ def test_a_bad_row_is_rejected_with_its_line_and_reason(read, place, line, reaso
         ("[1,2,3,NaN]", "must be four finite numbers"),
         ([5, 2, 3, 4], "empty or inverted"),
         ([1, 2, 1, 4], "empty or inverted"),
-        ([-1, 2, 3, 4], "leaves the picture"),
-        ([1, 2, 1001, 4], "leaves the picture"),
+        ([-1, 2, 3, 4], "lies outside the image"),
+        ([1, 2, 1001, 4], "lies outside the image"),
     ],
 )
 def test_a_bad_box_is_rejected(read, box, reason):
-    (bad,) = read(GOOD | {"a": box}, kind="box", frame="norm_1000")
+    (bad,) = read(GOOD | {"a": box}, answer_type="box", coordinates="norm_1000")
     assert reason in bad.reason
 
 
@@ -219,15 +225,18 @@ def test_a_missing_column_is_named_with_what_there_is(read):
     ("options", "message"),
     [
         ({"path": "none.jsonl"}, "no such file that can be read"),
-        ({"path": "pics/a.png"}, r"the format is known by the name's ending; there are \.jsonl"),
+        ({"path": "pics/a.png"}, r"the format is unknown; the name must end in one of \.jsonl"),
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"prompt": "Where?"}, r"prompt takes the place of columns\.question"),
-        ({"kind": "boxs"}, r"kind='boxs' is unknown \(did you mean 'boxes'\?\)"),
-        ({"kind": "box"}, "set `frame` for action, box"),
-        ({"coordinates": "norm_1"}, "set `frame` for action, box, boxes, point, points, and for json with coordinates"),
+        ({"answer_type": "boxs"}, r"answer_type='boxs' is unknown \(did you mean 'boxes'\?\)"),
+        ({"answer_type": "box"}, "set `coordinates` for action, box"),
+        (
+            {"coordinates": "norm_1"},
+            "set `coordinates` for action, box, boxes, point, points, and for json with coordinates",
+        ),
         ({"prompt": "{{ q", "columns": {"answer": "a"}}, r"prompt: '\{\{ q' is no template"),
         ({"columns": COLUMNS | {"question": "{% q"}}, r"columns\.question: .* is no template"),
-        ({"kind": "box", "frame": "norm"}, "frame='norm' is unknown"),
+        ({"answer_type": "box", "coordinates": "norm"}, "coordinates='norm' is unknown"),
         ({"columns": {"question": "q"}}, "which column is the answer"),
         ({"columns": COLUMNS | {"image": "pics"}}, r"unknown role 'image' \(did you mean 'images'\?\)"),
     ],
@@ -239,12 +248,12 @@ def test_impossible_settings_are_refused(read, options, message):
 
 def test_numerals_and_boxes_in_text_count(read):
     (number,) = read(GOOD | {"a": " 007.50 "})
-    (box,) = read(GOOD | {"a": "[1, 2, 30, 40]"}, kind="box", frame="px_original")
+    (box,) = read(GOOD | {"a": "[1, 2, 30, 40]"}, answer_type="box", coordinates="px_original")
     assert (number.target.value, box.target.value) == (7.5, [1, 2, 30, 40])
 
 
 def test_corner_and_size_become_corners(read):
-    options = {"kind": "box", "frame": "norm_1", "corners": "xywh"}
+    options = {"answer_type": "box", "coordinates": "norm_1", "box_format": "xywh"}
     box, beyond, flat = read(
         GOOD | {"a": [0.25, 0.5, 0.5, 0.25]},
         GOOD | {"key": 2, "a": [0.5, 0.5, 0.75, 0.25]},
@@ -252,7 +261,7 @@ def test_corner_and_size_become_corners(read):
         **options,
     )
     assert box.target.value == [0.25, 0.5, 0.75, 0.75]
-    assert "leaves the picture" in beyond.reason
+    assert "lies outside the image" in beyond.reason
     assert "empty or inverted" in flat.reason
 
 
@@ -301,21 +310,21 @@ def test_each_row_may_have_a_kind_of_its_own(read):
         GOOD | {"key": 2, "type": "find", "a": [1, 2, 3, 4]},
         GOOD | {"key": 3, "type": "choice", "a": "c"},
         GOOD | {"key": 4, "type": "chioce", "a": "c"},
-        kind=kind,
-        frame="px_original",
+        answer_type=kind,
+        coordinates="px_original",
     )
     assert number.target == Target(answer_type=AnswerType.NUMBER, value=3)
-    assert (box.target.kind, box.target.frame) == (AnswerType.BOX, CoordinateSystem.PX_ORIGINAL)
+    assert (box.target.answer_type, box.target.coordinate_system) == (AnswerType.BOX, CoordinateSystem.PX_ORIGINAL)
     assert letter.target == Target(answer_type=AnswerType.CHOICE, value="C")
-    assert "kind='chioce' is unknown (did you mean 'choice'?)" in bad.reason
+    assert "answer_type='chioce' is unknown (did you mean 'choice'?)" in bad.reason
 
 
 def test_the_cards_example_of_coordinates_in_json_is_what_the_reward_reads(place):
     card = (Path(__file__).parents[2] / "datasets" / "cards" / "table.md").read_text()
-    (example,) = (yaml for yaml in re.findall(r"```yaml\n(.*?)```", card, re.DOTALL) if "kind: json" in yaml)
+    (example,) = (yaml for yaml in re.findall(r"```yaml\n(.*?)```", card, re.DOTALL) if "answer_type: json" in yaml)
     media = [picture(place, name, name.encode()) for name in ("l.png", "r.png")]
     row = {"left": "l.png", "right": "r.png", "thing": "the cup", "which": 2, "x": 100, "y": 20, "w": 40, "h": 30}
-    (place.base / "pairs.jsonl").write_text(json.dumps(row))
+    (place.base_dir / "pairs.jsonl").write_text(json.dumps(row))
     (sample,) = table.rows(place, **YAML(typ="safe").load(example)["args"])
     assert sample.parts[:2] == tuple(media)
     assert sample.target == Target(
@@ -337,8 +346,8 @@ def test_the_cards_example_of_coordinates_in_json_is_what_the_reward_reads(place
 
 
 def test_coordinates_belong_to_a_medium(read):
-    columns = COLUMNS | {"medium": "m"}
-    options = {"columns": columns, "kind": "box", "frame": "px_original"}
+    columns = COLUMNS | {"media_index": "m"}
+    options = {"columns": columns, "answer_type": "box", "coordinates": "px_original"}
     row = GOOD | {"pics": ["a.png", "b.png"], "a": [1, 2, 3, 4]}
     second, written, *bad = read(
         row | {"m": 1},
@@ -348,15 +357,15 @@ def test_coordinates_belong_to_a_medium(read):
         row | {"key": 5, "m": 0, "pics": None},
         **options,
     )
-    assert (second.target.medium, written.target.medium) == (1, 0)
-    assert ["one of 2 media, from 0; is 2" in bad[0].reason, "is True" in bad[1].reason] == [True, True]
-    assert "a box needs a picture or video to lie in" in bad[2].reason
+    assert (second.target.media_index, written.target.media_index) == (1, 0)
+    assert ["one of 2 images and videos, from 0; is 2" in bad[0].reason, "is True" in bad[1].reason] == [True, True]
+    assert "a box needs an image or video to lie in" in bad[2].reason
 
 
 def test_numbered_places_name_their_picture(read, place):
     columns = {"question": "q", "answer": "a", "images": ["one", "two", "three"], "choices": "c"}
     row = {"q": "<image 2> shows?", "a": "B", "one": "a.png", "two": "b.png", "three": None}
-    (sample,) = read(row | {"c": "['<image_1>', \"isn't <image2>\"]"}, columns=columns, kind="choice")
+    (sample,) = read(row | {"c": "['<image_1>', \"isn't <image2>\"]"}, columns=columns, answer_type="choice")
     a, b = ref(place, "a"), ref(place, "b")
     assert sample.parts == (b, " shows?\nA. ", a, "\nB. isn't ", b)
 
@@ -364,7 +373,7 @@ def test_numbered_places_name_their_picture(read, place):
 @pytest.mark.parametrize(("answer", "letter"), [("b", "B"), ("B", "B"), ("a dog", "B"), ("C", None), ("dog", None)])
 def test_choices_are_listed_and_letters_or_quoted(read, answer, letter):
     columns = COLUMNS | {"choices": "c"}
-    (result,) = read(GOOD | {"a": answer, "c": ["a cat", "a dog"]}, columns=columns, kind="choice")
+    (result,) = read(GOOD | {"a": answer, "c": ["a cat", "a dog"]}, columns=columns, answer_type="choice")
     if letter is None:
         assert "answer must be one letter from A to B, or one option" in result.reason
     else:
@@ -374,7 +383,7 @@ def test_choices_are_listed_and_letters_or_quoted(read, answer, letter):
 
 def test_an_answer_that_is_one_letter_and_another_option_is_rejected(read):
     columns = COLUMNS | {"choices": "c"}
-    (bad,) = read(GOOD | {"a": "A", "c": ["B", "A"]}, columns=columns, kind="choice")
+    (bad,) = read(GOOD | {"a": "A", "c": ["B", "A"]}, columns=columns, answer_type="choice")
     assert "one letter from A to B, or one option, is 'A'" in bad.reason
 
 
@@ -386,28 +395,28 @@ def test_a_column_that_some_rows_lack_spoils_only_those(read):
 
 def test_a_wrong_mapping_is_told_long_before_a_large_file_ends(place, monkeypatch):
     monkeypatch.setattr(row_to_sample._MissingColumnCheck, "MAX_ROWS", 3)
-    (place.base / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
-    results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, kind="number")
+    (place.base_dir / "a.jsonl").write_text('{"q": "?", "a": 1}\n' * 9)
+    results = table.rows(place, path="a.jsonl", columns={"question": "qq", "answer": "a"}, answer_type="number")
     assert isinstance(next(results), RejectedRow)
     with pytest.raises(UserError, match=r"a\.jsonl:1: there is no column 'qq' \(did you mean 'q'\?\)"):
         next(results), next(results)
 
 
 def test_a_bom_is_no_content_and_utf16_is_refused(place):
-    options = {"columns": {"question": "q", "answer": "a"}, "kind": "number"}
-    (place.base / "a.jsonl").write_bytes('{"q": "Où?", "a": 1}\n'.encode("utf-8-sig"))
+    options = {"columns": {"question": "q", "answer": "a"}, "answer_type": "number"}
+    (place.base_dir / "a.jsonl").write_bytes('{"q": "Où?", "a": 1}\n'.encode("utf-8-sig"))
     (sample,) = table.rows(place, path="a.jsonl", **options)
     assert sample.parts == ("Où?",)
-    (place.base / "b.jsonl").write_text('{"q": "?", "a": 1}\n', encoding="utf-16")
+    (place.base_dir / "b.jsonl").write_text('{"q": "?", "a": 1}\n', encoding="utf-16")
     with pytest.raises(UserError, match="is UTF-16; save it as UTF-8"):
         list(table.rows(place, path="b.jsonl", **options))
 
 
 def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
-    (place.base / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
+    (place.base_dir / "a.jsonl").write_bytes(b'{"q": "' + b"x" * 9_000_000 + b'"}\n{"q": "?", "a": 1}\n')
     tracemalloc.start()
-    bad, good = table.rows(place, path="a.jsonl", columns={"question": "q", "answer": "a"}, kind="number")
+    bad, good = table.rows(place, path="a.jsonl", columns={"question": "q", "answer": "a"}, answer_type="number")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "a.jsonl:1: longer than" in bad.reason
@@ -420,24 +429,24 @@ def test_a_line_without_end_is_rejected_in_bounded_memory(place, monkeypatch):
 
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"version": 1, "data": rows}])
 def test_a_list_or_what_is_under_data(place, wrap):
-    (place.base / "a.json").write_text(json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])), encoding="utf-8-sig")
-    good, bad = table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number")
+    (place.base_dir / "a.json").write_text(json.dumps(wrap([{"q": "1+1?", "a": 2}, [3]])), encoding="utf-8-sig")
+    good, bad = table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, answer_type="number")
     assert (good.id, good.parts) == ("a/train/row-1", ("1+1?",))
     assert "a.json: row 2: must be an object of columns, is [3]" in bad.reason
 
 
 @pytest.mark.parametrize("content", [b"[1,", b"\xff", b'{"rows": []}', b"3", b"[" * 99_999])
 def test_what_is_no_list_is_refused(place, content):
-    (place.base / "a.json").write_bytes(content)
+    (place.base_dir / "a.json").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.json: (is not JSON|must be a list of rows)"):
-        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
+        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, answer_type="number"))
 
 
 def test_a_list_too_large_for_memory_is_refused(place, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.formats.json_file.MAX_BYTES", 5)
-    (place.base / "a.json").write_text("[{}, {}]")
+    (place.base_dir / "a.json").write_text("[{}, {}]")
     with pytest.raises(UserError, match="write it as JSON Lines"):
-        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, kind="number"))
+        list(table.rows(place, path="a.json", columns={"question": "q", "answer": "a"}, answer_type="number"))
 
 
 def test_rec_rows_of_vlm_r1(place):
@@ -445,16 +454,18 @@ def test_rec_rows_of_vlm_r1(place):
     row = {"image": "train2014/1.jpg", "problem": "the left cup", "solution": [10, 20, 30, 40],
            "normalized_solution": [0.1, 0.2, 0.3, 0.4], "height": 100, "width": 100}  # fmt: skip
     nan = row | {"solution": [10, float("nan"), 30, 40]}
-    (place.base / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
-    settings = {"path": "rec.json", "media_root": "coco", "kind": "box", "prompt": "Where is {{ problem }}?"}
-    good, *bad = table.rows(place, **settings, columns={"images": "image", "answer": "solution"}, frame="px_original")
+    (place.base_dir / "rec.json").write_text(json.dumps([row, nan, row | {"solution": [30, 20, 10, 40]}]))
+    settings = {"path": "rec.json", "media_root": "coco", "answer_type": "box", "prompt": "Where is {{ problem }}?"}
+    good, *bad = table.rows(
+        place, **settings, columns={"images": "image", "answer": "solution"}, coordinates="px_original"
+    )
     assert good.parts == (ref, "Where is the left cup?")
     assert good.target == Target(
         answer_type=AnswerType.BOX, value=[10, 20, 30, 40], coordinate_system=CoordinateSystem.PX_ORIGINAL
     )
     assert ["four finite numbers" in bad[0].reason, "inverted" in bad[1].reason] == [True, True]
     first, *_ = table.rows(
-        place, **settings, columns={"images": "image", "answer": "normalized_solution"}, frame="norm_1"
+        place, **settings, columns={"images": "image", "answer": "normalized_solution"}, coordinates="norm_1"
     )
     assert first.target == Target(
         answer_type=AnswerType.BOX, value=[0.1, 0.2, 0.3, 0.4], coordinate_system=CoordinateSystem.NORM_1
@@ -481,33 +492,35 @@ def check_easy(place, results):
     assert one.parts == (stored(place, PNG), "How long is AB?")
     assert one.target == Target(answer_type=AnswerType.NUMBER, value=3.5)
     assert "answer must be a finite number" in word.reason
-    assert "embedded picture has 0 bytes, must have 1 to 50,000,000; see data.limits.max_bytes" in empty.reason
+    assert (
+        "embedded image has 0 bytes, must have 1 to 50,000,000; see data.media_limits.max_image_bytes" in empty.reason
+    )
     assert plain.parts == ("1+1?",)
-    assert len([file for file in (place.work / "media").rglob("*") if file.is_file()]) == 1, "stored once"
+    assert len([file for file in (place.work_dir / "media").rglob("*") if file.is_file()]) == 1, "stored once"
 
 
 def test_parquet_with_embedded_pictures(place):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "geo.parquet")
-    results = list(table.rows(place, path="geo.parquet", columns=EASY, kind="number"))
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base_dir / "geo.parquet")
+    results = list(table.rows(place, path="geo.parquet", columns=EASY, answer_type="number"))
     check_easy(place, results)
     assert results[0].id == "geo/train/row-1"
-    assert f"{place.base / 'geo.parquet'}: row 2: " in results[1].reason
+    assert f"{place.base_dir / 'geo.parquet'}: row 2: " in results[1].reason
 
 
 def test_pictures_as_bytes_and_columns_that_json_cannot_say(place):
     rows = [{"q": "?", "a": "A", "picture": b"\xff\xd8\xffjpeg", "thumb": b"123", "n": float("nan")}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "a.parquet")
     columns = {"question": "q", "answer": "a", "images": "picture"}
-    (sample,) = table.rows(place, path="a.parquet", columns=columns, kind="choice")
+    (sample,) = table.rows(place, path="a.parquet", columns=columns, answer_type="choice")
     assert sample.images == (stored(place, b"\xff\xd8\xffjpeg", ".jpg"),)
     assert sample.meta["thumb"] == "3 bytes"
 
 
 def test_a_damaged_stored_picture_is_written_again(place):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()[:1]), place.base / "a.parquet")
-    (sample,) = table.rows(place, path="a.parquet", columns=EASY, kind="number")
-    (place.work / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
-    assert list(table.rows(place, path="a.parquet", columns=EASY, kind="number")) == [sample]
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()[:1]), place.base_dir / "a.parquet")
+    (sample,) = table.rows(place, path="a.parquet", columns=EASY, answer_type="number")
+    (place.work_dir / "media").joinpath(sample.images[0].path).write_bytes(b"damaged")
+    assert list(table.rows(place, path="a.parquet", columns=EASY, answer_type="number")) == [sample]
     stored(place, PNG)
 
 
@@ -515,62 +528,62 @@ def test_parquet_is_read_in_bounded_memory(place):
     rows = [{"question": "?", "answer": number, "pad": bytes([number % 256]) * 50_000} for number in range(500)]
     content = pyarrow.Table.from_pylist(rows)
     pages = {"write_batch_size": 16, "use_dictionary": False, "compression": "none"}
-    parquet.write_table(content, place.base / "a.parquet", **pages)
+    parquet.write_table(content, place.base_dir / "a.parquet", **pages)
     del content
     idle = pyarrow.total_allocated_bytes()
     columns = {"question": "question", "answer": "answer"}
     peak = max(
         pyarrow.total_allocated_bytes() - idle
-        for _ in table.rows(place, path="a.parquet", columns=columns, kind="number")
+        for _ in table.rows(place, path="a.parquet", columns=columns, answer_type="number")
     )
     assert peak < 12_000_000, "of 25 MB in one row group"
 
 
 @pytest.mark.parametrize("spoil", [lambda content: b"no parquet", lambda content: content[:-20], lambda content: b""])
 def test_damaged_parquet_is_refused(place, spoil):
-    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base / "a.parquet")
-    (place.base / "a.parquet").write_bytes(spoil((place.base / "a.parquet").read_bytes()))
+    parquet.write_table(pyarrow.Table.from_pylist(easy_rows()), place.base_dir / "a.parquet")
+    (place.base_dir / "a.parquet").write_bytes(spoil((place.base_dir / "a.parquet").read_bytes()))
     with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet beyond row 0"):
-        list(table.rows(place, path="a.parquet", columns=EASY, kind="number"))
+        list(table.rows(place, path="a.parquet", columns=EASY, answer_type="number"))
 
 
 def test_a_folder_of_parquet_gives_one_split(place):
     for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]):
-        (place.base / "set/data").mkdir(parents=True, exist_ok=True)
+        (place.base_dir / "set/data").mkdir(parents=True, exist_ok=True)
         rows = [{"problem": name, "answer": str(number), "images": None}]
-        parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "set/data" / f"{name}.parquet")
-    train = list(table.rows(place, path="set", columns=EASY, kind="number"))
+        parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "set/data" / f"{name}.parquet")
+    train = list(table.rows(place, path="set", columns=EASY, answer_type="number"))
     assert [(sample.id, sample.target.value) for sample in train] == [("set/train/row-1", 0), ("set/train/row-2", 1)]
-    (test,) = table.rows(place, path="set", split="test", columns=EASY, kind="number")
+    (test,) = table.rows(place, path="set", split="test", columns=EASY, answer_type="number")
     assert test.parts == ("test-00000-of-00001",)
     with pytest.raises(UserError, match=r"has no split 'tran' \(did you mean 'train'\?\); there are test, train"):
-        table.rows(place, path="set", split="tran", columns=EASY, kind="number")
-    (place.base / "empty").mkdir()
+        table.rows(place, path="set", split="tran", columns=EASY, answer_type="number")
+    (place.base_dir / "empty").mkdir()
     with pytest.raises(UserError, match="holds neither Parquet files nor a dataset saved to disk"):
-        table.rows(place, path="empty", columns=EASY, kind="number")
+        table.rows(place, path="empty", columns=EASY, answer_type="number")
 
 
 def test_datasets_saved_to_disk(place):
     features = Features({"images": [Image()], "problem": Value("string"), "answer": Value("string")})
-    saved = Dataset.from_list(easy_rows(), quadratic_features=features)
-    saved.save_to_disk(place.base / "one")
-    DatasetDict({"validation": saved}).save_to_disk(place.base / "several")
-    check_easy(place, list(table.rows(place, path="one", columns=EASY, kind="number")))
-    check_easy(place, list(table.rows(place, path="several", split="validation", columns=EASY, kind="number")))
+    saved = Dataset.from_list(easy_rows(), features=features)
+    saved.save_to_disk(place.base_dir / "one")
+    DatasetDict({"validation": saved}).save_to_disk(place.base_dir / "several")
+    check_easy(place, list(table.rows(place, path="one", columns=EASY, answer_type="number")))
+    check_easy(place, list(table.rows(place, path="several", split="validation", columns=EASY, answer_type="number")))
     with pytest.raises(UserError, match="has no split 'train'; there are validation"):
-        table.rows(place, path="several", columns=EASY, kind="number")
-    (place.base / "one" / "state.json").write_text("{")
+        table.rows(place, path="several", columns=EASY, answer_type="number")
+    (place.base_dir / "one" / "state.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded as a saved dataset"):
-        table.rows(place, path="one", columns=EASY, kind="number")
+        table.rows(place, path="one", columns=EASY, answer_type="number")
 
 
 def test_the_hub_is_asked_only_by_name_and_its_absence_is_told(place, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"hf://nobody/nothing: split 'train' cannot be had from the hub"):
-        list(table.rows(place, path="hf://nobody/nothing", columns=EASY, kind="number"))
+    with pytest.raises(UserError, match=r"hf://nobody/nothing: split 'train' cannot be loaded from the hub"):
+        list(table.rows(place, path="hf://nobody/nothing", columns=EASY, answer_type="number"))
     with pytest.raises(UserError, match="write hf://owner/name"):
-        list(table.rows(place, path="hf://nothing", columns=EASY, kind="number"))
+        list(table.rows(place, path="hf://nothing", columns=EASY, answer_type="number"))
 
 
 # Tab separated
@@ -578,7 +591,7 @@ def test_the_hub_is_asked_only_by_name_and_its_absence_is_told(place, monkeypatc
 
 def write_tsv(place, rows, name="bench.tsv"):
     """As pandas writes it: cells with tabs, quotes or line ends are quoted."""
-    with (place.base / name).open("w", newline="", encoding="utf-8") as file:
+    with (place.base_dir / name).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -601,7 +614,7 @@ def test_a_benchmark_of_vlmevalkit(place):
         BENCH | {"index": "7", "image": ""},
     ])  # fmt: skip
     one, same, two, *bad = vlmevalkit.rows(place, path="bench.tsv")
-    assert one.id == "benchmark/test/0"
+    assert one.id == "bench/test/0"
     assert one.parts == (stored(place, PNG), 'Which "one"?\nLook.\nA. cat\nB. dog')
     assert one.target == Target(answer_type=AnswerType.CHOICE, value="B")
     assert one.meta == {"category": "animals"}
@@ -611,7 +624,7 @@ def test_a_benchmark_of_vlmevalkit(place):
     wanted = ["no earlier row", "is not base64", "from A to B", "option B is empty", "both image and image_path are"]
     assert len(bad) == len(wanted)
     assert all(part in result.reason for part, result in zip(wanted, bad, strict=True))
-    assert f"{place.base / 'bench.tsv'}:8: " in bad[0].reason, "the line it ends on"
+    assert f"{place.base_dir / 'bench.tsv'}:8: " in bad[0].reason, "the line it ends on"
 
 
 def test_a_benchmark_with_paths_and_open_answers(place):
@@ -621,18 +634,18 @@ def test_a_benchmark_with_paths_and_open_answers(place):
         {"index": "1", "image_path": "['a.png', 'a.png']", "question": "Count.", "answer": "3"},
         {"index": "2", "image_path": "../../bench.tsv", "question": "Count.", "answer": "3"},
     ])  # fmt: skip
-    one, two, bad = vlmevalkit.rows(place, path="bench.tsv", kind="number", media_root="images")
+    one, two, bad = vlmevalkit.rows(place, path="bench.tsv", answer_type="number", media_root="images")
     assert (one.parts, one.target.value, two.images) == ((ref, "Count."), 3, (ref, ref))
     assert "lies outside data.roots" in bad.reason
     write_tsv(place, [{"index": "0", "question": "Count.", "answer": "3"}])
     with pytest.raises(UserError, match="there is no column 'image'"):
-        list(vlmevalkit.rows(place, path="bench.tsv", kind="number"))
+        list(vlmevalkit.rows(place, path="bench.tsv", answer_type="number"))
 
 
 def test_bad_records_of_a_text_table(place):
     lines = [b"q\ta", b"1+1?\t2", b"only one", b"", b"O\xf9?\t2", b'"x"y\t2', b"2+2?\t4", b'"never closed\t2', b"3\t3"]
-    (place.base / "a.tsv").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
-    results = list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
+    (place.base_dir / "a.tsv").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    results = list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, answer_type="number"))
     assert [result.target.value for result in results if isinstance(result, Sample)] == [2, 4]
     wanted = ["a.tsv:3: has 1 cells", "a.tsv:5: is not UTF-8", "a.tsv:6: not a record", "a.tsv:9: not a record"]
     assert all(part in reason for part, reason in zip(wanted, reasons(results), strict=True))
@@ -640,16 +653,18 @@ def test_bad_records_of_a_text_table(place):
 
 def test_a_quote_that_never_ends_stops_at_the_limit(place, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.formats.csv_tsv.MAX_CELL_CHARS", 200_000)
-    (place.base / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
-    results = list(table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, kind="number", limit=2))
+    (place.base_dir / "a.csv").write_text('q,a\n"1+1?\n' + "2,2\n" * 100_000)
+    results = list(
+        table.rows(place, path="a.csv", columns={"question": "q", "answer": "a"}, answer_type="number", limit=2)
+    )
     assert "larger than field limit" in reasons(results)[0]
 
 
 @pytest.mark.parametrize("header", ["", "\n", "q\tq\n"])
 def test_a_text_table_needs_a_header(place, header):
-    (place.base / "a.tsv").write_text(header)
+    (place.base_dir / "a.tsv").write_text(header)
     with pytest.raises(UserError, match="the first line must name the columns"):
-        list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, kind="number"))
+        list(table.rows(place, path="a.tsv", columns={"question": "q", "answer": "a"}, answer_type="number"))
 
 
 # Conversations
@@ -661,8 +676,8 @@ def talk(place):
     picture(place, "b.png", b"b")
 
     def talk(*rows, columns, **options):
-        (place.base / "talk.json").write_text(json.dumps(rows))
-        return list(chat.rows(place, **({"path": "talk.json", "columns": columns, "kind": "text"} | options)))
+        (place.base_dir / "talk.json").write_text(json.dumps(rows))
+        return list(chat.rows(place, **({"path": "talk.json", "columns": columns, "answer_type": "text"} | options)))
 
     return talk
 
@@ -681,7 +696,7 @@ def test_conversations_of_llava(talk, place):
         task="talk",
         parts=(picture(place, "a.png", b"a"), "\nWhat is it?"),
         target=Target(answer_type=AnswerType.TEXT, value="A cat."),
-        meta={"from_stage": "coco"},
+        meta={"source": "coco"},
     )
     assert (other.parts, other.target.value) == (("1+1?",), "2")
 
@@ -696,7 +711,7 @@ def test_messages_of_openai(talk, place):
     ]
     reply = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}, reply]
-    (sample,) = talk({"messages": messages}, columns={"max_turns": "messages"})
+    (sample,) = talk({"messages": messages}, columns={"turns": "messages"})
     assert sample.parts == ("Is ", picture(place, "a.png", b"a"), " like ", picture(place, "b.png", b"b"), "?")
     assert (sample.target.value, sample.meta) == ("Yes.", {"system": "Be brief."})
 
@@ -709,7 +724,7 @@ def test_rows_of_verl(talk, place):
         "reward_model": {"style": "rule", "ground_truth": "3"},
     }
     columns = {"turns": "prompt", "images": "images", "answer": "reward_model.ground_truth"}
-    (sample,) = talk(row, columns=columns, kind="number")
+    (sample,) = talk(row, columns=columns, answer_type="number")
     assert sample.parts == (picture(place, "a.png", b"a"), "Find x.")
     assert (sample.target.value, sample.meta) == (3, {"data_source": "geo3k"})
 
@@ -745,12 +760,12 @@ def said(*content):
             said({"type": "audio", "audio": "a.wav"}),
             "a part must be of type text, image_url, image, video_url or video",
         ),
-        (said({"type": "image"}), "must say something besides pictures"),
+        (said({"type": "image"}), "must say something besides images"),
         (
             said({"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}),
             "says <image> 2 times, and there are 1 images",
         ),
-        (said({"type": "image", "image": "c.png"}, {"type": "text", "text": "?"}), "picture 'c.png' cannot be read"),
+        (said({"type": "image", "image": "c.png"}, {"type": "text", "text": "?"}), "image 'c.png' cannot be read"),
     ],
 )
 def test_bad_conversations(talk, turns, reason):

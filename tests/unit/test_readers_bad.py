@@ -21,8 +21,8 @@ def place(tmp_path):
 
 
 def read(place, name, content, **options):
-    (place.base / name).write_bytes(content)
-    return list(table.rows(place, **({"path": name, "columns": COLUMNS, "kind": "text"} | options)))
+    (place.base_dir / name).write_bytes(content)
+    return list(table.rows(place, **({"path": name, "columns": COLUMNS, "answer_type": "text"} | options)))
 
 
 # Encodings
@@ -81,12 +81,12 @@ def test_a_file_without_rows_is_refused(place, name, content):
     "value", [None, 3, 2.5, True, [], ["a"], {}, {"a": 1}, "", " ", "\ud800", float("nan"), 10**400]
 )
 @pytest.mark.parametrize(
-    "role", ["question", "answer", "images", "videos", "choices", "label", "thought", "medium", "id"]
+    "role", ["question", "answer", "images", "videos", "choices", "label", "thinking", "media_index", "id"]
 )
 def test_a_value_of_any_type_in_any_role_makes_a_sample_or_a_reject(place, role, value):
     columns = {"question": "q", "answer": "a", role: "x"}
     row = {"q": "?", "a": "A", "x": value}
-    results = read(place, "a.jsonl", json.dumps(row).encode(), columns=columns, kind="choice")
+    results = read(place, "a.jsonl", json.dumps(row).encode(), columns=columns, answer_type="choice")
     assert [type(result) for result in results] in ([Sample], [RejectedRow])
 
 
@@ -112,14 +112,16 @@ def everything(place, name):
     match name:
         case "t.jsonl":
             columns = {"question": "{{ q }} {{ c[0] }}", "answer": "c", "images": "i"}
-            return table.rows(place, path=name, columns=columns, kind="box", frame="px_original")
+            return table.rows(place, path=name, columns=columns, answer_type="box", coordinates="px_original")
         case "c.json":
-            return chat.rows(place, path=name, columns={"turns": "talk", "images": "image", "id": "id"}, kind="number")
+            return chat.rows(
+                place, path=name, columns={"turns": "talk", "images": "image", "id": "id"}, answer_type="number"
+            )
         case "b.tsv":
             return vlmevalkit.rows(place, path=name)
         case "coco.json":
             return coco.rows(place, path=name)
-    (place.base / "seg" / "1.jpg").write_bytes(PNG)
+    (place.base_dir / "seg" / "1.jpg").write_bytes(PNG)
     return reason_seg.rows(place, path="seg")
 
 
@@ -142,12 +144,12 @@ def mutated(content, rng):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_mutated_files_end_in_samples_rejects_or_a_refusal(place, name):
-    (place.base / "seg").mkdir()
-    (place.base / name).write_text(GOOD[name])
+    (place.base_dir / "seg").mkdir()
+    (place.base_dir / name).write_text(GOOD[name])
     assert all(isinstance(result, Sample) for result in everything(place, name)), "the good file is good"
     rng, ends = random.Random(f"mutate {name}"), set()
     for _ in range(300):
-        (place.base / name).write_bytes(mutated(GOOD[name].encode(), rng))
+        (place.base_dir / name).write_bytes(mutated(GOOD[name].encode(), rng))
         try:
             ends |= {type(result) for result in everything(place, name)}
         except UserError as error:
@@ -160,7 +162,7 @@ def test_mutated_files_end_in_samples_rejects_or_a_refusal(place, name):
 
 
 def instances(place, **changed):
-    (place.base / "coco.json").write_text(json.dumps(INSTANCES | changed))
+    (place.base_dir / "coco.json").write_text(json.dumps(INSTANCES | changed))
     return coco.rows(place, path="coco.json")
 
 
@@ -220,16 +222,16 @@ def test_only_known_categories_can_be_asked_for(place):
     ],
 )
 def test_bad_outlines_are_rejected(place, changed, reason):
-    (place.base / "seg").mkdir()
-    (place.base / "seg" / "1.jpg").write_bytes(PNG)
-    (place.base / "seg" / "1.json").write_text(json.dumps(LABELME | changed))
+    (place.base_dir / "seg").mkdir()
+    (place.base_dir / "seg" / "1.jpg").write_bytes(PNG)
+    (place.base_dir / "seg" / "1.json").write_text(json.dumps(LABELME | changed))
     (bad,) = reason_seg.rows(place, path="seg")
     assert reason in bad.reason
 
 
 def test_outlines_that_are_not_utf8_are_rejected_and_a_missing_folder_is_refused(place):
-    (place.base / "seg").mkdir()
-    (place.base / "seg" / "1.json").write_bytes(b'{"text": ["a caf\xe9"]}')
+    (place.base_dir / "seg").mkdir()
+    (place.base_dir / "seg" / "1.json").write_bytes(b'{"text": ["a caf\xe9"]}')
     (bad,) = reason_seg.rows(place, path="seg")
     assert "is not JSON in UTF-8" in bad.reason
     with pytest.raises(UserError, match="no such folder"):

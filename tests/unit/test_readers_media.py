@@ -40,7 +40,7 @@ def place(tmp_path):
 
 
 def allowing(place, *schemes, **limits):
-    return place._replace(access=replace(place.access, schemes=schemes, **limits))
+    return place._replace(media_policy=replace(place.media_policy, schemes=schemes, **limits))
 
 
 def sha(content):
@@ -48,24 +48,24 @@ def sha(content):
 
 
 def image(place, name, content=PNG):
-    return ImageRef(path=str(place.base / "media" / name), sha256=sha(content))
+    return ImageRef(path=str(place.base_dir / "media" / name), sha256=sha(content))
 
 
 def video(place, name, content=MP4, **clip):
-    return VideoRef(path=str(place.base / "media" / name), sha256=sha(content), **clip)
+    return VideoRef(path=str(place.base_dir / "media" / name), sha256=sha(content), **clip)
 
 
 def kept(place, content, ending):
     """Where a medium without a file of its own is put, once it is seen to be there."""
-    path = place.work / "media" / sha(content)[:2] / f"{sha(content)}{ending}"
+    path = place.work_dir / "media" / sha(content)[:2] / f"{sha(content)}{ending}"
     assert path.read_bytes() == content
     return str(path)
 
 
 def read(place, *rows, **options):
-    (place.base / "rows.jsonl").write_text("".join(json.dumps({"q": "?", "a": "yes"} | row) + "\n" for row in rows))
+    (place.base_dir / "rows.jsonl").write_text("".join(json.dumps({"q": "?", "a": "yes"} | row) + "\n" for row in rows))
     columns = {"question": "q", "answer": "a"} | {role: role for role in rows[0] if role != "q"}
-    settings = {"path": "rows.jsonl", "columns": columns, "kind": "text", "media_root": "media"}
+    settings = {"path": "rows.jsonl", "columns": columns, "answer_type": "text", "media_root": "media"}
     return list(table.rows(place, **(settings | options)))
 
 
@@ -87,33 +87,40 @@ def test_media_may_lie_in_any_of_the_declared_folders(place, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "c.png").write_bytes(PNG)
-    (place.base / "media" / "link.png").symlink_to(other / "c.png")
+    (place.base_dir / "media" / "link.png").symlink_to(other / "c.png")
     rows = [{"images": "../../other/c.png"}, {"images": str(other / "c.png")}, {"images": "link.png"}]
     outside = read(place, *rows)
-    check(outside, [f"lies outside data.roots ({place.base}); add its folder there"] * 3)
-    inside = read(place._replace(access=MediaPolicy(roots=(place.base, other))), *rows)
+    check(outside, [f"lies outside data.roots ({place.base_dir}); add its folder there"] * 3)
+    inside = read(place._replace(media_policy=MediaPolicy(roots=(place.base_dir, other))), *rows)
     assert [sample.images for sample in inside] == [(ImageRef(path=str(other / "c.png"), sha256=sha(PNG)),)] * 3
 
 
 def test_without_a_declared_folder_no_file_is_read(place):
-    (bad,) = read(place._replace(access=MediaPolicy(roots=())), {"images": "a.png"})
+    (bad,) = read(place._replace(media_policy=MediaPolicy(roots=())), {"images": "a.png"})
     assert "lies outside data.roots (none)" in bad.reason
 
 
 def test_a_file_beyond_the_limit_is_not_even_hashed(place):
-    big = place.base / "media" / "big.mp4"
+    big = place.base_dir / "media" / "big.mp4"
     with big.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte of nothing
     with bounded():
-        check(read(place, {"videos": "big.mp4"}), ["must have 1 to 2,000,000,000; see data.limits.max_video_bytes"])
+        check(
+            read(place, {"videos": "big.mp4"}), ["must have 1 to 2,000,000,000; see data.media_limits.max_video_bytes"]
+        )
 
 
 def test_what_is_no_file_is_named(place):
-    (place.base / "media" / "empty.png").touch()
-    (place.base / "media" / "frames").mkdir()
+    (place.base_dir / "media" / "empty.png").touch()
+    (place.base_dir / "media" / "frames").mkdir()
     pictures = [{"images": "none.png"}, {"images": "frames"}, {"images": "empty.png"}, {"images": " "}, {"images": 3}]
-    wanted = ["it is not there; relative paths start from", "it is no file", "has 0 bytes", "text that is not empty"]
-    check(read(place, *pictures), [*wanted, "picture must be text that is not empty, or bytes; is 3"])
+    wanted = [
+        "there is no such file; relative paths start from",
+        "it is not a regular file",
+        "has 0 bytes",
+        "text that is not empty",
+    ]
+    check(read(place, *pictures), [*wanted, "image must be text that is not empty, or bytes; is 3"])
     check(
         read(place, {"videos": "frames"}, {"videos": [["1.jpg", "2.jpg"]]}),
         ["is a folder; make its frames a", "list of frames"],
@@ -129,15 +136,15 @@ def test_embedded_media_are_known_by_how_they_begin(place):
         {"q": "?", "a": "A", "images": b"\0\0\1\0ico", "videos": None},
         {"q": "?", "a": "A", "images": None, "videos": PNG},
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.base_dir / "a.parquet")
     columns = {"question": "q", "answer": "a", "images": "images", "videos": "videos"}
-    good, *bad = table.rows(place, path="a.parquet", columns=columns, kind="choice")
+    good, *bad = table.rows(place, path="a.parquet", columns=columns, answer_type="choice")
     assert good.parts == (
         ImageRef(path=kept(place, PNG, ".png"), sha256=sha(PNG)),
         VideoRef(path=kept(place, MP4, ".mp4"), sha256=sha(MP4)),
         "?",
     )
-    check(bad, ["embedded picture is no picture (.png, .jpg, .webp, .gif, .bmp)", "is no video (.mp4, .mkv, .avi)"])
+    check(bad, ["embedded image is no image (.png, .jpg, .webp, .gif, .bmp)", "is no video (.mp4, .mkv, .avi)"])
 
 
 # URLs
@@ -146,7 +153,7 @@ def test_embedded_media_are_known_by_how_they_begin(place):
 def test_data_urls_are_read_when_allowed_up_to_a_size(place):
     url = "data:image/png;base64," + base64.b64encode(PNG).decode()
     film = "data:video/mp4;base64," + base64.b64encode(MP4).decode()
-    check(read(place, {"images": url}), ["data URLs are refused unless data.urls has data"])
+    check(read(place, {"images": url}), ["data URLs are refused unless data.allowed_url_schemes has data"])
     some = allowing(place, "data", max_data_url_bytes=len(PNG))
     good, *bad = read(
         some,
@@ -159,9 +166,9 @@ def test_data_urls_are_read_when_allowed_up_to_a_size(place):
     )
     assert good.images == (ImageRef(path=kept(place, PNG, ".png"), sha256=sha(PNG)),)
     wanted = [
-        f"has more than {len(PNG)} bytes; keep it in a file or raise data.limits.max_data_url_bytes",
-        "must be `data:image/", "is not base64", "http URLs are refused unless data.urls has http",
-        "file URLs are refused unless data.urls has file",
+        f"has more than {len(PNG)} bytes; keep it in a file or raise data.media_limits.max_data_url_bytes",
+        "must be `data:image/", "is not base64", "http URLs are refused unless data.allowed_url_schemes has http",
+        "file URLs are refused unless data.allowed_url_schemes has file",
     ]  # fmt: skip
     check(bad, wanted)
     (clip,) = read(allowing(place, "data"), {"videos": film})
@@ -169,12 +176,12 @@ def test_data_urls_are_read_when_allowed_up_to_a_size(place):
 
 
 def test_file_urls_obey_the_declared_folders(place):
-    (place.base / "media" / "an image.png").write_bytes(PNG)
+    (place.base_dir / "media" / "an image.png").write_bytes(PNG)
     good, *bad = read(
         allowing(place, "file"),
-        {"images": f"file://{place.base}/media/an%20image.png"},
+        {"images": f"file://{place.base_dir}/media/an%20image.png"},
         {"images": "file:///etc/hostname"},
-        {"images": f"file://elsewhere{place.base}/media/a.png"},
+        {"images": f"file://elsewhere{place.base_dir}/media/a.png"},
     )
     assert good.images == (image(place, "an image.png"),)
     check(bad, ["lies outside data.roots", "is on another machine, elsewhere"])
@@ -241,7 +248,7 @@ def at(server, path):
 
 def test_the_network_is_asked_only_when_allowed_and_once(place, server):
     rows = [{"images": at(server, "/a.png")}, {"images": at(server, "/a.png")}, {"images": at(server, "/there")}]
-    check(read(place, *rows), ["http URLs are refused unless data.urls has http"] * 3)
+    check(read(place, *rows), ["http URLs are refused unless data.allowed_url_schemes has http"] * 3)
     assert server.asked == []
     expected = (ImageRef(path=kept_after(place, rows), sha256=sha(PNG)),)
     for _ in range(2):
@@ -258,7 +265,7 @@ def kept_after(place, rows):
 
 def test_a_fetched_file_that_was_damaged_is_fetched_again(place, server):
     (sample,) = read(allowing(place, "http"), {"images": at(server, "/a.png")})
-    (place.base / sample.images[0].path).write_bytes(b"damaged")
+    (place.base_dir / sample.images[0].path).write_bytes(b"damaged")
     assert read(allowing(place, "http"), {"images": at(server, "/a.png")}) == [sample]
     kept(place, PNG, ".png")
 
@@ -270,16 +277,18 @@ def test_what_the_network_gives_is_checked(place, server, monkeypatch):
         {"images": "http://127.0.0.1:1/a.png"},
         {"images": "http://[/a.png"},
     )
-    wanted = ["404", "is no picture", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
-    check(results, [*wanted, "cannot be fetched", "refused", "cannot be fetched"])
+    wanted = ["404", "is no image", f"broke off after {len(PNG)} of", "has more than 1,000,000 bytes"]
+    check(results, [*wanted, "cannot be downloaded", "refused", "cannot be downloaded"])
     monkeypatch.setattr("mmrl_datasets.readers.download.READ_TIMEOUT_S", 0.3)
     check(read(allowing(place, "http"), {"images": at(server, "/silent")}), ["timed out"])
-    assert [file for file in (place.work / "media").rglob("*") if file.is_file()] == [], "nothing half-written stays"
+    assert [file for file in (place.work_dir / "media").rglob("*") if file.is_file()] == [], (
+        "nothing half-written stays"
+    )
 
 
 def test_a_server_that_drips_is_given_up(place, server, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.readers.download.TOTAL_TIMEOUT_S", 0.0)
-    check(read(allowing(place, "http"), {"images": at(server, "/endless")}), ["not here within 0 s"])
+    check(read(allowing(place, "http"), {"images": at(server, "/endless")}), ["not complete within 0 s"])
 
 
 # Videos
@@ -324,12 +333,16 @@ def test_a_part_of_a_video(place):
 def test_the_mappings_of_verl(place):
     good, *bad = read(
         allowing(place, "file"),
-        {"videos": [{"type": "video", "video": f"file://{place.base}/media/v.mp4", "video_start": 1, "video_end": 2}]},
+        {
+            "videos": [
+                {"type": "video", "video": f"file://{place.base_dir}/media/v.mp4", "video_start": 1, "video_end": 2}
+            ]
+        },
         {"videos": [{"video": "v.mp4", "fps": 2.0}]},
         {"videos": [{"video": ["1.jpg", "2.jpg"]}]},
     )
     assert good.media == (video(place, "v.mp4", start=1.0, end=2.0),)
-    check(bad, ["a video's 'fps' is the config's business (model.video)", "is a list of frames"])
+    check(bad, ["a video's 'fps' is up to the config (model.video)", "is a list of frames"])
     (sample,) = read(place, {"images": [{"image": "a.png"}]})
     assert sample.images == (image(place, "a.png"),)
 
@@ -337,13 +350,13 @@ def test_the_mappings_of_verl(place):
 def talk(place, *contents, **options):
     reply = {"role": "assistant", "content": "Yes."}
     rows = [{"messages": [{"role": "user", "content": content}, reply], "film": ["v.mp4"]} for content in contents]
-    (place.base / "talk.json").write_text(json.dumps(rows))
-    settings = {"path": "talk.json", "columns": {"max_turns": "messages"}, "kind": "text", "media_root": "media"}
+    (place.base_dir / "talk.json").write_text(json.dumps(rows))
+    settings = {"path": "talk.json", "columns": {"turns": "messages"}, "answer_type": "text", "media_root": "media"}
     return list(chat.rows(place, **(settings | options)))
 
 
 def test_pictures_and_videos_in_messages(place):
-    url = f"file://{place.base}/media/v.mp4"
+    url = f"file://{place.base_dir}/media/v.mp4"
     (sample,) = talk(
         allowing(place, "file"),
         [
@@ -372,13 +385,13 @@ def test_videos_of_a_column_in_messages(place):
     )
     assert marked.parts == typed.parts == ("Is it ", video(place, "v.mp4"), "?")
     assert plain.parts == (video(place, "v.mp4"), "Is it?")
-    check(bad, ["says <video> 2 times, and there are 1 videos", "a video's 'nframes' is the config's business"])
+    check(bad, ["says <video> 2 times, and there are 1 videos", "a video's 'nframes' is up to the config"])
 
 
 def test_a_disk_that_is_full_is_told(place, server):
-    (place.work / "media").mkdir(parents=True)
-    (place.work / "media" / "urls").write_text("in the way")
-    with pytest.raises(UserError, match="cannot keep 'http://"):
+    (place.work_dir / "media").mkdir(parents=True)
+    (place.work_dir / "media" / "urls").write_text("in the way")
+    with pytest.raises(UserError, match="cannot store 'http://"):
         read(allowing(place, "http"), {"images": at(server, "/a.png")})
 
 

@@ -30,7 +30,7 @@ def talk(tmp_path):
     def talk(turns, images=("a.png",), columns=COLUMNS, **options):
         row = {"talk": turns, "images": list(images), "gold": "7"}
         (tmp_path / "talk.json").write_text(json.dumps([row]))
-        settings = {"path": "talk.json", "columns": columns, "kind": "number", "exchange": "calls", **options}
+        settings = {"path": "talk.json", "columns": columns, "answer_type": "number", "exchange": "calls", **options}
         (sample,) = chat.rows(place, **settings)
         return sample
 
@@ -71,7 +71,7 @@ def test_it_may_call_several_times_and_never(talk):
         ([TOLD, CALLS, SHOWN, ANSWERS], ("a.png",), "the tool speaks where the user should"),
         ([ASKED, CALLS, CALLS, ANSWERS], ("a.png",), "the assistant speaks where the user should"),
         ([ASKED, CALLS, SHOWN, {"role": "assistant", "content": []}], ("a.png",), "turn 4 of the conversation must be"),
-        ([{**ASKED, "content": "?"}, CALLS, SHOWN, ANSWERS], ("a.png",), "tools show 1 pictures in this conversation"),
+        ([{**ASKED, "content": "?"}, CALLS, SHOWN, ANSWERS], ("a.png",), "tools show 1 images in this conversation"),
         ([ASKED, CALLS, SHOWN, ANSWERS], ("a.png", "b.png", "c.png"), "<image> 1 times, and there are 2 images"),
     ],
 )
@@ -85,4 +85,4 @@ def test_a_tool_speaks_only_where_calls_are_read(talk):
 
 def test_the_answer_needs_a_column(talk):
     with pytest.raises(UserError, match="answer"):
-        talk([ASKED, ANSWERS], columns={"max_turns": "talk"})
+        talk([ASKED, ANSWERS], columns={"turns": "talk"})

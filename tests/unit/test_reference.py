@@ -12,7 +12,7 @@ from mmrl.policy.qwen_vl import Policy
 
 def nudge(world, by):
     with torch.no_grad():
-        for parameter in world.policy.learned.values():
+        for parameter in world.policy.trained.values():
             parameter.add_(by)
 
 
@@ -47,11 +47,11 @@ def test_an_average_of_narrow_weights_loses_nothing_small(tiny):
     world = tiny()
     world.policy.model.to(torch.bfloat16)
     with torch.no_grad():
-        for parameter in world.policy.learned.values():
+        for parameter in world.policy.trained.values():
             parameter.fill_(1.0)
     reference = ReferencePolicy(world.policy, Options(update="ema", ema_decay=0.999))
     with torch.no_grad():
-        for parameter in world.policy.learned.values():
+        for parameter in world.policy.trained.values():
             parameter.fill_(2.0)
     for step in range(100):
         reference.update(step)
@@ -84,7 +84,7 @@ def test_one_restored_goes_on_exactly(tiny, update):
 
 
 class Idle:
-    def learn(self, experiences, *, step):
+    def step(self, experiences, *, step):
         return {"learner/loss": 1.0}
 
 
@@ -94,7 +94,7 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     options = Options(update="reset", update_every=3, reset_optimizer=reset_optimizer)
     reference = ReferencePolicy(world.policy, options)
     engine = TorchEngine(world.policy.trained_by_component, OptimizerConfig(lr=1e-3))
-    for parameter in world.policy.learned.values():
+    for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
     engine.step(1e-3)
     followed = ReferenceUpdater(Idle(), reference, engine, options)
@@ -102,6 +102,6 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first(reference.policy.model) == first(world.policy.model)
     assert (engine.state()["moments"] == {}) == reset_optimizer
-    for parameter in world.policy.learned.values():
+    for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
     assert all(norm > 0.0 for norm in engine.step(1e-3).values())  # and goes on from there

@@ -12,9 +12,10 @@ from scoring import judge_of, term
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import GenerateConfig, RethinkConfig, RethinkTriggerConfig
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.steps.rethink import CorrectnessCheck, ForcedRethink, count_tokens_before, tokenize_trigger
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import AnswerType, Author, FinishReason, RolloutBatch, Segment, UserError
 from mmrl_rewards.contract import reward
@@ -36,7 +37,7 @@ def world(tiny):
 @pytest.fixture(scope="module")
 def drafts(world):
     """Groups of responses that ended themselves, one of each group aside; with EOS after a token or more."""
-    prompts = [world.processor.ask(sample) for sample in world.samples[:3]]
+    prompts = [world.processor.build(sample) for sample in world.samples[:3]]
     groups = world.sampler().generate(prompts, GROUP, replace(world.law, max_new_tokens=5), step=0)
     return RolloutBatch(groups=tuple((*map(partial_end(world), group[1:]), group[0]) for group in groups))
 
@@ -44,16 +45,16 @@ def drafts(world):
 def partial_end(world):
     def ended(rollout):
         (segment,) = rollout.segments
-        ids = (*segment.ids[: 1 + rollout.index % 4], world.eos_id)
-        segment = replace(segment, ids=ids, logps=(-1.0,) * len(ids))
-        return world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.EOS))
+        ids = (*segment.token_ids[: 1 + rollout.index % 4], world.eos_id)
+        segment = replace(segment, token_ids=ids, logprobs=(-1.0,) * len(ids))
+        return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
     return ended
 
 
 def rethink(world, *, stop=(), **options) -> ForcedRethink:
     options = {"max_new_tokens": 4, "triggers": (RethinkTriggerConfig(text=" Wait."),), **options}
-    settings = RethinkConfig(kind="continue_with", correct=("even",), **options)
+    settings = RethinkConfig(kind="rethink", correct=("even",), **options)
     kit = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(even)),
@@ -74,19 +75,23 @@ def verdicts(world, rollouts):
 
 def test_a_second_look_is_draft_trigger_and_what_the_policy_adds(world, drafts):
     found = rethink(world, temperature=0.7)(drafts, step=0)
-    forced = tokenize_trigger(" Wait.", world.processor, world.law.banned)
+    forced = tokenize_trigger(" Wait.", world.processor, world.law.banned_token_ids)
     for before, after in zip(drafts.groups, found.groups, strict=True):
         assert after[-1] is before[-1] or after[-1].parent_index == before[-1].index
         for draft, second in zip(before[:-1], after[:-1], strict=True):
             kept, trigger, new = second.segments
             assert (kept.token_ids, kept.logprobs) == (
-                draft.segments[0].ids[:-1],
-                draft.segments[0].logps[:-1],
+                draft.segments[0].token_ids[:-1],
+                draft.segments[0].logprobs[:-1],
             )  # no EOS
             assert (trigger.token_ids, trigger.author) == (forced, Author.FORCED)
             assert new.author is Author.POLICY
             assert (new.sampling_params.temperature, new.sampling_params.max_new_tokens) == (0.7, 4)
-            assert (second.index, second.parent_index, second.sampling_params) == (draft.index, draft.index, draft.law)
+            assert (second.index, second.parent_index, second.sampling_params) == (
+                draft.index,
+                draft.index,
+                draft.sampling_params,
+            )
             assert second.text == draft.text + " Wait." + world.processor.decode(new.token_ids)
             assert [second.is_correct] == verdicts(world, [second])
 
@@ -95,7 +100,7 @@ def test_a_verdict_ends_where_the_response_goes_on(world, drafts):
     second = rethink(world)(drafts, step=0).groups[0][0]
     assert second.is_correct is not None
     (longer,) = world.sampler().extend([second], world.law, step=0)
-    assert longer.right is None
+    assert longer.is_correct is None
 
 
 def test_it_is_what_sampling_such_a_rollout_further_gives(world, drafts):
@@ -115,28 +120,28 @@ def test_it_is_what_sampling_such_a_rollout_further_gives(world, drafts):
 
 
 def test_a_truncated_draft_and_one_without_room_stay(world, drafts):
-    cut = RolloutBatch(groups=(tuple(replace(draft, finish=FinishReason.LENGTH) for draft in drafts.groups[0]),))
+    cut = RolloutBatch(groups=(tuple(replace(draft, finish_reason=FinishReason.LENGTH) for draft in drafts.groups[0]),))
     assert rethink(world)(cut, step=0).groups == cut.groups
     room = world.law.max_new_tokens - 3
-    found = rethink(world, room=room)(drafts, step=0)
+    found = rethink(world, min_free_tokens=room)(drafts, step=0)
     for before, after in zip(drafts.groups, found.groups, strict=True):
         for draft, second in zip(before[:-1], after[:-1], strict=True):
             assert (second is draft) == (draft.num_tokens > 3)
 
 
-@pytest.mark.parametrize("which", ["right", "wrong"])
+@pytest.mark.parametrize("which", ["correct", "incorrect"])
 def test_only_drafts_of_a_verdict_take_part(world, drafts, which):
-    found = rethink(world, which=which)(drafts, step=0)
+    found = rethink(world, only=which)(drafts, step=0)
     for before, after in zip(drafts.groups, found.groups, strict=True):
         right = verdicts(world, before)
         for draft, second, ok in zip(before[:-1], after[:-1], right[:-1], strict=True):
-            assert (second is not draft) == (ok == (which == "right"))
+            assert (second is not draft) == (ok == (which == "correct"))
 
 
 def test_only_groups_within_the_band_take_part(world, drafts):
     shares = [sum(verdicts(world, group)) / len(group) for group in drafts.groups]
     assert len(set(shares)) > 1
-    found = rethink(world, band=(min(shares), min(shares)))(drafts, step=0)
+    found = rethink(world, accuracy_range=(min(shares), min(shares)))(drafts, step=0)
     for share, before, after in zip(shares, drafts.groups, found.groups, strict=True):
         assert (before != after) == (share == min(shares))
 
@@ -146,9 +151,9 @@ def test_a_fraction_goes_on_and_no_more_of_a_group_than_allowed(world, drafts):
     attempted = [rethink(world, fraction=0.5)(many, step=step).metrics["rethink/attempted"] for step in range(12)]
     assert 0.4 < sum(attempted) / (12 * 21) < 0.6
     assert len(set(attempted)) > 1
-    found = rethink(world, attempts_per_group=2)(many, step=0)
+    found = rethink(world, max_attempts_per_group=2)(many, step=0)
     assert found.metrics["rethink/attempted"] == 6
-    again = rethink(world, attempts_per_group=2)(many, step=1)
+    again = rethink(world, max_attempts_per_group=2)(many, step=1)
     assert [places(many, found), places(many, again)] != [[[0, 1]] * 3] * 2  # not always the first ones
 
 
@@ -169,7 +174,7 @@ def test_what_counts_and_the_account_of_all_that_was_tried(world, drafts, keep):
         for draft, second, result, a, b in zip(before, seconds, after, was, ends, strict=True):
             if second is draft:
                 continue
-            tally[f"rethink/{'right' if a else 'wrong'}_to_{'right' if b else 'wrong'}"] += 1
+            tally[f"rethink/{'correct' if a else 'incorrect'}_to_{'correct' if b else 'incorrect'}"] += 1
             good = {"all": True, "correct": b, "improved": b and not a}[keep]
             assert result == (second if good else draft)
             kept += good
@@ -182,8 +187,8 @@ def test_what_counts_and_the_account_of_all_that_was_tried(world, drafts, keep):
 
 
 def test_second_looks_may_stand_beside_their_drafts(world, drafts):
-    replaced = rethink(world, kept_per_group=3)(drafts, step=0)
-    added = rethink(world, kept_per_group=3, place="add")(drafts, step=0)
+    replaced = rethink(world, max_kept_per_group=3)(drafts, step=0)
+    added = rethink(world, max_kept_per_group=3, mode="add")(drafts, step=0)
     for before, inplace, after in zip(drafts.groups, replaced.groups, added.groups, strict=True):
         assert after[:GROUP] == before
         assert len(after) == GROUP + 3
@@ -203,8 +208,8 @@ def test_short_second_looks_are_dropped(world, drafts):
 def test_triggers_are_drawn_by_weight_and_by_verdict_where_they_say_so(world, drafts):
     triggers = (
         RethinkTriggerConfig(text=" one", weight=3.0),
-        RethinkTriggerConfig(text=" two", only="right"),
-        RethinkTriggerConfig(text=" three", only="wrong"),
+        RethinkTriggerConfig(text=" two", only="correct"),
+        RethinkTriggerConfig(text=" three", only="incorrect"),
     )
     counts = Counter()
     for turn in range(10):
@@ -219,11 +224,11 @@ def test_triggers_are_drawn_by_weight_and_by_verdict_where_they_say_so(world, dr
 
 def answered(world, text, *, ended=True):
     """A draft that says this."""
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     ids = (*world.processor.tokenizer(text).input_ids, *([world.eos_id] if ended else []))
     (rollout,) = world.sampler().generate([prompt], 1, world.law, step=0)[0]
-    segment = replace(rollout.segments[0], ids=ids, logps=(-1.0,) * len(ids))
-    return world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.EOS))
+    segment = replace(rollout.segments[0], token_ids=ids, logprobs=(-1.0,) * len(ids))
+    return world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.EOS))
 
 
 @pytest.mark.parametrize(
@@ -238,12 +243,12 @@ def answered(world, text, *, ended=True):
 )
 def test_the_last_answer_can_be_cut_off(world, draft, kept):
     rollout = answered(world, draft)
-    found = rethink(world, cut_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
+    found = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
     ((second,),) = found.groups
     assert second.segments[-2].author is Author.FORCED
     before = [token for segment in second.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == kept
-    assert tuple(before) == rollout.segments[0].ids[: len(before)]
+    assert tuple(before) == rollout.segments[0].token_ids[: len(before)]
     assert all(segment.token_ids for segment in second.segments)
 
 
@@ -251,13 +256,13 @@ def test_the_last_answer_can_be_cut_off(world, draft, kept):
 def test_what_a_tool_says_is_no_answer_to_cut_off(world, last, kept):
     draft, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
     told = Segment(
-        token_ids=world.processor.tokens(reply),
-        logprobs=(0.0,) * len(world.processor.tokens(reply)),
+        token_ids=world.processor.tokenize(reply),
+        logprobs=(0.0,) * len(world.processor.tokenize(reply)),
         author=Author.ENVIRONMENT,
     )
     segments = (*draft.segments, told, *rest.segments)
-    rollout = world.processor.read(replace(draft, segments=segments))
-    ((second,),) = rethink(world, cut_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
+    rollout = world.processor.parse_rollout(replace(draft, segments=segments))
+    ((second,),) = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
     before = [token for segment in second.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == f"Hm.{reply}{kept}"
 
@@ -292,7 +297,7 @@ def test_a_cut_never_divides_a_character(world):
 )
 def test_triggers_that_cannot_be_said_are_refused(world, text, complaint):
     with pytest.raises(UserError, match=complaint):
-        tokenize_trigger(text, world.processor, world.law.banned)
+        tokenize_trigger(text, world.processor, world.law.banned_token_ids)
 
 
 def test_a_sample_that_nothing_judges_is_named(world, drafts):
@@ -330,6 +335,6 @@ JSON = ResponseFormat(thinking="optional", style="json")
 )
 def test_behind_a_trigger_the_last_answer_counts(grammar, draft, text, value, thought, problems):
     answer = grammar.parse_continuation(draft, text, AnswerType.NUMBER)
-    assert (answer.value, answer.thought, answer.problems) == (value, thought, problems)
+    assert (answer.value, answer.thinking, answer.problems) == (value, thought, problems)
     if value is not None and "3" in draft:
         assert grammar.parse(draft + text, AnswerType.NUMBER).value is None  # without a trigger, two answers are none

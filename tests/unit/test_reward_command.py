@@ -16,12 +16,12 @@ from mmrl_rewards.cases import load_case_table
 HEAD = """\
 import os, random, re, time
 from datetime import datetime
-from mmrl.types import Kind, Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import AnswerType, RewardValue, Unscorable
+from mmrl_rewards.contract import reward, target_value
 CALLS = []
 @reward(name="r", {declared})
 def r(response, sample, *, factor: float = 1.0):
-    target = gold(sample, Kind.NUMBER)
+    target = target_value(sample, AnswerType.NUMBER)
     right = response.answer.value == target
     {body}
 """
@@ -31,7 +31,7 @@ def r(response, sample, *, factor: float = 1.0):
 def made(tmp_path):
     """Writes a reward with a body of one's own; returns its name."""
 
-    def make(body, declared="kinds=(Kind.NUMBER,)"):
+    def make(body, declared="answer_types=(AnswerType.NUMBER,)"):
         path = tmp_path / "mine.py"
         path.write_text(HEAD.format(body=body, declared=declared))
         return f"{path}:r"
@@ -45,7 +45,7 @@ def report_on(name, kinds=(AnswerType.NUMBER,), **args):
 
 def wrong_with(report):
     return [finding.check for finding in report.findings if not finding.ok] + [
-        earned.attack for earned in report.earned if not earned.ok
+        earned.attack for earned in report.attacks if not earned.ok
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
 
 def test_score_prints_value_and_reason(tmp_path, capsys):
     sample = tmp_path / "s.json"
-    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "frame": "px_original", "image": [100, 100]}')
+    sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "coordinates": "px_original", "image": [100, 100]}')
     words = ["reward", "score", "--fn", "box:iou", "--sample", str(sample)]
     assert main([*words, "--response", "<answer>[0, 0, 5, 10]</answer>"]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -137,7 +137,7 @@ def test_score_prints_value_and_reason(tmp_path, capsys):
     ]
     assert main([*words, *rest]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == 0.0
-    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "frame": "px_original", "image": [10, 10]}')
+    sample.write_text('{"kind": "box", "value": [9, 0, 1, 1], "coordinates": "px_original", "image": [10, 10]}')
     assert main([*words, "--response", ""]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == "unscorable"
 
@@ -221,7 +221,7 @@ def test_lint_finds(made, body, check, detail):
 
 def test_lint_finds_what_cannot_be_pickled(made):
     name = made("return right * 1.0")
-    bound = load_bound_reward(name, Path(), {"max_weight": 2.0})
+    bound = load_bound_reward(name, Path(), {"factor": 2.0})
     del sys.modules[bound.reward.fn.__module__]
     report = lint_reward(bound, make_samples((AnswerType.NUMBER,)))
     assert [finding.check for finding in report.findings if not finding.ok] == ["picklable"]
@@ -260,12 +260,12 @@ def test_lint_fails_a_reward_that_pays_an_attack(made, body, attack):
 
 def test_a_declared_tolerance_counts(made):
     body = "return 0.5 if not response.text else right * 1.0"
-    assert wrong_with(report_on(made(body, "kinds=(Kind.NUMBER,), attack_tolerance={'empty': 0.5}"))) == []
+    assert wrong_with(report_on(made(body, "answer_types=(AnswerType.NUMBER,), attack_tolerance={'empty': 0.5}"))) == []
 
 
 def test_a_tolerance_for_an_unknown_attack_is_refused(made):
     with pytest.raises(UserError, match="there is no attack 'emtpy'"):
-        report_on(made("return right * 1.0", "kinds=(Kind.NUMBER,), attack_tolerance={'emtpy': 1.0}"))
+        report_on(made("return right * 1.0", "answer_types=(AnswerType.NUMBER,), attack_tolerance={'emtpy': 1.0}"))
 
 
 def test_lint_takes_samples_from_a_table(made, tmp_path, capsys):
@@ -297,7 +297,7 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
             "thought": "hm",
         },
         "response": r"so \boxed{3}",
-        "grammar": {"style": "boxed"},
+        "response_format": {"style": "boxed"},
         "finish": "length",
         "tokens": 7,
         "expected": 1,
@@ -311,6 +311,6 @@ def test_a_case_may_have_several_media_and_any_grammar(tmp_path):
     assert [resize.resized for resize in response.resize_maps] == [(5, 5), (8, 8)]
     assert (sample.media[1].end, sample.target.media_index, sample.label.value, sample.thinking) == (4.5, 1, 4, "hm")
     assert sample.meta == {"unit": "cm"}
-    path.write_text(json.dumps([row | {"grammar": {"stile": "boxed"}}]))
-    with pytest.raises(UserError, match="a grammar has no 'stile'"):
+    path.write_text(json.dumps([row | {"response_format": {"stile": "boxed"}}]))
+    with pytest.raises(UserError, match="a response format has no 'stile'"):
         load_case_table(path)

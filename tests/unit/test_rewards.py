@@ -24,7 +24,7 @@ ROWS = [(table.stem, index, case) for table in TABLES for index, case in enumera
 
 @pytest.mark.parametrize(("table", "index", "case"), ROWS, ids=[f"{table}-{index}" for table, index, _ in ROWS])
 def test_case(table, index, case):
-    failure = case.failure(bind(ALL[case.fn], case.args))
+    failure = case.failure_message(bind(ALL[case.fn], case.args))
     assert not failure, f"{table}.json, row {index}: {failure}"
 
 

@@ -111,7 +111,7 @@ def test_a_known_giou_and_diou():
     a, b = (0, 0, 10, 10), (10, 0, 20, 10)
     assert geometry.giou(a, b) == 0  # side by side: the hull is the union
     assert geometry.diou(a, b) == pytest.approx(-(10**2) / (20**2 + 10**2))
-    assert value(box.giou, AnswerType.BOX, a, (20, 0, 30, 10), options={"min_weight": -1.0}) == pytest.approx(1 / 3)
+    assert value(box.giou, AnswerType.BOX, a, (20, 0, 30, 10), options={"floor": -1.0}) == pytest.approx(1 / 3)
 
 
 def test_whatever_the_grammar_lets_through_stays_finite():
@@ -268,7 +268,7 @@ def test_average_precision_equals_pycocotools():
         if not answers:
             continue
         labels = sorted({label for _, label in targets})
-        gold = coco.COCO_THRESHOLDS()
+        gold = coco.COCO()
         gold.dataset = {
             "info": {},
             "images": [{"id": 0}],
@@ -286,7 +286,7 @@ def test_average_precision_equals_pycocotools():
         run = evaluation.COCOeval(gold, gold.loadRes(rows), "bbox")
         run.evaluate()
         run.accumulate()
-        run.comparison_summary()
+        run.summarize()
         assert ours(targets, answers, confidences) == pytest.approx(run.stats[0], abs=1e-9)
 
 

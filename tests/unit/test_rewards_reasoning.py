@@ -57,8 +57,8 @@ def test_a_box_means_the_same_in_every_frame():
             f"[{numbers}]",
             kind="box",
             value=[20, 10, 100, 50],
-            frame=frame,
-            sample={"frame": "px_original", "resized": [56, 28]},
+            coordinates=frame,
+            sample={"coordinates": "px_original", "resized": [56, 28]},
         )
         assert term.value == pytest.approx(1.0)
 

@@ -214,7 +214,7 @@ def test_distance_of_tables_equals_apted():
 
 def html_of(source):
     rows = "".join(
-        "".join(f"<td colspan={c.columns}>{c.text}</td>" for c in row).join(["<tr>", "</tr>"]) for row in source.rows
+        "".join(f"<td colspan={c.colspan}>{c.text}</td>" for c in row).join(["<tr>", "</tr>"]) for row in source.rows
     )
     return f"<table>{rows}</table>"
 

@@ -36,7 +36,7 @@ def held(weights) -> dict:
 
 def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     law = SamplingParams(temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9)
     asked = GenerationRequest(
         rollout=empty_rollout(prompt, 0, law), num_samples=4, seed=17, sampling_params=law
@@ -113,18 +113,18 @@ def test_of_an_adapter_the_merged_matrices_are_sent_and_the_model_is_left_alone(
 
 def test_what_has_no_room_in_the_engine_is_refused_by_name(tiny):
     world = tiny()
-    prompt = world.processor.ask(world.samples[2])
+    prompt = world.processor.build(world.samples[2])
     law = replace(world.law, max_new_tokens=10)
-    room = len(prompt.ids) + law.max_new_tokens
+    room = len(prompt.token_ids) + law.max_new_tokens
     sampler = EngineSampler(
         WeightPublisher(None, lambda engine: None), world.processor, max_model_len=room - 1, salt=()
     )
-    refusal = f"sample text-only: {len(prompt.ids)} tokens, and 10 more, are beyond the {room - 1}"
+    refusal = f"sample text-only: {len(prompt.token_ids)} tokens, and 10 more, are beyond the {room - 1}"
     with pytest.raises(UserError, match=refusal):
         sampler.generate([prompt], 1, law, step=0)
     drawn = empty_rollout(prompt, 0, law)
     said = Segment(token_ids=(5, 6), logprobs=(0.0, 0.0), author=Author.ENVIRONMENT)
-    with pytest.raises(UserError, match=f"{len(prompt.ids) + 2} tokens, and 8 more"):
+    with pytest.raises(UserError, match=f"{len(prompt.token_ids) + 2} tokens, and 8 more"):
         sampler.extend([replace(drawn, segments=(said,))], replace(law, max_new_tokens=8), step=0)
 
 
@@ -197,11 +197,11 @@ def test_a_probe_warns_of_another_policy_and_stops_the_run(tiny):
     other = tiny().policy
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    gaps = prober(world, other, warnings, warn=1e-3, stop=100.0).measure(0)
-    assert len(warnings) == 3 and "rollout.parity.warn is 0.001" in warnings[0]
+    gaps = prober(world, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
+    assert len(warnings) == 3 and "rollout.logprob_check.warn_above is 0.001" in warnings[0]
     limit = min(gaps.values()) / 2
-    with pytest.raises(UserError, match=r"rollout\.parity\.stop"):
-        prober(world, other, warnings, stop=limit).measure(0)
+    with pytest.raises(UserError, match=r"rollout\.logprob_check\.stop_above"):
+        prober(world, other, warnings, stop_above=limit).measure(0)
 
 
 def test_a_probed_sampler_notes_the_gaps_of_every_so_manieth_version(tiny):
@@ -210,7 +210,7 @@ def test_a_probed_sampler_notes_the_gaps_of_every_so_manieth_version(tiny):
     for version in range(1, 7):
         sampler.sync(version)
     assert len(noted) == 2
-    prompts = [world.processor.ask(world.samples[0])]
+    prompts = [world.processor.build(world.samples[0])]
     (group,) = sampler.generate(prompts, 1, world.law, step=0)
     assert group[0].segments[0].version == 6
 
@@ -227,7 +227,7 @@ def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
     ).config
     assert prompt_limit(thinking, policy)[0] == 4096 - (512 + 100 + len(" Look."))
     zoom = "tools: [{fn: 'mmrl.rollout.tools.builtin:zoom'}]"
-    tools = f"{{kind: tools, {zoom}, max_views: 2, max_tokens: 1000, max_chars: 100}}"
+    tools = f"{{kind: tools, {zoom}, max_media: 2, max_total_tokens: 1000, max_result_chars: 100}}"
     shown = load_config(path, ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]).config
     marks = len("\n<tool_response>\n") + len("\n</tool_response>\n")
     assert prompt_limit(shown, policy)[0] == 4096 - (512 + 1000 + marks + 4 * 100 + 3 * 100)
@@ -240,7 +240,7 @@ def test_a_response_that_leaves_no_room_for_a_prompt_is_refused(tiny, tmp_path):
     overrides = ["rollout.engine=vllm", f"stages.rl.rollout_steps=[{{kind: generate}}, {tools}]"]
     config = load_config(write(tmp_path, SMALL), overrides).config
     with pytest.raises(
-        UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_chars of tools"
+        UserError, match="may come to 12[0-9]{3} tokens, .* the engine takes 4096 .* max_result_chars of tools"
     ):
         prompt_limit(config, tiny().policy)
 

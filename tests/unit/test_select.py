@@ -74,11 +74,13 @@ def test_every_term_that_applies_has_to_say_that_a_response_is_right(folder):
 
 
 def test_nothing_left_is_refused_with_what_there_was(folder):
-    with pytest.raises(UserError, match="keeps none of 4 samples: their pass_rate is 0 to 1, 0.375 in the middle"):
+    with pytest.raises(
+        UserError, match="keeps none of 4 samples: their pass_rate ranges from 0 to 1 with median 0.375"
+    ):
         select_samples(stage(range=(0.6, 0.9)), folder)
     with pytest.raises(UserError, match="keeps none of 4"):
         select_samples(stage(output="responses", range=(0.0, 0.0)), folder)
-    with pytest.raises(UserError, match=r"no rollout has a term of `right` \(iou\)"):
+    with pytest.raises(UserError, match=r"no rollout has a term of `correct` \(iou\)"):
         select_samples(stage(correct=("iou",)), folder)
     with pytest.raises(UserError, match=r"gone.jsonl: cannot be read"):
         select_samples(stage(from_stage="gone"), folder)
@@ -101,7 +103,7 @@ def test_samples_are_ranked_by_their_history(tmp_path):
 
 def test_an_empty_history_is_refused(tmp_path):
     write_history_table(tmp_path / "in.jsonl", [sample("a")], {})
-    with pytest.raises(UserError, match="no sample was drawn in "):
+    with pytest.raises(UserError, match="no sample has recorded rewards in "):
         select_samples(stage(metric="reward_std", correct=()), tmp_path)
 
 

@@ -7,21 +7,21 @@ from mmrl.config import cap_steps, explain, load_config
 
 HARVEST = (
     SMALL.replace("  - kind: rl\n    name: rl\n", "@  - kind: rl\n    name: rl\n")
-    .replace("run: {name: demo}", "run: {name: demo}\nanswer: {think: optional}")
+    .replace("run: {name: demo}", "run: {name: demo}\nresponse_format: {thinking: optional}")
     .replace(
         "@",
         """\
   - {kind: sample, name: draw, group_size: 4}
-  - {kind: select, name: right, source: draw, right: [exact], keep: responses, most: 2}
-  - {kind: select, name: hard, source: draw, right: [exact], by: attempts, within: [2, null], top: 9}
-  - {kind: sft, name: again, source: right, imitate: response, steps: 5, thought_dropout: 0.5, learn: answer}
+  - {kind: select, name: right, from_stage: draw, correct: [exact], output: responses, max_responses: 2}
+  - {kind: select, name: hard, from_stage: draw, correct: [exact], metric: first_correct, range: [2, null], top_k: 9}
+  - {kind: sft, name: again, from_stage: right, target_field: response, steps: 5, drop_thinking_prob: 0.5, loss_on: answer}
 """,
     )
 )
 
 
-def look(option):
-    return "[{kind: generate}, {kind: continue_with, correct: [exact], " + option + "}]"
+def rethink(option):
+    return "[{kind: generate}, {kind: rethink, correct: [exact], " + option + "}]"
 
 
 @pytest.fixture
@@ -34,70 +34,79 @@ def path(tmp_path):
     [
         (
             "stages.rl.from_stage=nope",
-            "stage 'rl' has `source: nope`, and no stage is called that; the earlier ones: cold, ",
+            "stage 'rl' has `from_stage: nope`, and no stage is called that; the earlier ones: cold, ",
         ),
         (
             "stages.cold.from_stage=hard",
-            "stage 'cold' has `source: hard`, which is no earlier stage; move that one before",
+            "stage 'cold' has `from_stage: hard`, which is no earlier stage; move that one before",
         ),
-        ("stages.hard.from_stage=hard", "stage 'hard' has `source: hard`, which is no earlier stage"),
-        ("stages.rl.from_stage=draw", "`source: draw`, which is of kind sample; only a `select` stage has samples for"),
-        ("stages.rl.from_stage=right", "`source: right`, which keeps responses; they are for an sft stage with"),
-        ("stages.draw.from_stage=cold", "`source: cold`, which is of kind sft; only a `select` stage"),
+        ("stages.hard.from_stage=hard", "stage 'hard' has `from_stage: hard`, which is no earlier stage"),
+        (
+            "stages.rl.from_stage=draw",
+            "`from_stage: draw`, which is of kind sample; only a `select` stage has samples for",
+        ),
+        ("stages.rl.from_stage=right", "`from_stage: right`, which keeps responses; they are for an sft stage with"),
+        ("stages.draw.from_stage=cold", "`from_stage: cold`, which is of kind sft; only a `select` stage"),
         (
             "stages.hard.from_stage=cold",
-            "`source: cold` and goes by attempts, which a stage of kind `sample` finds out",
+            "`from_stage: cold` and `metric: first_correct`, which needs a stage of kind `sample`",
         ),
         (
             "stages.hard={kind: select, name: hard, from_stage: draw, metric: reward_std}",
-            "goes by std, which an `rl` stage finds out",
+            "`metric: reward_std`, which needs an `rl` stage with `track_rewards`",
         ),
-        ("stages.hard={kind: select, name: hard, from_stage: draw}", "stages.3: by 'pass_rate' needs `right`"),
+        ("stages.hard={kind: select, name: hard, from_stage: draw}", "stages.3: metric 'pass_rate' needs `correct`"),
         (
             "stages.hard={kind: select, name: hard, from_stage: draw, metric: limr, correct: [exact]}",
-            "by 'limr' goes by history",
+            "metric 'limr' reads tracked rewards",
         ),
-        ("stages.hard.max_responses=1", "stages.3: `most` counts right responses; set `keep: responses`"),
-        ("stages.hard.range=[0.9, 0.1]", "stages.3: within [0.9, 0.1] holds nothing; write the lower end first"),
+        ("stages.hard.max_responses=1", "stages.3: `max_responses` limits correct responses; set `output: responses`"),
+        ("stages.hard.range=[0.9, 0.1]", "stages.3: range [0.9, 0.1] is empty; write the lower end first"),
         (
             "stages.draw.rollout_steps=[{kind: generate, partial_rollout_tokens: 8}]",
-            "stages.1.program: a sample stage completes",
+            "stages.1.rollout_steps: a sample stage completes",
         ),
         ("stages.draw.rollout_steps=[{kind: generate}, {kind: probe, corruption: grey}]", "a sample stage has none"),
         (
             "stages.draw.rollout_steps=[{kind: generate}, {kind: tools, tools: [{fn: a:b}]}]",
             "a sample stage has no tools",
         ),
-        (f"stages.draw.rollout_steps={look('place: add')}", "a sample stage writes `group_size` rollouts"),
-        (f"stages.draw.rollout_steps={look('room: 512')}", "leave 512 of sampling.max_new_tokens=512, which none does"),
+        (f"stages.draw.rollout_steps={rethink('mode: add')}", "a sample stage writes `group_size` rollouts"),
+        (
+            f"stages.draw.rollout_steps={rethink('min_free_tokens: 512')}",
+            "leave 512 of sampling.max_new_tokens=512 free, which none does",
+        ),
         ("stages.draw.sampling={temperature: 0}", "stages.1: temperature 0 makes all 4 rollouts of a prompt equal"),
         (
             "stages.again.from_stage=hard",
-            "stage 'again' has `imitate: response` and `source: hard`, which keeps prompts",
+            "stage 'again' has `from_stage: hard` and `target_field: response`, but that stage keeps prompts",
         ),
-        ("data.streaming={}", "stage 'draw' asks every sample once, and `data.stream` has no end of them"),
-        ("response_format.thinking=required", "stage 'again': thought_dropout makes responses without thinking, which"),
+        ("data.streaming={}", "stage 'draw' uses every sample once, but `data.streaming` has no end"),
+        (
+            "response_format.thinking=required",
+            "stage 'again': drop_thinking_prob makes responses without thinking, which",
+        ),
         (
             "response_format={style: json, thinking: optional}",
-            "stage 'again': thought_dropout makes responses without thinking",
+            "stage 'again': drop_thinking_prob makes responses without thinking",
         ),
-        ("stages.again.drop_thinking_prob=1.5", "stages.4.thought_dropout: must be less than or equal to 1"),
+        ("stages.again.drop_thinking_prob=1.5", "stages.4.drop_thinking_prob: must be less than or equal to 1"),
         (
             "stages.rl.reference.init_from=base",
-            "stage 'rl': `reference.start: base` is an adapter's base: set `model.lora`",
+            "stage 'rl': `reference.init_from: base` is the base of an adapter: set `model.lora`",
         ),
         (
             "stages.rl.data_order={kind: priority}",
-            "stages.5: order 'priority' goes by rewards: name the terms it is to go by",
+            "stages.5: data_order 'priority' follows rewards: name the terms to follow",
         ),
         (
             "stages.cold.data_order={kind: priority}",
-            "stages.0: order 'priority' goes by rewards here, and an sft stage has",
+            "stages.0: data_order 'priority' follows rewards here, and an sft stage has",
         ),
-        ("stages.rl.data_order={kind: mixture, points: []}", "stages.5.order.points: needs at least one entry"),
+        ("stages.rl.data_order={kind: mixture, points: []}", "stages.5.data_order.points: needs at least one entry"),
         (
             "stages.rl.data_order={kind: mixture, points: [[0, [0]]]}",
-            "order: the weights at step 0 are all 0: nothing could",
+            "data_order: the weights at step 0 are all 0: nothing could",
         ),
         (
             "stages.rl.data_order={kind: mixture, points: [[5, [1]], [5, [1]]]}",
@@ -105,33 +114,33 @@ def path(tmp_path):
         ),
         (
             "stages.rl.data_order={kind: mixture, points: [[0, [1, 2]]]}",
-            "order.points has 2 weights at step 0, and data.train 1",
+            "data_order.points has 2 weights at step 0, and data.train 1",
         ),
         ("stages.rl.data_order={kind: mixture, points: [[0, [-1]]]}", "must be greater than or equal to 0, got -1"),
-        ("stages.rl.data_order={kind: curriculum, phases: [{}]}", "stages.5.order.phases: "),
+        ("stages.rl.data_order={kind: curriculum, phases: [{}]}", "stages.5.data_order.phases: "),
         (
             "stages.rl.data_order={kind: curriculum, phases: [{}, {}]}",
-            "order: phase 0 never ends, and others follow; give it",
+            "data_order: phase 0 never ends, and others follow; give it",
         ),
         (
             "stages.rl.data_order={kind: curriculum, phases: [{max_samples: 0}, {}]}",
-            "phases.0.samples: must be greater than or",
+            "phases.0.max_samples: must be greater than or",
         ),
         (
             "stages.rl.data_order={kind: curriculum, phases: [{max_samples: 9}, {max_samples: 9}]}",
-            "order: the last phase lasts until the stage ends; it takes neither `samples` nor `plateau`",
+            "data_order: the last phase lasts until the stage ends; it takes neither `max_samples` nor `plateau`",
         ),
         (
             "stages.rl.data_order={kind: curriculum, phases: [{plateau: {}}, {}]}",
-            "stages.5: order 'curriculum' goes by rewards: name the terms",
+            "stages.5: data_order 'curriculum' follows rewards: name the terms",
         ),
         (
             "stages.rl.data_order={by: x}",
-            "stages.5.order.kind: missing; write one of 'shuffled', 'sorted', 'mixture', ",
+            "stages.5.data_order.kind: missing; write one of 'shuffled', 'sorted', 'mixture', ",
         ),
         ("stages.rl.data_order.kind=shufled", "got the text 'shufled'; did you mean 'shuffled'?"),
-        ("stages.rl.data_order={kind: sorted, bye: x}", "stages.5.order.bye: unknown key"),
-        ("stages.rl.repeat_samples_to=0", "stages.5.repeat_to: must be greater than or equal to 1"),
+        ("stages.rl.data_order={kind: sorted, bye: x}", "stages.5.data_order.bye: unknown key"),
+        ("stages.rl.repeat_samples_to=0", "stages.5.repeat_samples_to: must be greater than or equal to 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(path, override, said):
@@ -143,14 +152,16 @@ def test_streams_know_no_samples_to_order_or_repeat(tmp_path):
     assert "order 'sorted' has to know all samples" in refused(
         path, "data.streaming={}", "stages.rl.data_order={kind: sorted}"
     )
-    assert "repeat_to has to know all samples" in refused(path, "data.streaming={}", "stages.rl.repeat_samples_to=9")
+    assert "repeat_samples_to has to know all samples" in refused(
+        path, "data.streaming={}", "stages.rl.repeat_samples_to=9"
+    )
 
 
 def test_a_base_reference_needs_a_penalty_and_never_moves(tmp_path):
     path, base = write(tmp_path, SMALL), "stages.rl.reference.init_from=base"
-    assert "start has no effect without `loss.kl.coef`" in refused(path, "model.lora={}", base)
+    assert "init_from has no effect without `loss.kl.coef`" in refused(path, "model.lora={}", base)
     moving = ["model.lora={}", base, "stages.rl.loss.kl.coef=0.1", "stages.rl.reference.update=ema"]
-    assert "`start: base` is a model that nothing changes; take out `update: ema`" in refused(path, *moving)
+    assert "`init_from: base` is a model that nothing changes; take out `update: ema`" in refused(path, *moving)
     words = explain(load_config(path, moving[:-1]))
     assert "π_ref is the model without its adapter" in words
 
@@ -163,7 +174,7 @@ def test_a_run_needs_a_stage_that_trains(tmp_path):
 def test_weights_of_sources_do_not_count_what_is_repeated(tmp_path):
     path = write(tmp_path, SMALL)
     said = refused(path, "data.train.0.weight=1", "stages.rl.repeat_samples_to=9")
-    assert "stage 'rl': repeat_to does not go with the weights of data.train" in said
+    assert "stage 'rl': repeat_samples_to cannot be combined with the weights of data.train" in said
 
 
 def test_a_stage_may_not_take_a_part_of_sources_that_have_shares(tmp_path):
@@ -171,7 +182,7 @@ def test_a_stage_may_not_take_a_part_of_sources_that_have_shares(tmp_path):
     mixed = "stages.rl.data_order={kind: mixture, points: [[0, [1]]]}"
     assert "stage 'rl' has `when`, and sources have weights" in refused(path, when, mixed)
     assert "stage 'rl' has `when`, and sources have weights" in refused(path, when, "data.train.0.weight=1")
-    assert "stage 'rl' has `when`, and data.stream is set" in refused(path, when, "data.streaming={}")
+    assert "stage 'rl' has `when`, and data.streaming is set" in refused(path, when, "data.streaming={}")
 
 
 def test_a_part_of_the_samples_is_explained(path):
@@ -183,18 +194,18 @@ def test_a_part_of_the_samples_is_explained(path):
 
 
 def test_the_stages_are_explained(path):
-    again = f"stages.draw.rollout_steps={look('fraction: 0.5')}"
+    again = f"stages.draw.rollout_steps={rethink('fraction: 0.5')}"
     words = explain(load_config(path, ["stages.rl.from_stage=hard", "stages.rl.repeat_samples_to=64", again]))
     for line in (
         "Stage 2 of 6, draw: rollouts, written down",
-        "program    rethink: 50% of the responses that end themselves go on behind words they did not choose",
+        "steps      rethink: 50% of the responses that end themselves are continued behind a forced trigger",
         "each step  16 prompts x 4 rollouts, with their reward terms",
         "Stage 3 of 6, right: a choice of samples",
-        "right is a response of which exact (where they apply) reach 1",
-        "as         their right responses, 2 of a sample at most, the shortest",
-        "y the sample's response as it stands, without its thinking 50% of the time",
-        "N counts every token of the answer, which alone is learned, of the whole step",
-        "keeps      samples with attempts from 2; of these the 9 greatest",
+        "correct is a response whose exact (where they apply) reach 1",
+        "as         their correct responses, at most 2 of a sample, the shortest",
+        "y the sample's response as it is, without its thinking 50% of the time",
+        "N counts every token of the answer, the only part trained on, of the whole step",
+        "keeps      samples with first_correct from 2; of these the 9 with the largest",
         "samples    those that stage hard kept, repeated to 64",
         "order      shuffled anew for each epoch",
     ):
@@ -212,7 +223,7 @@ def test_the_stages_are_explained(path):
         ),
         (
             "{kind: curriculum, phases: [{when: {task: [a, b]}, max_samples: 9, plateau: {window: 5}}, {}]}",
-            "phase 0: samples of which task is a or b, until 9 samples were drawn or 5 steps are not 0.01 better than",
+            "phase 0: samples of which task is a or b, until 9 samples were drawn or the mean of 5 steps is less than 0.01 above",
         ),
     ],
 )

@@ -12,11 +12,11 @@ from mmrl_datasets.export import sample_columns, write_table
 from mmrl_datasets.generators import scenes
 from mmrl_datasets.readers import table
 
-COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thought", "response")
+COLUMNS = ("id", "task", "images", "videos", "start", "end", "question", "answer", "label", "thinking", "response")
 READ = {
-    "columns": {name: name for name in (*COLUMNS, "medium")},
-    "kind": "{{ answer_type }}",
-    "frame": "{{ coordinates or '' }}",
+    "columns": {name: name for name in (*COLUMNS, "media_index")},
+    "answer_type": "{{ answer_type }}",
+    "coordinates": "{{ coordinates or '' }}",
 }
 
 
@@ -31,7 +31,7 @@ def run(tmp_path):
 @pytest.fixture
 def samples(run, clip):
     """Counting, boxes in pixels, a part of a video, text without any; a label, a thought, a response."""
-    counted, *_ = scenes.counting(run, split="train", size=1, label_miss=1.0)
+    counted, *_ = scenes.counting(run, split="train", size=1, label_miss_prob=1.0)
     grounded, *_ = scenes.grounding(run, split="train", size=1)
     film = replace(clip, path=str(Path(clip.path).resolve()), start=0.1, end=0.6)
     seen = Sample(
@@ -91,8 +91,8 @@ def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
 
 
 def test_a_frame_by_template_goes_with_a_kind_by_template(run, samples):
-    with pytest.raises(UserError, match="is a template, which goes with one of `kind`"):
-        list(table.rows(run, path="t.jsonl", columns={"question": "q", "answer": "a"}, kind="box", frame="{{ f }}"))
+    with pytest.raises(UserError, match="is a template, so `answer_type` must be one too"):
+        list(table.rows(run, path="t.jsonl", columns={"question": "q", "answer": "a"}, answer_type="box", coordinates="{{ f }}"))
 
 
 def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
@@ -108,7 +108,7 @@ def test_a_part_of_one_of_several_videos_cannot_be_said(clip):
 
 def test_a_part_of_a_picture_cannot_be_said(samples):
     part = replace(samples[0][0], parts=(replace(samples[0][0].images[0], crop=(0, 0, 4, 4)), "Which?"))
-    with pytest.raises(UserError, match="shows a part of a picture or a video's frame"):
+    with pytest.raises(UserError, match="shows a crop of an image or a video's frame"):
         sample_columns(part, lambda ref: ref.path)
 
 

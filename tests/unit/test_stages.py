@@ -1,4 +1,4 @@
-"""Held-out means and rises against oracles, gates, savers, and the order in which samples are seen."""
+"""Held-out means and rises against oracles, validation and checkpoint callbacks, and the order of samples."""
 
 import random
 from math import inf, sqrt
@@ -10,8 +10,9 @@ from scoring import constant, judge_of, term
 from mmrl.config.schema import ValidationConfig
 from mmrl.data.order import ShuffledOrder
 from mmrl.log.comparison import compare_rewards
-from mmrl.rollout.pipeline import CompleteRollouts, StepPipeline
-from mmrl.training.callbacks import OpenGate, PeriodicCheckpointer, ValidationGoal
+from mmrl.rollout.pipeline import StepPipeline
+from mmrl.rollout.steps.generate import CompleteRollouts
+from mmrl.training.callbacks import PeriodicCheckpointer, Validation
 from mmrl.training.validation import Evaluator
 from mmrl.types import (
     AnswerType,
@@ -73,15 +74,15 @@ def once(world):
 def test_the_evaluator_measures_each_sample_once(tiny):
     world, warned = tiny(), []
 
-    class LengthJudge:
-        def evaluate(self, rollouts):
+    class LengthScorer:
+        def score_eval(self, rollouts):
             return [Score(terms={"n": RewardValue(1.0, "")}, total=float(rollout.num_tokens)) for rollout in rollouts]
 
     def rewards(batch_size):
         evaluator = Evaluator(
             prompt_builder=world.processor,
             rollout_pipeline=once(world),
-            scorer=LengthJudge(),
+            scorer=LengthScorer(),
             batch_size=batch_size,
             warn=warned.append,
         )
@@ -123,73 +124,69 @@ class Looks:
         self.noted.append((state.step, means, counts))
 
 
-def test_a_gate_looks_when_due_and_opens_at_the_goal():
+def stage_done_after(callback, step):
+    """The state's `stage_done` after the callback has seen a step; validation does not read the result."""
+    state = TrainingState(step=step)
+    callback.on_step_end(state, None)
+    return state.stage_done
+
+
+def test_validation_measures_when_due_and_ends_the_stage_at_the_goal():
     looks = Looks((0.1, 0.3), (0.5, 0.9))
-    gate = ValidationGoal(looks.look, looks.note, ValidationConfig(every=10, stop_at_mean_reward=0.8))
-    assert [gate.should_stop(TrainingState(step=step)) for step in (1, 9, 10, 11, 20)] == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]
+    validation = Validation(looks.look, looks.note, ValidationConfig(every=10, stop_at_mean_reward=0.8))
+    assert [stage_done_after(validation, step) for step in (1, 9, 10, 11)] == [False] * 4
+    assert stage_done_after(validation, 20)
     assert [step for step, *_ in looks.noted] == [10, 20]
     _, means, counts = looks.noted[0]
     assert means == pytest.approx({"a": 0.2, "b": 0.4, "mean": 0.3})
     assert counts == {"rethink/attempted": 4.0}
 
 
-@pytest.mark.parametrize(("each_task", "opens"), [(None, True), (0.6, True), (0.7, False)])
-def test_a_gate_may_ask_something_of_every_task(each_task, opens):
+@pytest.mark.parametrize(("task_reward", "done"), [(None, True), (0.6, True), (0.7, False)])
+def test_a_goal_may_ask_something_of_every_task(task_reward, done):
     looks = Looks((0.5, 0.9))
-    gate = ValidationGoal(
-        looks.look, looks.note, ValidationConfig(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=each_task)
-    )
-    assert gate.should_stop(TrainingState(step=1)) is opens
+    options = ValidationConfig(every=1, stop_at_mean_reward=0.7, stop_at_task_reward=task_reward)
+    assert stage_done_after(Validation(looks.look, looks.note, options), 1) is done
 
 
-def test_a_gate_without_a_goal_only_looks():
+def test_validation_without_a_goal_only_measures():
     looks = Looks((9.0, 9.0))
-    assert not ValidationGoal(looks.look, looks.note, ValidationConfig(every=2)).should_stop(TrainingState(step=2))
+    assert not stage_done_after(Validation(looks.look, looks.note, ValidationConfig(every=2)), 2)
     assert len(looks.noted) == 1
 
 
-def test_an_open_gate_never_ends_a_stage():
-    assert not OpenGate().should_stop(TrainingState(step=5))
-
-
-class Shelf:
-    """Notes what a saver asks of it."""
+class Writer:
+    """A checkpoint writer that records its calls."""
 
     def __init__(self):
-        self.asked = []
+        self.calls = []
 
-    def check(self):
-        self.asked.append("check")
+    def raise_if_failed(self):
+        self.calls.append("raise_if_failed")
 
-    def settle(self):
-        self.asked.append("settle")
+    def wait(self):
+        self.calls.append("wait")
 
 
-def test_a_saver_saves_when_due_and_when_the_user_stops():
-    saved, stop, shelf = [], False, Shelf()
-    saver = PeriodicCheckpointer(lambda state: saved.append(state.step), shelf, lambda: stop, every=4)
+def test_checkpoints_are_saved_when_due_and_when_the_user_stops():
+    saved, stop, writer = [], False, Writer()
+    saver = PeriodicCheckpointer(lambda state: saved.append(state.step), writer, lambda: stop, every=4)
     for step in range(1, 10):
-        saver.save(TrainingState(step=step))
+        saver.on_step_end(TrainingState(step=step), None)
     assert saved == [4, 8]
-    assert shelf.asked == ["check"] * 9
+    assert writer.calls == ["raise_if_failed"] * 9
     stop = True
     with pytest.raises(RunInterrupted):
-        saver.save(TrainingState(step=10))
+        saver.on_step_end(TrainingState(step=10), None)
     assert saved == [4, 8, 10]
-    assert shelf.asked[-2:] == ["check", "settle"]  # nothing is being written any more
+    assert writer.calls[-2:] == ["raise_if_failed", "wait"]  # nothing is being written any more
 
 
 def test_a_signal_during_a_save_ends_the_run_after_it():
     stops = iter([False, True])
-    saver = PeriodicCheckpointer(lambda state: None, Shelf(), lambda: next(stops), every=1)
+    saver = PeriodicCheckpointer(lambda state: None, Writer(), lambda: next(stops), every=1)
     with pytest.raises(RunInterrupted):
-        saver.save(TrainingState(step=1))
+        saver.on_step_end(TrainingState(step=1), None)
 
 
 SAMPLES = [

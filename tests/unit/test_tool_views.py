@@ -20,9 +20,10 @@ from mmrl.config.schema import GenerateConfig, MediaLimitsConfig, ToolConfig, To
 from mmrl.media.cache import MediaCache
 from mmrl.media.image import crop_image
 from mmrl.policy.unpatchify import unpatchify
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import frames, passage, zoom
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, CoordinateSystem, FinishReason, ImageRef, MediaPolicy, Rollout, UserError, VideoRef
 
@@ -62,7 +63,9 @@ def asked(world, number, *texts):
 
 def words(world, rollout):
     return [
-        world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENVIRONMENT and s.view is None
+        world.processor.decode(s.token_ids)
+        for s in rollout.segments
+        if s.author is Author.ENVIRONMENT and s.observation is None
     ]
 
 
@@ -86,7 +89,9 @@ def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
     assert [s.author for s in rollout.segments] == [Author.POLICY, *[Author.ENVIRONMENT] * 3, Author.POLICY]
     assert (found.metrics["tools/shown"], found.metrics["tools/answers"]) == (1.0, 1.0)
     seen = unpatchify(
-        world.processor.seen(view).image_patches_MD, view.grid, world.processor.hf_processor.image_processor
+        world.processor.tool_media_tensors(view).image_patches_MD,
+        view.grid,
+        world.processor.hf_processor.image_processor,
     )[0]
     part = Image.open(view.ref.path).convert("RGB").crop(view.ref.crop).resize(view.resize_map.resized)
     assert (seen.int() - torch.from_numpy(np.array(part))).abs().max() <= 1
@@ -101,8 +106,10 @@ def test_a_part_of_a_part_is_cut_from_the_file(world, workshop):
     assert first.resize_map.original == (24, 24)
     assert first.resize_map.resized == (48, 48)
     ids = tuple(world.processor.tokenizer(call("zoom", medium=2, box=[0, 24, 24, 48])).input_ids)
-    last = replace(once.segments[-1], ids=ids, logps=(-1.0,) * len(ids))
-    again = world.processor.read(replace(once, segments=(*once.segments[:-1], last), finish=FinishReason.STOP))
+    last = replace(once.segments[-1], token_ids=ids, logprobs=(-1.0,) * len(ids))
+    again = world.processor.parse_rollout(
+        replace(once, segments=(*once.segments[:-1], last), finish_reason=FinishReason.STOP)
+    )
     ((twice,),) = box(replace(asked(world, 0, "x"), groups=((again,),)), step=0).groups
     assert twice.observations[1].ref.crop == (8, 20, 20, 32)
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
@@ -148,7 +155,7 @@ REFUSED = {
 @pytest.mark.parametrize("number", REFUSED)
 def test_what_cannot_be_shown_is_said(world, workshop, number):
     calls, feedback = zip(*REFUSED[number], strict=True)
-    found = toolbox(world, workshop, max_views=2)(asked(world, number, *calls), step=0)
+    found = toolbox(world, workshop, max_media=2)(asked(world, number, *calls), step=0)
     for rollout, expected in zip(found.groups[0], feedback, strict=True):
         (told,) = words(world, rollout)
         assert told.startswith("\n<tool_response>\nThe tool refuses: ")
@@ -161,7 +168,7 @@ def test_what_cannot_be_shown_is_said(world, workshop, number):
 def test_what_is_too_large_is_not_shown(world, workshop):
     answers = asked(world, 0, call("zoom", box=[0, 0, 9, 9]))
     length = answers.groups[0][0].num_tokens
-    found = toolbox(world, workshop, max_tokens=length + 5)(answers, step=0)
+    found = toolbox(world, workshop, max_total_tokens=length + 5)(answers, step=0)
     ((rollout,),) = found.groups
     assert "tokens to show, and 5 are left" in words(world, rollout)[0]
     assert not rollout.observations
@@ -193,12 +200,13 @@ def test_a_frame_is_what_the_video_shows_at_that_second(clip):
     store = MediaCache(MediaPolicy(roots=(Path("/"),)), MediaLimitsConfig(), max_bytes=10**8)
     frame = ImageRef(path=clip.path, sha256=clip.sha256)
     shown = [
-        store.get_image(replace(frame, at=second)).tobytes() for second in (0.0, 1 / 12, 1.5 / 12, 2 / 12, 23.5 / 12)
+        store.get_image(replace(frame, timestamp=second)).tobytes()
+        for second in (0.0, 1 / 12, 1.5 / 12, 2 / 12, 23.5 / 12)
     ]
     assert shown[1] == shown[2]
     assert len(set(shown)) == 4
-    part = store.get_image(replace(frame, at=0.0, crop=(8, 8, 24, 32)))
-    assert part.tobytes() == store.get_image(replace(frame, at=0.0)).crop((8, 8, 24, 32)).tobytes()
+    part = store.get_image(replace(frame, timestamp=0.0, crop=(8, 8, 24, 32)))
+    assert part.tobytes() == store.get_image(replace(frame, timestamp=0.0)).crop((8, 8, 24, 32)).tobytes()
 
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 5), (-1, 0, 5, 5), (0, 0, 49, 5), (5, 5, 4, 6), (0, 0, 48, 1)])
@@ -209,5 +217,5 @@ def test_no_part_is_outside_empty_or_too_long(box):
 
 
 def test_tools_that_show_need_leave_to():
-    with pytest.raises(ValidationError, match="toolbox:zoom shows pictures or videos, and `max_views` allows none"):
+    with pytest.raises(ValidationError, match="builtin:zoom shows .* `max_(views|media)` allows none"):
         ToolsConfig(kind="tools", tools=TOOLS)

@@ -13,9 +13,10 @@ import pytest
 from scoring import COUNT, judge_of, term
 
 from mmrl.config.schema import GenerateConfig, ToolConfig, ToolsConfig
-from mmrl.rollout.build import RolloutContext, build_pipeline
+from mmrl.rollout.pipeline import build_pipeline
+from mmrl.rollout.steps.base import RolloutContext
 from mmrl.rollout.tools.builtin import check_answer, search
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, FinishReason, RolloutBatch, UserError
 from mmrl_rewards.contract import reward
@@ -102,19 +103,21 @@ def call(name, **arguments):
 
 def saying(world, *texts):
     """A group of responses that say these, each ended by a stop string."""
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     group = world.sampler().generate([prompt], len(texts), world.law, step=0)[0]
     made = []
     for rollout, text in zip(group, texts, strict=True):
         ids = tuple(world.processor.tokenizer(text).input_ids)
-        segment = replace(rollout.segments[0], ids=ids, logps=(-1.0,) * len(ids))
-        made.append(world.processor.read(replace(rollout, segments=(segment,), finish=FinishReason.STOP)))
+        segment = replace(rollout.segments[0], token_ids=ids, logprobs=(-1.0,) * len(ids))
+        made.append(
+            world.processor.parse_rollout(replace(rollout, segments=(segment,), finish_reason=FinishReason.STOP))
+        )
     return RolloutBatch(groups=(tuple(made),))
 
 
 def said(world, rollout):
     """What the tools said."""
-    return [world.processor.decode(s.ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
+    return [world.processor.decode(s.token_ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
 
 
 def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
@@ -150,7 +153,7 @@ def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
 )
 def test_what_goes_wrong_is_said_and_counted(world, workshop, text, feedback, kind):
     deadline_s = 1.0 if kind == "timeouts" else 60.0
-    found = toolbox(world, workshop, deadline_s=deadline_s)(saying(world, text), step=0)
+    found = toolbox(world, workshop, timeout_s=deadline_s)(saying(world, text), step=0)
     ((rollout,),) = found.groups
     assert feedback in said(world, rollout)[0]
     assert rollout.segments[-1].author is Author.POLICY
@@ -164,7 +167,7 @@ def test_ctrl_c_is_not_for_tools(world, workshop):
 
 def test_a_hung_tool_takes_nobody_along(world, workshop):
     answers = saying(world, call("sleep"), call("double", x=1), call("die"), call("double", x=2))
-    found = toolbox(world, workshop, workers=2, deadline_s=4.0)(answers, step=0)
+    found = toolbox(world, workshop, workers=2, timeout_s=4.0)(answers, step=0)
     assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/answers"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
 
@@ -181,11 +184,11 @@ def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path
 @pytest.mark.parametrize("name", ["crash", "sleep"])
 def test_a_failing_tool_may_end_the_run(world, workshop, name):
     with pytest.raises(UserError, match="step tools: a tool failed: The tool (failed: Runtime|did not answer)"):
-        toolbox(world, workshop, on_error="stop", deadline_s=1.0)(saying(world, call(name)), step=0)
+        toolbox(world, workshop, on_error="stop", timeout_s=1.0)(saying(world, call(name)), step=0)
 
 
 def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, workshop):
-    found = toolbox(world, workshop, max_chars=40)(saying(world, call("sly")), step=0)
+    found = toolbox(world, workshop, max_result_chars=40)(saying(world, call("sly")), step=0)
     ((rollout,),) = found.groups
     spoken = rollout.segments[1].token_ids
     assert world.eos_id not in spoken
@@ -197,16 +200,16 @@ def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, w
 def test_limits_of_turns_and_tokens(world, workshop):
     answers = saying(world, call("double", x=1))
     tokens = answers.groups[0][0].num_tokens
-    found = toolbox(world, workshop, max_tokens=tokens - 1)(answers, step=0)
+    found = toolbox(world, workshop, max_total_tokens=tokens - 1)(answers, step=0)
     assert found.groups == answers.groups
     assert (found.metrics["tools/calls"], found.metrics["tools/unanswered"]) == (0.0, 1.0)
-    found = toolbox(world, workshop, max_tokens=tokens)(answers, step=0)
+    found = toolbox(world, workshop, max_total_tokens=tokens)(answers, step=0)
     assert found.metrics["tools/calls"] == 1.0
 
 
 def test_a_truncated_call_is_none(world, workshop):
     answers = saying(world, call("double", x=1))
-    cut = RolloutBatch(groups=(tuple(replace(r, finish=FinishReason.LENGTH) for r in answers.groups[0]),))
+    cut = RolloutBatch(groups=(tuple(replace(r, finish_reason=FinishReason.LENGTH) for r in answers.groups[0]),))
     assert toolbox(world, workshop)(cut, step=0).groups == cut.groups
 
 
@@ -214,9 +217,9 @@ def test_a_truncated_call_is_none(world, workshop):
     ("line", "complaint"),
     [
         ({"fn": "./mine.py:treble"}, "has no 'treble'"),
-        ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool double has no option 'tims'; did you mean 'times'"),
-        ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool double, option 'times' = '3'"),
-        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool search needs the option 'url'"),
+        ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool './mine.py:double' has no option 'tims'; did you mean 'times'"),
+        ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool './mine.py:double', option 'times' = '3'"),
+        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool 'mmrl.rollout.tools.builtin:search' needs the option 'url'"),
     ],
 )
 def test_tools_that_are_none_are_refused(base, line, complaint):
@@ -226,9 +229,7 @@ def test_tools_that_are_none_are_refused(base, line, complaint):
 
 def test_the_answer_checker_reads_and_reveals_only_when_told_to():
     assert check_answer({"answer": "3"}, COUNT) == "This can be read as an answer of kind number."
-    assert check_answer({"answer": "three"}, COUNT).startswith(
-        "This cannot be read as an answer of kind number: not a"
-    )
+    assert check_answer({"answer": "three"}, COUNT).startswith("This cannot be read as an answer of kind number: not a")
     assert check_answer({"answer": "3.0"}, COUNT, reveal=True) == "This is right."
     assert check_answer({"answer": "4"}, COUNT, reveal=True) == "This is wrong."
     with pytest.raises(ValueError, match='write {"answer": "..."} as arguments'):

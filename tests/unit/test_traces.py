@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from mmrl.config import explain, load_config
 from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.policy.batch import collate
 from mmrl.rollout.tools.demonstrations import DemonstrationTools
-from mmrl.rollout.tools.replies import ToolRunner
+from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.registry import load_tool
 from mmrl.types import Author, Experience, UserError
 
@@ -57,11 +58,11 @@ def workshop(base):
 def traces(world, workshop):
     own = tuple(ToolConfig(fn=f"./own.py:{name}") for name in ("say", "crash"))
     settings = ToolsConfig(kind="tools", tools=TOOLS + own, max_turns=2, max_media=2, timeout_s=60.0)
-    return DemonstrationTools(executor=workshop.replies(settings, world.processor))
+    return DemonstrationTools(executor=workshop.make_executor(settings, world.processor))
 
 
 def demonstrated(world, *texts, **options):
-    prompt = world.processor.ask(world.samples[0])
+    prompt = world.processor.build(world.samples[0])
     return [world.processor.build_demonstration(prompt, text, **options) for text in texts]
 
 
@@ -70,16 +71,16 @@ def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
     (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
     ((sampled,),) = toolbox(world, workshop, max_media=2)(asked(world, 0, ZOOM), step=0).groups
     assert rollout.segments[1:4] == sampled.segments[1:4]
-    assert rollout.segments[0].ids == sampled.segments[0].token_ids
+    assert rollout.segments[0].token_ids == sampled.segments[0].token_ids
     assert [s.author for s in rollout.segments] == [
         Author.DEMONSTRATION,
         *[Author.ENVIRONMENT] * 3,
         Author.DEMONSTRATION,
     ]
-    (view,) = rollout.views
+    (view,) = rollout.observations
     assert view.ref.crop == (8, 8, 32, 32)
-    assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
-    assert rollout.segments[-1].ids[-1] == world.eos_id
+    assert world.processor.decode(rollout.segments[-1].token_ids) == ANSWER
+    assert rollout.segments[-1].token_ids[-1] == world.eos_id
     assert rollout.answer.value == 3
     assert {name: count for name, count in counts.items() if count} == dict.fromkeys(
         ("tools/calls", "tools/answers", "tools/shown"), 1.0
@@ -96,7 +97,11 @@ def test_what_tools_say_is_never_learned(world, traces):
             shared_prefix=shared_prefix,
         )
         taught = [
-            token for rollout in made for s in rollout.segments if s.author is Author.DEMONSTRATION for token in s.ids
+            token
+            for rollout in made
+            for s in rollout.segments
+            if s.author is Author.DEMONSTRATION
+            for token in s.token_ids
         ]
         assert batch.target_ids_N.tolist() == taught
 
@@ -106,7 +111,7 @@ def test_demonstrations_go_on_turn_by_turn(world, traces):
     given = demonstrated(world, f"{ZOOM} Closer. {AGAIN}{ANSWER}", f"{call('say', x=7)}{ANSWER}", ANSWER)
     (twice, told, plain), counts = traces.complete(given)
     assert plain is given[2]
-    assert [view.ref.crop for view in twice.views] == [(8, 8, 32, 32), (8, 20, 20, 32)]
+    assert [view.ref.crop for view in twice.observations] == [(8, 8, 32, 32), (8, 20, 20, 32)]
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
     assert "\n7 seen by" in words(world, told)[0]
     assert (twice.answer.value, told.answer.value) == (3, 3)
@@ -138,7 +143,7 @@ def test_a_call_that_nothing_follows_is_not_answered(world, traces):
     ("text", "message"),
     [
         (call("crash") + ANSWER, "call 1 of its response: The tool failed: RuntimeError: out of order"),
-        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond turns=2 of step tools"),
+        (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond max_turns=2 of step tools"),
     ],
 )
 def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, message):
@@ -147,25 +152,25 @@ def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, mess
 
 
 def test_too_long_a_demonstration_is_refused_by_name(world, traces):
-    short = replace(traces.replies, options=traces.replies.options.model_copy(update={"max_tokens": 8}))
-    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_tokens=8"):
-        replace(traces, replies=short).complete(demonstrated(world, ZOOM + ANSWER))
+    short = replace(traces.executor, options=traces.executor.options.model_copy(update={"max_total_tokens": 8}))
+    with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_total_tokens=8"):
+        replace(traces, executor=short).complete(demonstrated(world, ZOOM + ANSWER))
 
 
 def test_the_answer_alone_is_learned_behind_calls_that_are_given(world, traces):
-    (rollout,), _ = traces.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", learn="answer"))
+    (rollout,), _ = traces.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", loss_on="answer"))
     authors = [segment.author for segment in rollout.segments]
     assert authors == [Author.FORCED, *[Author.ENVIRONMENT] * 3, Author.FORCED, Author.DEMONSTRATION]
-    assert world.processor.decode(rollout.segments[-1].ids) == ANSWER
+    assert world.processor.decode(rollout.segments[-1].token_ids) == ANSWER
 
 
 def test_only_whole_responses_call(tmp_path):
     step = "{kind: tools, tools: [{fn: 't:say'}]}"
-    path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    program: [{step}]"))
-    assert "imitate is 'label'; set `imitate: response`" in refused(path)
+    path = write(tmp_path, SMALL.replace("steps: 10", f"steps: 10\n    rollout_steps: [{step}]"))
+    assert re.search("is 'label'; set `(imitate|target_field): response`", refused(path))
     whole = "stages.cold.target_field=response"
     assert "calls in responses are answered by say (t:say) itself" in explain(load_config(path, [whole]))
-    assert "program: needs 1 values, got 2" in refused(path, whole, f"stages.cold.rollout_steps=[{step}, {step}]")
+    assert "rollout_steps: needs 1 values, got 2" in refused(path, whole, f"stages.cold.rollout_steps=[{step}, {step}]")
 
 
 def test_turns_and_calls_of_a_text():

@@ -19,7 +19,7 @@ TREES = [
 
 def visible(tree):
     """Token by token: a token sees its own piece up to itself, and all of the prompt of its group."""
-    lengths = [(g, c, n) for g, stem in enumerate(tree) for c, n in enumerate((stem.prompt, *stem.completion_lengths))]
+    lengths = [(g, c, n) for g, stem in enumerate(tree) for c, n in enumerate((stem.prompt_length, *stem.completion_lengths))]
     pieces = [(g, c) for g, c, n in lengths for _ in range(n)]
     return torch.tensor(
         [
@@ -32,7 +32,7 @@ def visible(tree):
 def inputs(tree, dtype, *, heads=6, key_heads=2, width=12):
     """Query, key and value laid out as a Qwen layer has them, [1, heads, T, D]."""
     generator = torch.Generator().manual_seed(0)
-    length = sum(stem.prompt + sum(stem.completion_lengths) for stem in tree)
+    length = sum(stem.prompt_length + sum(stem.completion_lengths) for stem in tree)
     return tuple(
         torch.randn(1, length, count, width, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
         for count in (heads, key_heads, key_heads)

@@ -27,8 +27,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from results import add_json_option, write_results
+
 from mmrl.cli import main as mmrl_command
 from mmrl.training.callbacks import PeriodicCheckpointer
+from mmrl.training.step import StepResult
 from mmrl.types import TrainingState
 
 STEPS_CONFIG = Path(__file__).with_name("steps.yaml")
@@ -56,19 +59,19 @@ CostsByMode = Mapping[str, list[dict[str, StepCosts]]]
 def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]) -> dict[str, StepCosts]:
     """Train with checkpoints as `mode` says; the costs by stage."""
     spans: list[tuple[int, float, float]] = []  # stage, when the step ended, when its checkpoint was done with
-    keep = PeriodicCheckpointer.save
+    save_if_due = PeriodicCheckpointer.on_step_end
 
-    def timed(saver: PeriodicCheckpointer, state: TrainingState) -> None:
+    def timed(callback: PeriodicCheckpointer, state: TrainingState, result: StepResult) -> None:
         start = clock()
-        keep(saver, state)
+        save_if_due(callback, state, result)
         spans.append((state.stage_index, start, clock()))
 
     lengths = [f"stages.{stage}.steps={steps}" for stage in STAGES]
-    PeriodicCheckpointer.save = timed  # type: ignore[method-assign]
+    PeriodicCheckpointer.on_step_end = timed  # type: ignore[method-assign]
     try:
         code = mmrl_command(["train", str(STEPS_CONFIG), *lengths, *CHECKPOINT_MODES[mode], "--run-dir", str(folder)])
     finally:
-        PeriodicCheckpointer.save = keep  # type: ignore[method-assign]
+        PeriodicCheckpointer.on_step_end = save_if_due  # type: ignore[method-assign]
     if code:
         sys.exit(code)
     found = {}
@@ -79,8 +82,8 @@ def measure_mode(folder: Path, mode: str, steps: int, clock: Callable[[], float]
     return found
 
 
-def benchmark_saving(rounds: int, steps: int, clock: Callable[[], float]) -> str:
-    """Print the table; returns what is too slow."""
+def benchmark_saving(rounds: int, steps: int, clock: Callable[[], float]) -> tuple[str, dict[str, float]]:
+    """Print the table. Return a complaint, empty if saving is fast enough, and the numbers."""
     found: CostsByMode = {mode: [] for mode in CHECKPOINT_MODES}
     for _ in range(rounds):
         for mode, runs in found.items():
@@ -88,15 +91,19 @@ def benchmark_saving(rounds: int, steps: int, clock: Callable[[], float]) -> str
                 runs.append(measure_mode(Path(folder, "run"), mode, steps, clock))
     print("\n| stage | checkpoint after every step | step | stall | stall / step | both, against none |")
     print("|---|---|---|---|---|---|")
+    numbers = {}
     for stage in STAGES:
         for mode, runs in found.items():
             own, plain = [run[stage] for run in runs], [run[stage] for run in found["none"]]
             step, stall = (median(seconds) * 1e3 for seconds in zip(*own, strict=True))
             share = format_spread([100 * run.stall / run.step for run in own])
             against = format_spread([sum(run) / sum(none) for run, none in zip(own, plain, strict=True)])
+            numbers[f"{stage}, {mode}: stall_ms"] = stall
+            numbers[f"{stage}, {mode}: step_ms"] = step
             print(f"| {stage} | {mode} | {step:.0f} ms | {stall:.1f} ms | {share} % | {against} |")
     share = median(run["rl"].stall / run["rl"].step for run in found["in the background"])
-    return "" if share <= MAX_STALL_FRACTION else "the loop waits too long for its checkpoints"
+    complaint = "" if share <= MAX_STALL_FRACTION else "the loop waits too long for its checkpoints"
+    return complaint, {**numbers, "stall_fraction_of_an_rl_step": share}
 
 
 def format_spread(values: list[float]) -> str:
@@ -104,8 +111,8 @@ def format_spread(values: list[float]) -> str:
     return f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def benchmark_resume(rounds: int) -> str:
-    """Print how long it takes; returns what is too slow."""
+def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
+    """Print how long it takes. Return a complaint, empty if it is fast enough, and the numbers."""
     with TemporaryDirectory() as folder:
         time_to_next_step(Path(folder, "run"))
         both = [(time_to_next_step(Path(folder, "run")), time_imports()) for _ in range(rounds)]
@@ -113,7 +120,8 @@ def benchmark_resume(rounds: int) -> str:
     beyond = [step - load for step, load in both]
     print(f"from the command to the end of the first step: {format_spread(taken)} s")
     print(f"libraries alone: {format_spread(loaded)} s; beyond them: {format_spread(beyond)} s")
-    return "" if median(beyond) <= MAX_RESUME_OVERHEAD_S else "the run takes too long to go on"
+    complaint = "" if median(beyond) <= MAX_RESUME_OVERHEAD_S else "the run takes too long to go on"
+    return complaint, {"to_first_step_s": median(taken), "libraries_s": median(loaded), "beyond_s": median(beyond)}
 
 
 def time_imports() -> float:
@@ -149,14 +157,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="of each stage")
     parser.add_argument("--resume", action="store_true", help="measure how soon a run goes on, instead of saving")
     parser.add_argument("--busy", action="store_true", help="count processor time of the loop's thread")
+    add_json_option(parser)
     arguments = parser.parse_args()
     clock = time.thread_time if arguments.busy else time.perf_counter
-    slow = (
+    complaint, numbers = (
         benchmark_resume(arguments.rounds)
         if arguments.resume
         else benchmark_saving(arguments.rounds, arguments.steps, clock)
     )
-    sys.exit(slow or 0)
+    write_results(arguments.json, "checkpoint", numbers)
+    sys.exit(complaint or 0)
 
 
 if __name__ == "__main__":

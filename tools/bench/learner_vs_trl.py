@@ -41,6 +41,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from PIL import Image
+from results import add_json_option, write_results
 from rich.console import Console as Screen
 from rich.table import Table
 from torch import nn
@@ -90,7 +91,10 @@ WORKLOADS = {
         side=15, prompt_tokens=300, completion_tokens=(100, 80, 65, 50, 40, 30, 20, 15), min_speedup=4.0
     ),
     "300x300": Workload(side=15, prompt_tokens=300, completion_tokens=(300,) * 8, min_speedup=2.0),
+    # For a smoke test: too small to say anything about speed.
+    "40x8": Workload(side=4, prompt_tokens=40, completion_tokens=(8, 8, 6, 4, 8, 8, 6, 4), min_speedup=0.0),
 }
+DEFAULT_WORKLOADS = ("300x100", "1000x100", "300x100-ragged", "300x300")
 
 
 class LearnerUnderTest(Protocol):
@@ -110,8 +114,8 @@ RunInProcess = Callable[[Callable[[LearnerUnderTest], Any]], Any]
 class GradientOnlyEngine:
     """An engine of ours that leaves the weights alone."""
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss`."""
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradient of `loss`; `last` marks a step's final one, which only ranks need to know."""
         loss.backward()
 
     def step(self, lr: float) -> dict[str, float]:
@@ -131,13 +135,13 @@ class MmrlLearner:
         scores = tuple(Score(terms={}, total=reward) for reward in REWARDS)
         group = Group(prompt=rollouts[0].prompt, rollouts=rollouts, scores=scores)
         pairs = zip(rollouts, *compute_advantages([group], stage.advantage, {}), strict=True)
-        self._build_group = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
+        self._experiences = [Experience(rollout=rollout, advantage=advantage) for rollout, advantage in pairs]
         self.model = world.policy.model
         self.settings = f"mmrl {version('mmrl')}: {json.dumps(mmrl_config(folder, 'policy'))}"
 
     def run_pass(self) -> float:
         """As `Side.learn`."""
-        return self._learner.step(self._build_group, step=0)["learner/loss"]
+        return self._learner.step(self._experiences, step=0)["learner/loss"]
 
 
 class TrlLearner:
@@ -224,7 +228,7 @@ def read_rollouts(folder: Path) -> list[Rollout]:
 def mmrl_config(folder: Path, weights: str) -> dict[str, Any]:
     """Our config; what it does not say is the default."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
-    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
+    table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     stage = {"name": "rl", "kind": "rl", "steps": 1, "prompts_per_step": 1, "micro_batch_groups": 1}
     return {
         "run": {"name": "bench", "cpu_threads": 1},
@@ -279,17 +283,17 @@ def sample_rollouts(folder: Path, workload: Workload) -> list[Rollout]:
     prompt = world.processor.build(world.samples.train[0])
     assert len(prompt.token_ids) == workload.prompt_tokens
     plain = SamplingParams(max_new_tokens=max(workload.completion_tokens))
-    endless = replace(plain, banned=(*world.banned_token_ids, world.eos_token_id))
+    endless = replace(plain, banned_token_ids=(*world.banned_token_ids, world.eos_token_id))
     sampler = HfSampler(world.policy, world.processor, salt=("bench",))
     (group,) = sampler.generate([prompt], len(workload.completion_tokens), endless, step=0)
     # TRL's learner knows no banned tokens, so ours is told of none.
     return [truncate(rollout, length, plain) for rollout, length in zip(group, workload.completion_tokens, strict=True)]
 
 
-def truncate(rollout: Rollout, length: int, law: SamplingParams) -> Rollout:
+def truncate(rollout: Rollout, length: int, sampling_params: SamplingParams) -> Rollout:
     (segment,) = rollout.segments
-    segment = replace(segment, ids=segment.token_ids[:length], logps=segment.logprobs[:length])
-    return replace(rollout, segments=(segment,), law=law)
+    segment = replace(segment, token_ids=segment.token_ids[:length], logprobs=segment.logprobs[:length])
+    return replace(rollout, segments=(segment,), sampling_params=sampling_params)
 
 
 def loss_and_gradients(learner: LearnerUnderTest) -> tuple[float, dict[str, np.ndarray]]:
@@ -356,9 +360,8 @@ def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[floa
 
 def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | None:
     """A row of the table; None where both sides did not compute the same."""
-    print(
-        f"{name}: {workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the picture, completions {workload.completion_tokens}"
-    )
+    print(f"{name}: {workload.side}x{workload.side} of {workload.prompt_tokens} tokens are the image")
+    print(f"  tokens of each completion: {workload.completion_tokens}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -393,16 +396,24 @@ def format_peak_ratio(peaks: tuple[int, int] | None, target: float | None) -> st
     return f"{theirs} / {ours} = {peaks[0] / peaks[1]:.2f} (target {target})"
 
 
+COLUMNS = ("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target", "peak memory above base")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cell", choices=WORKLOADS, action="append", help="one or more; all without it")
+    parser.add_argument(
+        "--cell", choices=WORKLOADS, action="append", help=f"one or more; by default {', '.join(DEFAULT_WORKLOADS)}"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="passes of each side, in turns")
+    add_json_option(parser)
     options = parser.parse_args()
-    table = Table("cell", "TRL", "mmrl", "ratio [least, most]", "of user time", "target", "peak memory above base")
-    rows = {name: measure_workload(name, WORKLOADS[name], options.pairs) for name in options.cell or WORKLOADS}
+    table = Table(*COLUMNS)
+    rows = {name: measure_workload(name, WORKLOADS[name], options.pairs) for name in options.cell or DEFAULT_WORKLOADS}
     for row in filter(None, rows.values()):
         table.add_row(*row)
     Screen(width=140).print(table)
+    numbers = {name: row and dict(zip(COLUMNS[1:], row[1:], strict=True)) for name, row in rows.items()}
+    write_results(options.json, "learner_vs_trl", numbers)
     if refused := [name for name, row in rows.items() if row is None]:
         sys.exit(f"no ratio for {', '.join(refused)}: the two sides did not compute the same (tolerance {TOLERANCE})")
 

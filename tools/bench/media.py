@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageOps
+from results import add_json_option, write_results
 from sklearn.datasets import load_sample_images
 
 from mmrl.answer import ResponseFormat
@@ -49,7 +50,7 @@ def crop_photographs(count: int, size: tuple[int, int]) -> Iterator[Image.Image]
     for i in range(count):
         photograph = whole[i % 2]
         box = (3 * i % 90, 2 * i % 60, photograph.width - 5 * i % 80, photograph.height - 7 * i % 50)
-        yield ImageOps.resize_image(photograph.crop(box), size, Image.Resampling.BICUBIC)
+        yield ImageOps.fit(photograph.crop(box), size, Image.Resampling.BICUBIC)
 
 
 def save_images(folder: Path, kind: str, count: int, size: tuple[int, int]) -> list[Path]:
@@ -122,10 +123,11 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def benchmark_throughput(count: int, rounds: int) -> None:
+def benchmark_throughput(count: int, rounds: int) -> dict[str, dict[str, float]]:
     """Print, for each kind of file, files per CPU second of both loops and the median of the rounds' ratios."""
     from qwen_vl_utils import vision_process
 
+    numbers = {}
     torch.set_num_threads(1)
     vision_process.FORCE_QWENVL_VIDEO_READER = "decord"
     tokenizer = train_tokenizer([QUESTION] * 10, SCRATCH.language.vocab_size)
@@ -142,10 +144,17 @@ def benchmark_throughput(count: int, rounds: int) -> None:
             pairs = [_time_both(make_encoder(hf), hf, samples, paths) for _ in range(rounds)]
             rates = [len(paths) / median(side) for side in zip(*pairs, strict=True)]
             ratios = sorted(theirs / mine for mine, theirs in pairs)
+            numbers[kind] = {
+                "ours_per_s": rates[0],
+                "bare_per_s": rates[1],
+                "ratio": median(ratios),
+                "same_pixels": same,
+            }
             print(
                 f"{kind}, {len(paths)} files, {rounds} rounds: ours {rates[0]:.1f}/s, bare {rates[1]:.1f}/s, ratio "
                 f"{median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}], pixels equal: {same}"
             )
+    return numbers
 
 
 def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: Sequence[Path]) -> tuple[float, float]:
@@ -157,7 +166,7 @@ def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: S
     return mine, theirs
 
 
-def benchmark_prefetch(steps: int, rounds: int) -> None:
+def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
     """Print the median seconds of a training step on large pictures, without and with one process working ahead."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -168,19 +177,22 @@ def benchmark_prefetch(steps: int, rounds: int) -> None:
         for round_ in range(rounds):
             for workers in found:
                 found[workers] += _run_step_timings(folder, f"{round_}-{workers}", workers, steps)
+        numbers = {}
         for workers, timings in found.items():
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
             shares = ", ".join(f"{verb[5:-2]} {median(step[verb] for step in timings):.2f}" for verb in verbs)
             total = median(sum(step[verb] for verb in verbs) for step in timings)
+            numbers[f"step_s with {workers} workers"] = total
             print(
                 f"data.media_workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs"
             )
+    return numbers
 
 
 def _run_step_timings(folder: Path, name: str, workers: int, steps: int) -> list[dict[str, float]]:
     """The timings of a run's steps but the first, which nobody can work ahead of."""
     columns = {"id": "id", "images": "image", "question": "question", "answer": "answer"}
-    table = {"path": "rows.jsonl", "kind": "number", "columns": columns}
+    table = {"path": "rows.jsonl", "answer_type": "number", "columns": columns}
     config = {
         "run": {"name": name, "dir": str(folder / name), "cpu_threads": 1},
         "model": {"from_scratch": {}, "dtype": "float32", "device": "cpu", "max_pixels": 16384},
@@ -200,11 +212,13 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
+    add_json_option(parser)
     options = parser.parse_args()
     if options.what == "throughput":
-        benchmark_throughput(options.files, options.rounds)
+        numbers = benchmark_throughput(options.files, options.rounds)
     else:
-        benchmark_prefetch(options.steps, options.rounds)
+        numbers = benchmark_prefetch(options.steps, options.rounds)
+    write_results(options.json, f"media {options.what}", numbers)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
+from results import add_json_option, write_results
+
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
 from mmrl.algo.select_experiences import SelectionPipeline
@@ -103,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capacity", type=int, default=4096)
     parser.add_argument("--step-s", type=float, default=0.3)
+    add_json_option(parser)
     options = parser.parse_args()
     asked: dict[str, Prompt] = {}
     media = ChangedMediaDetector(partial(find_media_problems, lambda sample: asked[sample.id]), print)
@@ -112,10 +115,11 @@ def main() -> None:
     plain, _ = time_selection(without, asked)
     full, held = time_selection(replace(without, replay=settings), asked)
     share = (full - plain) / options.step_s
-    print(
-        f"choosing {NUM_PROMPTS} x {GROUP_SIZE} rollouts: {plain * 1e3:.2f} ms; with a memory of {held}: {full * 1e3:.2f} ms"
-    )
+    print(f"selecting {NUM_PROMPTS} x {GROUP_SIZE} rollouts: {plain * 1e3:.2f} ms")
+    print(f"with a replay buffer of {held}: {full * 1e3:.2f} ms")
     print(f"replay takes {share:.2%} of a step of {options.step_s:g} s (limit {MAX_STEP_FRACTION:.0%})")
+    numbers = {"select_ms": plain * 1e3, "select_with_replay_ms": full * 1e3, "fraction_of_step": share}
+    write_results(options.json, "replay", numbers)
     sys.exit(share >= MAX_STEP_FRACTION)
 
 

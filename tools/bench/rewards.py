@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from results import add_json_option, write_results
+
 from mmrl.utils.plugins import load_object
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BoundReward, bind
@@ -96,9 +98,11 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed")
-    seconds = parser.parse_args().seconds
+    add_json_option(parser)
+    options = parser.parse_args()
+    seconds = options.seconds
     rows = [case for table in sorted(CASES.glob("*.json")) for case in load_case_table(table)]
-    slow = []
+    slow, numbers = [], {}
     print("| reward | a second | floor | times the floor |\n|---|---|---|---|")
     for fn, floor in MIN_CALLS_PER_SECOND.items():
         cases = [case for case in rows if case.fn == fn and case.expected not in (0, "unscorable") and case.repeat == 1]
@@ -107,8 +111,10 @@ def main() -> None:
         calls = [make_call(case, bind(load_object(fn, CASES), case.args)) for case in cases]
         reached = measure_rate(calls, seconds)
         print(f"| `{fn}` | {reached:,.0f} | {floor:,} | {f'{reached / floor:.1f}' if floor else ''} |")
+        numbers[fn] = {"per_s": reached, "floor": floor}
         if reached < floor:
             slow.append(fn)
+    write_results(options.json, "rewards", numbers)
     sys.exit(f"below the floor: {', '.join(slow)}" if slow else 0)
 
 

@@ -22,6 +22,7 @@ from statistics import median
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from results import add_json_option, write_results
 from sklearn.datasets import load_sample_images
 from transformers import GenerationConfig, LogitsProcessor
 
@@ -159,7 +160,7 @@ def make_comparison(folder: Path, prompts: int, group: int, completion: int) -> 
 def make_sample(folder: Path, photograph: Image.Image, index: int) -> Sample:
     """A question about a cut of its own."""
     path = folder / f"{index}.png"
-    ImageOps.resize_image(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
+    ImageOps.fit(photograph.crop((10 * index, 0, 400 + 10 * index, 400)), (256, 224)).save(path)
     ref = ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     target = Target(answer_type=AnswerType.NUMBER, value=1)
     return Sample(id=f"flowers-{index}", task="count", parts=(ref, QUESTION), target=target)
@@ -172,6 +173,7 @@ def main() -> None:
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--completion", type=int, default=100)
     options.add_argument("--pairs", type=int, default=5)
+    add_json_option(options)
     asked = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -190,6 +192,8 @@ def main() -> None:
         ratios = [theirs / ours for theirs, ours in zip(seconds["transformers"], seconds["ours"], strict=True)]
         print(f"same tokens; CPU seconds: {', '.join(f'{name} {median(of):.2f}' for name, of in seconds.items())}")
         print(f"ratio {median(ratios):.2f} (pairs: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
+        numbers = {"ratio": median(ratios), "logprob_diff_nats": bench.logprob_diff()}
+        write_results(asked.json, "rollout", numbers)
         print(f"log-probs as sampled and as the learner has them: {bench.logprob_diff():.1e} nats apart on average")
 
 

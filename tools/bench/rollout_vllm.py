@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from results import add_json_option, write_results
 
 from mmrl.answer import ResponseFormat
 from mmrl.checkpoint import export_hf_folder
@@ -63,9 +64,12 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
+    add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure_all(asked, Path(folder)), indent=1))
+        numbers = measure_all(asked, Path(folder))
+    print(json.dumps(numbers, indent=1))
+    write_results(asked.json, "rollout_vllm", numbers)
 
 
 def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def compare_speed(
 
 def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: SamplingParams, group_size: int) -> Any:
     """The same requests, up to the moment of sending them."""
-    from vllm import SamplingParams
+    from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     from mmrl.rollout.engines.vllm_inputs import build_engine_input
@@ -150,7 +154,7 @@ def prepare_requests(engine: VllmEngine, prompts: list, sampling_params: Samplin
         for n, prompt in enumerate(prompts)
     ]
     inputs = [build_engine_input(empty_rollout(prompt, 0, sampling_params), engine._processor) for prompt in prompts]
-    params = [SamplingParams(**each, output_kind=RequestOutputKind.FINAL_ONLY) for each in asked]
+    params = [VllmSamplingParams(**each, output_kind=RequestOutputKind.FINAL_ONLY) for each in asked]
 
     def act() -> int:
         direct, tokens = engine._llm.llm_engine, 0

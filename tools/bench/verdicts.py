@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
+from results import add_json_option, write_results
+
+from mmrl.benchmarks.grading import grade_response
 from mmrl.benchmarks.items import Item, ItemResponse, read_items
-from mmrl.benchmarks.registry import BENCHMARKS, grade_response
+from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import read_rows
 
 MEGABYTE = 1_000_000
@@ -50,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/eval/mathvista"))
     parser.add_argument("--repeat", type=int, default=5, help="passes over all responses; the median counts")
+    add_json_option(parser)
     arguments = parser.parse_args()
     bench = BENCHMARKS["mathvista"]
     items = read_items(arguments.data / "items.jsonl.gz", bench.parse_item)
@@ -59,11 +63,14 @@ def main() -> None:
     ]
     rates = [len(responses) / time_verdicts(responses, items) for _ in range(arguments.repeat)]
     print(f"{len(responses)} responses: {median(rates):.0f} verdicts/s (from {min(rates):.0f} to {max(rates):.0f})")
+    numbers = {"verdicts_per_s": median(rates)}
     asked = [next(item for item in items.values() if item.answer_type == kind) for kind in ("choice", "integer")]
     for name, unit in REPEATED_UNITS.items():
         text = (unit * (MEGABYTE // len(unit) + 1))[:MEGABYTE]
         times = [time_verdicts([ItemResponse(id=item.id, text=text)], items) for item in asked]
+        numbers[f"1 MB of {name}, ms"] = 1000 * max(times)
         print(f"1 MB of {name:20s} {1000 * times[0]:7.1f} ms as a choice, {1000 * times[1]:7.1f} ms as a number")
+    write_results(arguments.json, "verdicts", numbers)
 
 
 def time_verdicts(responses: list[ItemResponse], items: Mapping[str, Item]) -> float:

@@ -58,7 +58,7 @@ def run_quickstart(tracer: CallTracer) -> None:
     from mmrl.cli import main
     from mmrl.training.rl import run_rl_stage
 
-    def traced(*arguments: Any, **keywords: Any) -> object:  # noqa: ANN401
+    def traced(*arguments: Any, **keywords: Any) -> object:
         sys.setprofile(tracer.trace)
         try:
             return run_rl_stage(*arguments, **keywords)

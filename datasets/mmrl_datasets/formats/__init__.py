@@ -1,1 +1,1 @@
-"""Formats: what a file holds, row by row; what the rows mean is not their business."""
+"""File formats: each module yields the rows of one format. `readers` give the rows a meaning."""

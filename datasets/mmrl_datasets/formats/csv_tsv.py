@@ -1,4 +1,4 @@
-"""Text tables with a header: tab or comma separated, quoted as spreadsheets and pandas do, UTF-8."""
+"""CSV and TSV tables with a header, in UTF-8, quoted as spreadsheets and pandas do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ MAX_CELL_CHARS: Final = 64 << 20
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Each record, all cells text; a record that is not blank is named by the line it ends on.
+    """Yield each record that is not blank. All cells are text, and the name gives the line on which a record ends.
 
     Raises:
-        UserError: there is no header, or one that names a column twice or is not UTF-8.
+        UserError: there is no header, or it names a column twice, or it is not UTF-8.
     """
-    csv.field_size_limit(MAX_CELL_CHARS)  # of the whole process; pictures in base64 exceed what Python sets
-    # Bytes that are no UTF-8 become lone surrogates, which spoil their own record instead of the whole file.
+    # The limit belongs to the whole process. Images in base64 exceed Python's default of 128 KiB.
+    csv.field_size_limit(MAX_CELL_CHARS)
+    # Bytes that are not UTF-8 become lone surrogates, so that they spoil their own record instead of the whole file.
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         records = csv.reader(lines, delimiter="," if file.suffix.lower() == ".csv" else "\t", strict=True)
         header = _read_header(file, records)
@@ -59,4 +60,5 @@ def _parse_record(header: list[str], record: list[str]) -> Cells | BadRowError:
 
 
 def _is_utf8(text: str) -> bool:
+    """Return False if the text holds a surrogate that stands for a byte that was not UTF-8."""
     return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets`: saved to disk, or from the hub."""
+"""Hugging Face `datasets`: saved to disk, or streamed from the hub."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 HUB_SCHEME: Final = "hf://"
 HUB_ADDRESS: Final = re.compile(r"hf://(?P<path>[\w.-]+/[\w.-]+)(:(?P<name>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
-SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")  # of several splits, of one
+SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")
+"""Files that `save_to_disk` writes: the first for a dataset of several splits, the second for one split."""
 BATCH_ROWS: Final = 64
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` made that folder."""
+    """Return True if `save_to_disk` made this folder."""
     return any((folder / name).is_file() for name in SAVED_DATASET_FILES)
 
 
 def read_from_disk(folder: Path, split: str) -> Iterator[Row]:
-    """Each row of a saved dataset; of several splits, of that one.
+    """Return the rows of a saved dataset; `split` chooses among its splits if it has several.
 
     Raises:
         UserError: the folder cannot be loaded, or has no such split.
@@ -46,7 +47,7 @@ def read_from_disk(folder: Path, split: str) -> Iterator[Row]:
 
 
 def read_from_hub(address: str, split: str) -> Iterator[Row]:
-    """Each row of `hf://owner/name[:config][@revision]`, streamed.
+    """Stream the rows of `hf://owner/name[:config][@revision]`.
 
     Raises:
         UserError: the address is malformed; the hub cannot be reached or has no such dataset, config or split.
@@ -61,13 +62,15 @@ def read_from_hub(address: str, split: str) -> Iterator[Row]:
         yield from _iter_rows(datasets.load_dataset(**match.groupdict(), split=split, streaming=True), address)
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
-            f"{address}: split {split!r} cannot be had from the hub ({error}); "
+            f"{address}: split {split!r} cannot be loaded from the hub ({error}); "
             "without a network give the folder of a local copy"
         ) from error
 
 
-def _iter_rows(dataset: datasets.Dataset | datasets.IterableDataset, where: str) -> Iterator[Row]:
-    # As Arrow tables, because then pictures stay bytes: `datasets` would decode them.
-    batches = dataset.with_format("arrow").iter(BATCH_ROWS)
-    cells = (cells for batch in batches for cells in batch.to_pylist())
-    return (Row(f"row-{number}", f"{where}: row {number}", row) for number, row in enumerate(cells, start=1))
+def _iter_rows(dataset: datasets.Dataset | datasets.IterableDataset, source: str) -> Iterator[Row]:
+    # In Arrow tables images stay bytes; in its own format `datasets` would decode them.
+    number = 0
+    for batch in dataset.with_format("arrow").iter(BATCH_ROWS):
+        for cells in batch.to_pylist():
+            number += 1
+            yield Row(f"row-{number}", f"{source}: row {number}", cells)

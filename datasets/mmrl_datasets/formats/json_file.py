@@ -1,4 +1,4 @@
-"""JSON: one list of objects, or an object that holds it under `data`. It is read whole, so its size has a limit."""
+"""JSON: a list of objects, or an object that holds such a list under `data`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mmrl_datasets.formats.jsonl import as_cells
 from mmrl_datasets.formats.row import Row, short_repr
 
 MAX_BYTES: Final = 512 << 20
+"""Largest file. JSON is read as a whole, and its objects take several times the size of the file."""
 
 
 def load_json(file: Path) -> object:
-    """The content of a JSON file.
+    """Return the content of a JSON file.
 
     Raises:
         UserError: there is no such file, or it is too large, or not JSON.
@@ -32,10 +33,10 @@ def load_json(file: Path) -> object:
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Each item of the list.
+    """Yield each item of the list.
 
     Raises:
-        UserError: as `load`, or it is not such a list.
+        UserError: the file cannot be read (see `load_json`), or holds no list of rows.
     """
     content = load_json(file)
     items = content.get("data") if isinstance(content, dict) else content

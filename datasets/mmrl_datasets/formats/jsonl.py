@@ -1,4 +1,4 @@
-"""JSON Lines: one object per line, UTF-8."""
+"""JSON Lines: one object per line, in UTF-8."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from mmrl.types import UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, Row, short_repr
 
 MAX_LINE_BYTES: Final = 64 << 20
+"""A longer line is rejected, and never held in memory as a whole."""
 UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Each line that is not blank, a line at a time.
+    """Yield each line that is not blank, one line in memory at a time.
 
     Raises:
         UserError: the file is UTF-16.
@@ -30,12 +31,14 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def as_cells(value: object) -> Cells | BadRowError:
-    """A JSON value as a row, if it is one."""
-    return value if isinstance(value, dict) else BadRowError(f"must be an object of columns, is {short_repr(value)}")
+    """Return a JSON value as the cells of a row, or the error that it is no object."""
+    if isinstance(value, dict):
+        return value
+    return BadRowError(f"must be an object of columns, is {short_repr(value)}")
 
 
 def _read_lines(content: BinaryIO) -> Iterator[bytes]:
-    """Lines; one that is too long is cut just beyond the limit, so that no more of it is ever in memory."""
+    """Yield lines. A line over the limit is cut one byte beyond it, and the rest is skipped in pieces."""
     while line := content.readline(MAX_LINE_BYTES + 1):
         rest = line
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
@@ -45,7 +48,7 @@ def _read_lines(content: BinaryIO) -> Iterator[bytes]:
 
 def _parse_line(line: bytes) -> Cells | BadRowError:
     if len(line) > MAX_LINE_BYTES:
-        return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep pictures in files of their own")
+        return BadRowError(f"longer than {MAX_LINE_BYTES >> 20} MiB; keep images in files of their own")
     try:
         return as_cells(json.loads(line.decode("utf-8-sig")))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Parquet: one file, or a folder of them as Hugging Face exports."""
+"""Parquet: one file, or a folder of shards as Hugging Face exports them."""
 
 from __future__ import annotations
 
@@ -10,42 +10,53 @@ from typing import Final
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import Cells, Row, did_you_mean
 
-BATCH_ROWS: Final = 64  # with pictures inside, some megabytes
+BATCH_ROWS: Final = 64
+"""Rows read at once: some megabytes where they hold images."""
 BUFFER_BYTES: Final = 1 << 20
 SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
 def find_shards(folder: Path, split: str) -> list[Path]:
-    """The Parquet files under a folder; where names say `<split>-00000-of-00001.parquet`, those of the split.
+    """Return the Parquet files under a folder, sorted by path.
+
+    If some are named `<split>-00000-of-00001.parquet`, only those of the split are returned.
 
     Raises:
         UserError: there are none, or none of that split.
     """
     files = sorted(folder.rglob("*.parquet"))
-    splits = {file: match.group(1) for file in files if (match := SHARD_NAME.fullmatch(file.name))}
-    if splits and split not in splits.values():
-        known = sorted(set(splits.values()))
+    split_of_file = {}
+    for file in files:
+        match = SHARD_NAME.fullmatch(file.name)
+        if match:
+            split_of_file[file] = match.group(1)
+    if split_of_file and split not in split_of_file.values():
+        known = sorted(set(split_of_file.values()))
         raise UserError(f"{folder}: has no split {split!r}{did_you_mean(split, known)}; there are {', '.join(known)}")
     if not files:
         raise UserError(f"{folder}: holds neither Parquet files nor a dataset saved to disk")
-    return [file for file in files if splits.get(file) == split] if splits else files
+    if not split_of_file:
+        return files
+    return [file for file in files if split_of_file.get(file) == split]
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[Row]:
-    """Each row, a batch at a time; `row-7` counts through all files, the place within one.
+    """Yield each row, one batch in memory at a time.
+
+    The name `row-7` counts through all files, the location within one file.
 
     Raises:
         UserError: a file is not Parquet, or damaged.
     """
-    number = 0
+    total = 0
     for file in files:
-        for inside, cells in enumerate(_iter_cells(file), start=1):
-            number += 1
-            yield Row(f"row-{number}", f"{file}: row {inside}", cells)
+        for number_in_file, cells in enumerate(_iter_cells(file), start=1):
+            total += 1
+            yield Row(f"row-{total}", f"{file}: row {number_in_file}", cells)
 
 
 def write_rows(file: Path, rows: Sequence[Cells]) -> None:
-    """Write rows; one that lacks a column of another has null there.
+    """Write rows to a file. A row that lacks a column of another row has null in it.
 
     Raises:
         UserError: a column holds values of several types.
@@ -53,9 +64,11 @@ def write_rows(file: Path, rows: Sequence[Cells]) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
+    # A dict keeps the order in which the columns come up first.
     names = dict.fromkeys(name for row in rows for name in row)
     try:
-        write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), file)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        write_table(pyarrow.table(columns), file)
     except pyarrow.ArrowException as error:
         raise UserError(f"{file}: Parquet cannot hold the rows ({error}); write JSON Lines instead") from error
 
@@ -64,12 +77,12 @@ def _iter_cells(file: Path) -> Iterator[Cells]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    done = 0
+    rows_read = 0
     try:
-        # Without these two Arrow keeps all it has read until the file is closed.
+        # By default Arrow reads ahead and keeps all that it has read until the file is closed.
         with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as content:
             for batch in content.iter_batches(BATCH_ROWS):
                 yield from batch.to_pylist()
-                done += batch.num_rows
+                rows_read += batch.num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as Parquet beyond row {done} ({error})") from error
+        raise UserError(f"{file}: cannot be read as Parquet beyond row {rows_read} ({error})") from error

@@ -1,4 +1,4 @@
-"""A row of any file, and how to say that it is of no use."""
+"""A row of any file, access to its cells, and the errors that say why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 Cells = Mapping[str, Any]
+"""The values of a row by column name."""
+_MAX_REPR_CHARS = 60
 
 
 class BadRowError(Exception):
-    """Why one row cannot be used."""
+    """Says why one row cannot be used; readers turn it into a `RejectedRow`."""
 
 
 class MissingColumnError(BadRowError):
-    """A row that lacks a column: a bad row when others have it, a wrong setting when none does."""
+    """Says that a row lacks a column. If every row lacks it, the setting that names it is wrong, not the row."""
 
     def __init__(self, column: str, cells: Cells) -> None:
         super().__init__(f"there is no column {column!r}{did_you_mean(column, cells)}; there are {', '.join(cells)}")
@@ -22,20 +24,25 @@ class MissingColumnError(BadRowError):
 
 
 class Row(NamedTuple):
-    """A row: its name within the file (`line-7`), its place (`a.jsonl:7`), and its cells or what is wrong with it."""
+    """One row of a file."""
 
     name: str
+    """The row within its file, such as `line-7`: its id unless a column gives one."""
     location: str
+    """The row for error messages, such as `a.jsonl:7`."""
     cells: Cells | BadRowError
+    """The values, or the reason why they cannot be read."""
 
 
 def has_column(cells: Cells, column: str) -> bool:
-    """Whether `cell` finds that column."""
+    """Return True if `get_cell` would find the column."""
     return _look_up(cells, column)[0]
 
 
 def get_cell(cells: Cells, column: str) -> object:
-    """The value of a column; `a.b` is the column of that name, or else what column `a` has under the key `b`.
+    """Return the value of a column.
+
+    `a.b` is the column of that name or, if there is none, the value under the key `b` in column `a`.
 
     Raises:
         MissingColumnError: the row has no such column.
@@ -47,20 +54,23 @@ def get_cell(cells: Cells, column: str) -> object:
 
 
 def _look_up(cells: Cells, column: str) -> tuple[bool, object]:
+    """Return whether the column was found, and its value, which may be None."""
     if column in cells:
         return True, cells[column]
     outer, _, inner = column.partition(".")
     nested = cells.get(outer)
-    return _look_up(nested, inner) if inner and isinstance(nested, Mapping) else (False, None)
+    if inner and isinstance(nested, Mapping):
+        return _look_up(nested, inner)
+    return False, None
 
 
 def short_repr(value: object) -> str:
-    """The value as Python writes it, shortened to fit a message."""
+    """Return the repr of a value, shortened to fit an error message."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _MAX_REPR_CHARS else f"{text[: _MAX_REPR_CHARS - 3]}..."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint at the most similar known word, or nothing."""
+    """Return a hint at the known word that is most similar, or an empty string if none is similar."""
     close = get_close_matches(word, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""

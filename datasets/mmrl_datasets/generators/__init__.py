@@ -1,1 +1,1 @@
-"""Generators of verifiable visual tasks, drawn from a seed."""
+"""Datasets that are drawn by a program, with exact answers: scenes, digits, text, puzzles, charts and videos."""

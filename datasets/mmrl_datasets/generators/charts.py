@@ -1,20 +1,21 @@
 """Bar, line and pie charts of monthly values, and questions about them.
 
-The months are consecutive, the values all different and multiples of `step`, so that they can be read off exactly. A
-composition (which month has which value) occurs in one split alone. A sample depends on the seed, the split and its
-index alone.
+The months are consecutive. Their values are all different and multiples of `step`, so that they can be read off
+exactly. A composition (which month has which value) occurs in one split alone. A sample depends on the seed, the split
+and its index alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import cos, pi, sin
+from math import ceil, cos, pi, sin
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators.common import (
     RenderedSample,
     SampleRngs,
@@ -25,40 +26,44 @@ from mmrl_datasets.generators.common import (
 )
 from mmrl_datasets.generators.drawing import SUPERSAMPLING, draw_composition
 from mmrl_datasets.generators.photos import parse_split
-from mmrl_datasets.readers.row_to_sample import format_choices
 
 ChartType = Literal["bar", "line", "pie"]
 ChartQuestion = Literal["value", "difference", "largest", "month"]
 MonthlyValues = Sequence[tuple[str, int]]
+"""Months with their values."""
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-PAPER_COLOR: Final = (255, 255, 255)
-INK_COLOR: Final = (20, 20, 20)
+CHART_BACKGROUND: Final = (255, 255, 255)
+CHART_INK: Final = (20, 20, 20)
 GRID_COLOR: Final = (208, 208, 208)
 MARK_COLOR: Final = (36, 84, 220)
 SLICE_COLORS: Final = ((244, 150, 150), (150, 214, 160), (160, 182, 246), (250, 226, 130))
 FONT_PX: Final = 10
-MIN_STEP_PX: Final = 4  # two neighbouring values stand at least this far apart
-MIN_SHARE_PERCENT: Final = 10  # per cent; a label fits into it
-LABEL_PX: Final = 22  # the widest month with air around it
+MIN_STEP_PX: Final = 4
+"""Least distance between two neighbouring values on the axis, in pixels."""
+MIN_SHARE_PERCENT: Final = 10
+"""Smallest slice of a pie; the name of a month fits into it."""
+LABEL_PX: Final = 22
+"""Width of the widest month's name with space around it, in pixels."""
 
 
 class _PlotArea(NamedTuple):
-    """The area inside the axes: its edges in pixels, and the value at its upper one."""
+    """The area inside the axes."""
 
     left: int
     top: int
     right: int
     bottom: int
     max_value: int
+    """The value at the upper edge; the lower edge is 0."""
 
     def row_of(self, value: int) -> int:
-        """The row at which a value stands."""
+        """Return the pixel row of a value."""
         return self.bottom - round(value * (self.bottom - self.top) / self.max_value)
 
 
 def charts(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -70,57 +75,59 @@ def charts(
     image_px: int = 128,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "chart_<ask>": what a chart says; of a pie, values are per cent and add up to 100.
+    """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.
 
     Options:
         split: train, validation or test.
         size: number of samples; null never ends.
         chart: bar, line or pie.
-        ask: `value` of a month and `difference` of two months are numbers, each equally often in bars and lines;
-            `largest` is a choice among the months, each letter equally often; `month` with a given value is text.
-        months: how many there are, 3 to 12; in a pie 4 at most.
-        step: what all values are multiples of; of a pie it divides 100.
+        ask: `value` of a month or `difference` of two months, which are numbers, each equally likely in bars and lines;
+            `largest`, a choice among the months, each letter equally likely; `month` with a given value, which is text.
+        months: number of months, 3 to 12; at most 4 in a pie.
+        step: all values are multiples of it; for a pie it divides 100.
         max_value: largest value of bars and lines.
-        image_px: side of the square picture; larger charts of the same values are easier to read.
-        seed: fixes the samples whatever the run's seed, which is taken when None.
+        image_px: side of the square image; the same values are easier to read in a larger chart.
+        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
-        UserError: an option is out of range, or the values could not be told apart at this size.
+        UserError: an option is out of range, or values would be too close to tell apart.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_one_of(get_args(ChartType), chart=chart)
     check_one_of(get_args(ChartQuestion), ask=ask)
     check_at_least(1, size=size, step=step)
     check_at_least(96, image_px=image_px)
-    levels = _allowed_shares(months, step) if chart == "pie" else _allowed_values(months, step, max_value, image_px)
+    is_pie = chart == "pie"
+    levels = _allowed_shares(months, step) if is_pie else _allowed_values(months, step, max_value, image_px)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        fixed = _draw_asked_values(dice.layout, ask, levels) if chart != "pie" else []
-        drawn = draw_composition(part, lambda: _draw_values(dice.layout, months, fixed, levels, shares=chart == "pie"))
+    def render(rngs: SampleRngs) -> RenderedSample:
+        # Shares must add up to 100, so those of a pie cannot be fixed before the others.
+        fixed = [] if is_pie else _draw_asked_values(rngs.layout, ask, levels)
+        drawn = draw_composition(split_name, lambda: _draw_values(rngs.layout, months, fixed, levels, shares=is_pie))
         values = _sort_by_month(drawn)
-        canvas = (
-            _draw_pie_chart(values, image_px)
-            if chart == "pie"
-            else _draw_axes_chart(values, image_px, step, max_value, bars=chart == "bar")
-        )
-        question, target = _make_question(dice.layout, ask, drawn, unit="percentage" if chart == "pie" else "value")
+        if is_pie:
+            canvas = _draw_pie_chart(values, image_px)
+        else:
+            canvas = _draw_axes_chart(values, image_px, step, max_value, bars=chart == "bar")
+        question, target = _make_question(rngs.layout, ask, drawn, unit="percentage" if is_pie else "value")
         return RenderedSample(
             parts=(canvas, question),
             target=target,
-            meta={"chart": chart, "values": [{"month": name, "value": value} for name, value in values]},
+            meta={"chart": chart, "values": [{"month": month, "value": value} for month, value in values]},
         )
 
-    return generate_samples(place, f"chart_{ask}", part, draw, size=size, seed=seed)
+    return generate_samples(context, f"chart_{ask}", split_name, render, size=size, seed=seed)
 
 
 def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> list[int]:
-    """The values that bars and points may have."""
+    """Return the values that bars and points may have, or refuse options that leave too few or too close ones."""
     levels = list(range(step, max_value + 1, step))
     plot = _make_plot_area(image_px, max_value)
     if not 3 <= months <= len(MONTHS) or months * LABEL_PX > plot.right - plot.left:
         most = min(len(MONTHS), (plot.right - plot.left) // LABEL_PX)
         raise UserError(f"months={months} must lie between 3 and {most} in image_px={image_px}, for their names to fit")
-    if max_value % step or len(levels) < months + 2:  # with fewer, there are too few charts for three splits
+    # With fewer levels there are too few compositions for three splits.
+    if max_value % step or len(levels) < months + 2:
         raise UserError(f"max_value={max_value} must be a multiple of step={step}, and {months + 2} of them or more")
     if (plot.bottom - plot.top) * step < MIN_STEP_PX * max_value:
         raise UserError(f"step={step} of max_value={max_value} cannot be seen in image_px={image_px}; enlarge one")
@@ -128,33 +135,37 @@ def _allowed_values(months: int, step: int, max_value: int, image_px: int) -> li
 
 
 def _allowed_shares(months: int, step: int) -> list[int]:
-    """The shares that slices may have."""
-    levels = list(range(-(-MIN_SHARE_PERCENT // step) * step, 100, step))
+    """Return the shares that slices may have, in per cent, or refuse options for which none add up to 100."""
+    smallest = ceil(MIN_SHARE_PERCENT / step) * step
+    levels = list(range(smallest, 100, step))
     if not 3 <= months <= min(len(SLICE_COLORS), len(levels)) or 100 % step or sum(levels[:months]) > 100:
         raise UserError(
-            f"a pie has no months={months} different shares that are multiples of step={step} and {MIN_SHARE_PERCENT} % or "
-            "more; use 3 or 4 months and a smaller step that divides 100"
+            f"a pie has no months={months} different shares that are multiples of step={step} and "
+            f"{MIN_SHARE_PERCENT} % or more; use 3 or 4 months and a smaller step that divides 100"
         )
     return levels
 
 
 def _draw_asked_values(rng: np.random.Generator, ask: str, levels: Sequence[int]) -> list[int]:
-    """The values that are asked for, so drawn that every answer comes equally often."""
+    """Draw the values that the question is about, so that every answer is equally likely."""
     if ask != "difference":
         return [levels[int(rng.integers(len(levels)))]]
-    apart = 1 + int(rng.integers(len(levels) - 1))
-    low = int(rng.integers(len(levels) - apart))
-    return [levels[low + apart], levels[low]]
+    distance = 1 + int(rng.integers(len(levels) - 1))
+    low = int(rng.integers(len(levels) - distance))
+    return [levels[low + distance], levels[low]]
 
 
 def _draw_values(
     rng: np.random.Generator, months: int, fixed: Sequence[int], levels: Sequence[int], *, shares: bool
 ) -> list[tuple[str, int]] | None:
-    """Different values of consecutive months in random order, the fixed ones first; None if shares do not add up."""
+    """Draw consecutive months in random order with different values, the fixed values first.
+
+    Returns None if the values are shares and cannot add up to 100.
+    """
     start = int(rng.integers(len(MONTHS)))
-    names = [MONTHS[(start + int(i)) % len(MONTHS)] for i in rng.permutation(months)]
+    names = [MONTHS[(start + int(offset)) % len(MONTHS)] for offset in rng.permutation(months)]
     free = [level for level in levels if level not in fixed]
-    picked = [free[int(i)] for i in rng.permutation(len(free))[: months - len(fixed)]]
+    picked = [free[int(index)] for index in rng.permutation(len(free))[: months - len(fixed)]]
     if shares:
         picked[-1] = 100 - sum(picked[:-1])
         if picked[-1] not in levels or len(set(picked)) < len(picked):
@@ -163,29 +174,29 @@ def _draw_values(
 
 
 def _sort_by_month(values: MonthlyValues) -> MonthlyValues:
-    """Consecutive months in their order: the first is the one whose predecessor is missing."""
-    places = {MONTHS.index(name): (name, value) for name, value in values}
-    start = next((place for place in places if (place - 1) % len(MONTHS) not in places), 0)
-    return [places[(start + i) % len(MONTHS)] for i in range(len(places))]
+    """Return consecutive months in their order, which may go on from December to January."""
+    by_number = {MONTHS.index(month): (month, value) for month, value in values}
+    # The first month is the one whose predecessor is missing. If all twelve are there, January is the first.
+    start = next((number for number in by_number if (number - 1) % len(MONTHS) not in by_number), 0)
+    return [by_number[(start + offset) % len(MONTHS)] for offset in range(len(by_number))]
 
 
 def _make_question(rng: np.random.Generator, ask: str, drawn: MonthlyValues, unit: str) -> tuple[str, Target]:
-    """The question about the first months drawn, and its answer."""
-    (name, value), (other, less), *_ = drawn
+    """Return the question, which is about the first months drawn, and its answer."""
+    (month, value), (other_month, other_value), *_ = drawn
     match ask:
         case "value":
-            return f"What is the {unit} of {name}?", Target(answer_type=AnswerType.NUMBER, value=value)
+            return f"What is the {unit} of {month}?", Target(answer_type=AnswerType.NUMBER, value=value)
         case "difference":
-            question = f"By how much do the {unit}s of {name} and {other} differ?"
-            return question, Target(answer_type=AnswerType.NUMBER, value=abs(value - less))
+            question = f"By how much do the {unit}s of {month} and {other_month} differ?"
+            return question, Target(answer_type=AnswerType.NUMBER, value=abs(value - other_value))
         case "largest":
             largest = max(drawn, key=lambda entry: entry[1])[0]
-            options, letter = shuffle_options(rng, [month for month, _ in drawn], largest)
-            return f"Which month has the largest {unit}?{format_choices(options)}", Target(
-                answer_type=AnswerType.CHOICE, value=letter
-            )
+            options, letter = shuffle_options(rng, [name for name, _ in drawn], largest)
+            question = f"Which month has the largest {unit}?{format_choices(options)}"
+            return question, Target(answer_type=AnswerType.CHOICE, value=letter)
         case _:
-            return f"Which month has the {unit} {value}?", Target(answer_type=AnswerType.TEXT, value=name)
+            return f"Which month has the {unit} {value}?", Target(answer_type=AnswerType.TEXT, value=month)
 
 
 def _make_plot_area(image_px: int, max_value: int) -> _PlotArea:
@@ -193,39 +204,44 @@ def _make_plot_area(image_px: int, max_value: int) -> _PlotArea:
 
 
 def _draw_axes_chart(values: MonthlyValues, image_px: int, step: int, max_value: int, *, bars: bool) -> Image.Image:
-    """Bars, or points joined by lines, over a grid with a labelled line at every second or further step."""
-    canvas = Image.new("RGB", (image_px, image_px), PAPER_COLOR)
+    """Draw bars, or points joined by lines, over a grid with labelled lines."""
+    canvas = Image.new("RGB", (image_px, image_px), CHART_BACKGROUND)
     draw, plot = ImageDraw.Draw(canvas), _make_plot_area(image_px, max_value)
     font = ImageFont.load_default(size=FONT_PX)
+    # At most five labelled lines above the base, and never one at every step: the model has to estimate between them.
     tick = step * max(2, -(-max_value // (5 * step)))
     for value in range(0, max_value + 1, tick):
-        draw.line(
-            (plot.left, plot.row_of(value), plot.right, plot.row_of(value)), fill=GRID_COLOR if value else INK_COLOR
-        )
-        draw.text((plot.left - 4, plot.row_of(value)), str(value), fill=INK_COLOR, font=font, anchor="rm")
+        row = plot.row_of(value)
+        draw.line((plot.left, row, plot.right, row), fill=GRID_COLOR if value else CHART_INK)
+        draw.text((plot.left - 4, row), str(value), fill=CHART_INK, font=font, anchor="rm")
     slot = (plot.right - plot.left) / len(values)
-    centres = [round(plot.left + (i + 0.5) * slot) for i in range(len(values))]
-    points = [(x, plot.row_of(value)) for x, (_, value) in zip(centres, values, strict=True)]
+    points = []
+    for position, (_, value) in enumerate(values):
+        points.append((round(plot.left + (position + 0.5) * slot), plot.row_of(value)))
     if not bars:
         draw.line(points, fill=MARK_COLOR, width=2)
-    for (x, y), (name, _) in zip(points, values, strict=True):
-        mark = (x - round(slot / 4), y, x + round(slot / 4), plot.bottom - 1) if bars else (x - 2, y - 2, x + 2, y + 2)
-        draw.rectangle(mark, fill=MARK_COLOR)
-        draw.text((x, plot.bottom + 3), name, fill=INK_COLOR, font=font, anchor="mt")
+    for (x, y), (month, _) in zip(points, values, strict=True):
+        if bars:
+            draw.rectangle((x - round(slot / 4), y, x + round(slot / 4), plot.bottom - 1), fill=MARK_COLOR)
+        else:
+            draw.rectangle((x - 2, y - 2, x + 2, y + 2), fill=MARK_COLOR)
+        draw.text((x, plot.bottom + 3), month, fill=CHART_INK, font=font, anchor="mt")
     return canvas
 
 
 def _draw_pie_chart(values: MonthlyValues, image_px: int) -> Image.Image:
-    """Slices clockwise from the top, each with its month's name."""
-    large = Image.new("RGB", (image_px * SUPERSAMPLING, image_px * SUPERSAMPLING), PAPER_COLOR)
-    draw, rim = ImageDraw.Draw(large), 4 * SUPERSAMPLING
+    """Draw slices clockwise from the top, each with the name of its month."""
+    large = Image.new("RGB", (image_px * SUPERSAMPLING, image_px * SUPERSAMPLING), CHART_BACKGROUND)
+    draw, margin = ImageDraw.Draw(large), 4 * SUPERSAMPLING
+    circle = (margin, margin, large.width - margin - 1, large.height - margin - 1)
+    # Pillow counts degrees clockwise from three o'clock; 1 per cent is 3.6 degrees.
     edges = np.cumsum([0, *(value for _, value in values)]) * 3.6 - 90.0
     for colour, start, end in zip(SLICE_COLORS, edges[:-1], edges[1:], strict=False):
-        draw.pieslice((rim, rim, large.width - rim - 1, large.height - rim - 1), start, end, fill=colour)
+        draw.pieslice(circle, start, end, fill=colour)
     canvas = large.resize((image_px, image_px), Image.Resampling.BOX)
-    centre, reach = image_px / 2, 0.33 * image_px
-    for (name, _), angle in zip(values, (edges[:-1] + edges[1:]) * pi / 360, strict=True):
-        where = (centre + reach * cos(angle), centre + reach * sin(angle))
-        font = ImageFont.load_default(size=FONT_PX)
-        ImageDraw.Draw(canvas).text(where, name, fill=INK_COLOR, font=font, anchor="mm")
+    font = ImageFont.load_default(size=FONT_PX)
+    centre, radius = image_px / 2, 0.33 * image_px
+    for (month, _), angle in zip(values, (edges[:-1] + edges[1:]) * pi / 360, strict=True):
+        position = (centre + radius * cos(angle), centre + radius * sin(angle))
+        ImageDraw.Draw(canvas).text(position, month, fill=CHART_INK, font=font, anchor="mm")
     return canvas

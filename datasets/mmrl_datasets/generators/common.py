@@ -1,4 +1,4 @@
-"""What generators share: independent random streams, files and ids of samples, checks of options."""
+"""The steps that all generators share: random streams for each sample, saved media, ids, and checks of options."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import ContentPart, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators.drawing import SceneObject, save_png
 from mmrl_datasets.generators.mp4_writer import RenderedVideo, save_mp4
 from mmrl_datasets.generators.photos import Split
 from mmrl_datasets.generators.random_streams import make_rngs
-from mmrl_datasets.readers.answers import LETTERS
 
-RNG_BATCH_SIZE: Final = 256  # samples whose streams are begun together
+RNG_BATCH_SIZE: Final = 256
+"""Samples whose random generators are seeded together, which is faster than one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRngs:
-    """One sample's independent random streams."""
+    """The random generators of one sample. They are independent, so that noisier labels leave the images unchanged."""
 
     layout: np.random.Generator
+    """Decides the objects, their places, the question and the order of its options."""
     pixels: np.random.Generator
+    """Decides the background, the crops of photographs and the noise."""
     label: np.random.Generator
+    """Decides the mistakes of the simulated annotator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSample:
-    """A sample whose media are still pixels."""
+    """A sample whose images and videos are not saved yet."""
 
     parts: tuple[str | Image.Image | RenderedVideo, ...]
+    """Text, images and videos in reading order."""
     target: Target
+    """The correct answer."""
     label: Target | None = None
+    """The answer of the simulated annotator, who may be wrong; None if there is no annotator."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the sample that rewards and readers of the data may use, JSON only."""
 
 
 def generate_samples(
-    place: DatasetContext,
+    context: DatasetContext,
     task: str,
     split: Split,
     render: Callable[[SampleRngs], RenderedSample],
@@ -49,35 +57,47 @@ def generate_samples(
     size: int | None,
     seed: int | None,
 ) -> Iterator[Sample]:
-    """`size` samples, or samples without end; each depends on the seed, the split and its index alone."""
-    root = place.seed if seed is None else seed
-    folder = place.work_dir / f"{task}-{split}"
-    for index, dice in enumerate(_make_sample_rngs(root, f"{task}/{split}", count() if size is None else range(size))):
-        draft = render(dice)
+    """Render samples, save their media and yield them.
+
+    A sample depends on the seed, the task, the split and its index alone.
+
+    Args:
+        context: the folder for the media, and the seed of the run.
+        task: first part of each sample's id, `task/split/000007`.
+        split: second part of each id.
+        render: draws one sample from its random generators.
+        size: number of samples; None never ends.
+        seed: replaces the seed of the run unless None.
+    """
+    root_seed = context.seed if seed is None else seed
+    folder = context.work_dir / f"{task}-{split}"
+    indices = count() if size is None else range(size)
+    for index, rngs in enumerate(_make_sample_rngs(root_seed, f"{task}/{split}", indices)):
+        rendered = render(rngs)
         yield Sample(
             id=f"{task}/{split}/{index:06d}",
             task=task,
-            parts=_save_media(draft.parts, folder, f"{index:06d}"),
-            target=draft.target,
-            label=draft.label,
-            meta=draft.meta,
+            parts=_save_media(rendered.parts, folder, f"{index:06d}"),
+            target=rendered.target,
+            label=rendered.label,
+            meta=rendered.meta,
         )
 
 
 def objects_meta(objects: Sequence[SceneObject]) -> list[dict[str, Any]]:
-    """Things as `meta` holds them: a name and a box each."""
-    return [{"name": thing.name, "box": list(thing.box)} for thing in objects]
+    """Return objects in the form that `meta["things"]` holds: a name and a box each."""
+    return [{"name": scene_object.name, "box": list(scene_object.box)} for scene_object in objects]
 
 
 def choose_phrasing(rng: np.random.Generator, first: str, second: str) -> str:
-    """One of two texts, equally often."""
+    """Return one of two texts, each equally likely."""
     return first if rng.random() < 0.5 else second
 
 
-def shuffle_options(rng: np.random.Generator, options: Sequence[str], right: str) -> tuple[list[str], str]:
-    """The options in random order, and the letter of the right one: each letter equally often."""
-    order = [options[int(i)] for i in rng.permutation(len(options))]
-    return order, LETTERS[order.index(right)]
+def shuffle_options(rng: np.random.Generator, options: Sequence[str], correct: str) -> tuple[list[str], str]:
+    """Return the options in random order and the letter of the correct one; every letter is equally likely."""
+    shuffled = [options[int(index)] for index in rng.permutation(len(options))]
+    return shuffled, LETTERS[shuffled.index(correct)]
 
 
 def check_fractions(**options: float) -> None:
@@ -92,7 +112,7 @@ def check_fractions(**options: float) -> None:
 
 
 def check_at_least(least: int, **options: int | None) -> None:
-    """Refuse options below `least`; None is no limit and passes.
+    """Refuse options below `least`. None means "no limit" and passes.
 
     Raises:
         UserError: one of them is below it.
@@ -100,17 +120,6 @@ def check_at_least(least: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < least:
             raise UserError(f"{name}={value} must be at least {least}")
-
-
-def check_at_most(most: int, **options: int) -> None:
-    """Refuse options above `most`.
-
-    Raises:
-        UserError: one of them is above it.
-    """
-    for name, value in options.items():
-        if value > most:
-            raise UserError(f"{name}={value} must be at most {most}")
 
 
 def check_one_of(words: Sequence[str], **options: str) -> None:
@@ -124,16 +133,22 @@ def check_one_of(words: Sequence[str], **options: str) -> None:
             raise UserError(f"{name}={value!r} is unknown; use {', '.join(map(repr, words))}")
 
 
-def _make_sample_rngs(seed: int, whose: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
-    """The streams of samples, in order."""
-    left = iter(indices)
-    while names := [f"{whose}/{index:06d}" for index in islice(left, RNG_BATCH_SIZE)]:
-        begun = (make_rngs(seed, [f"{name}/{use}" for name in names]) for use in ("layout", "pixels", "label"))
-        for layout, pixels, label in zip(*begun, strict=True):
+def _make_sample_rngs(seed: int, prefix: str, indices: Iterable[int]) -> Iterator[SampleRngs]:
+    """Yield the random generators of samples `prefix`/000000, `prefix`/000001, ... in order."""
+    remaining = iter(indices)
+    while True:
+        names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
+        if not names:
+            return
+        layout_rngs = make_rngs(seed, [f"{name}/layout" for name in names])
+        pixel_rngs = make_rngs(seed, [f"{name}/pixels" for name in names])
+        label_rngs = make_rngs(seed, [f"{name}/label" for name in names])
+        for layout, pixels, label in zip(layout_rngs, pixel_rngs, label_rngs, strict=True):
             yield SampleRngs(layout=layout, pixels=pixels, label=label)
 
 
 def _save_media(parts: Sequence[str | Image.Image | RenderedVideo], folder: Path, stem: str) -> tuple[ContentPart, ...]:
+    """Save images and videos and replace them by references. Several in one sample are numbered by their position."""
     several = sum(not isinstance(part, str) for part in parts) > 1
     saved: list[ContentPart] = []
     for part in parts:

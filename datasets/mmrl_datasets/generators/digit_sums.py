@@ -1,16 +1,15 @@
-"""Handwritten digits and their sum: hard to say at a glance, easier with the digits spelled out first.
+"""Handwritten digits and their sum: hard to give at once, easier after spelling the digits out.
 
-Demonstrations are those of an annotator who sometimes looks twice: an answer, then the words of a second look, the
-digits as thinking, and the answer that counts; or, out of laziness, the first answer once more. They are whole
-responses, for `imitate: response`.
+Each sample has a demonstration by a simulated annotator, as a whole response for `target_field: response` of an sft
+stage. The annotator gives an answer and, in some samples, rethinks: the rethink text, the digits as thinking, and the
+answer that counts. With a given probability the annotator only repeats the first answer instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-
-from PIL import Image
+from typing import Final
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
@@ -23,91 +22,98 @@ from mmrl_datasets.generators.common import (
     generate_samples,
     objects_meta,
 )
-from mmrl_datasets.generators.drawing import SceneObject, make_background
+from mmrl_datasets.generators.drawing import PAPER_GREY, SceneObject, make_background, paste_digit, place_in_line
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
-from mmrl_datasets.generators.scenes import INK_COLOR, PAPER_LEVEL, place_in_line
 
-GRAMMAR = ResponseFormat(thinking="optional")
+RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")
+"""How demonstrations are written."""
 
 
-def adding(
-    place: DatasetContext,
+def sums(
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
     image_px: int = 48,
     length: int = 2,
     background: float = 0.15,
-    second_look: float = 0.0,
-    slip: float = 0.5,
-    lazy: float = 0.0,
-    words: str = "\n\nWait, let me check.",
+    rethink_prob: float = 0.0,
+    first_wrong_prob: float = 0.5,
+    repeat_prob: float = 0.0,
+    rethink_text: str = "\n\nWait, let me check.",
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "add": the sum of real handwritten digits on faintly textured paper.
+    """Yield samples of task "add": the sum of real handwritten digits on faintly textured paper.
 
     Options:
         split: train, validation or test; no handwriting of one occurs in another.
         size: number of samples; null never ends.
-        image_px: side of the square picture.
+        image_px: side of the square image.
         length: number of digits.
-        background: how strongly a real texture shows behind, 0 to 1.
-        second_look: chance that the annotator looks twice.
-        slip: chance that the first of two answers is wrong, by 1 to 3.
-        lazy: chance that the second of two answers is the first again, without a look.
-        words: what stands between the two.
-        seed: fixes the samples whatever the run's seed, which is taken when None.
+        background: strength of the real texture behind the digits, 0 to 1.
+        rethink_prob: probability that a demonstration has a second answer.
+        first_wrong_prob: probability that the first of two answers is wrong, by 1 to 3.
+        repeat_prob: probability that the second of two answers repeats the first, without spelling out the digits.
+        rethink_text: text between the two answers.
+        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
-    check_fractions(background=background, second_look=second_look, slip=slip, lazy=lazy)
+    split_name = parse_split(split)
+    check_fractions(
+        background=background, rethink_prob=rethink_prob, first_wrong_prob=first_wrong_prob, repeat_prob=repeat_prob
+    )
     check_at_least(1, size=size, length=length)
     check_at_least(12 * length, image_px=image_px)
-    scenery = load_textures(part, image_px)
-    inks, values = load_handwritten_digits(part)
+    textures = load_textures(split_name, image_px)
+    digit_images, digit_values = load_handwritten_digits(split_name)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        picks = [int(pick) for pick in dice.layout.integers(len(inks), size=length)]
-        boxes = place_in_line(dice.layout, length, image_px // length, image_px)
-        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER_LEVEL)
-        for pick, box in zip(picks, boxes, strict=True):
-            canvas.paste(
-                INK_COLOR, box, inks[pick].resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC)
-            )
-        numbers = [int(values[pick]) for pick in picks]
-        total = sum(numbers)
-        first = _draw_first_answer(dice, total, slip)
-        twice, looks = bool(dice.label.random() < second_look), bool(dice.label.random() >= lazy)
+    def render(rngs: SampleRngs) -> RenderedSample:
+        chosen = [int(index) for index in rngs.layout.integers(len(digit_images), size=length)]
+        boxes = place_in_line(rngs.layout, length, image_px // length, image_px)
+        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
+        written = []
+        for index, box in zip(chosen, boxes, strict=True):
+            paste_digit(canvas, digit_images[index], box)
+            written.append(SceneObject(str(digit_values[index]), box))
+        total = sum(digit_values[index] for index in chosen)
+        # The label generator is read in this order, whatever the options, so that one option changes one choice only.
+        first_answer = _draw_first_answer(rngs, total, first_wrong_prob)
+        rethinks = bool(rngs.label.random() < rethink_prob)
+        spells_out = bool(rngs.label.random() >= repeat_prob)
         return RenderedSample(
-            parts=(canvas, choose_phrasing(dice.layout, "Add the digits.", "What do the digits add up to?")),
+            parts=(canvas, choose_phrasing(rngs.layout, "Add the digits.", "What do the digits add up to?")),
             target=_sum_target(total),
             meta={
-                "things": objects_meta([SceneObject(str(n), box) for n, box in zip(numbers, boxes, strict=True)]),
-                "first": first if twice else None,
-                "looks": twice and looks,
+                "things": objects_meta(written),
+                "first": first_answer if rethinks else None,
+                "looks": rethinks and spells_out,
             },
         )
 
-    for sample in generate_samples(place, "add", part, draw, size=size, seed=seed):
-        yield replace(sample, response=_write_demonstration(sample, words))
+    for sample in generate_samples(context, "add", split_name, render, size=size, seed=seed):
+        yield replace(sample, response=_write_demonstration(sample, rethink_text))
 
 
-def _draw_first_answer(dice: SampleRngs, total: int, slip: float) -> int:
-    """The sum, or by chance `slip` one that is wrong by 1 to 3."""
-    wrong = abs(total + int(dice.label.integers(1, 4)) * (1 if dice.label.random() < 0.5 else -1))
-    return wrong if dice.label.random() < slip else total
+def _draw_first_answer(rngs: SampleRngs, total: int, wrong_prob: float) -> int:
+    """Return the sum or, with probability `wrong_prob`, a number that differs from it by 1 to 3."""
+    wrong = abs(total + int(rngs.label.integers(1, 4)) * (1 if rngs.label.random() < 0.5 else -1))
+    return wrong if rngs.label.random() < wrong_prob else total
 
 
-def _write_demonstration(sample: Sample, words: str) -> str:
-    """The answer at once, or behind a first one."""
-    first = sample.meta["first"]
-    if first is None:
-        return GRAMMAR.render(sample.target)
-    thought = " + ".join(thing["name"] for thing in sample.meta["things"])
-    second = GRAMMAR.render(sample.target, thought) if sample.meta["looks"] else GRAMMAR.render(_sum_target(first))
-    return GRAMMAR.render(_sum_target(first)) + words + second
+def _write_demonstration(sample: Sample, rethink_text: str) -> str:
+    """Return the response of the annotator: the correct answer, or a first answer, the text and a second answer."""
+    first_answer = sample.meta["first"]
+    if first_answer is None:
+        return RESPONSE_FORMAT.render(sample.target)
+    first = RESPONSE_FORMAT.render(_sum_target(first_answer))
+    if sample.meta["looks"]:
+        thinking = " + ".join(digit["name"] for digit in sample.meta["things"])
+        second = RESPONSE_FORMAT.render(sample.target, thinking)
+    else:
+        second = first
+    return first + rethink_text + second
 
 
 def _sum_target(value: int) -> Target:

@@ -1,4 +1,4 @@
-"""Multiple choice questions about drawn scenes, whose wrong options are what a careless look would see."""
+"""Multiple choice questions about drawn scenes, with wrong options that a careless look at the scene would suggest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.generators.common import (
     RenderedSample,
     SampleRngs,
@@ -19,6 +20,7 @@ from mmrl_datasets.generators.common import (
 )
 from mmrl_datasets.generators.drawing import (
     COLOURS,
+    SCENE_GREY,
     SHAPES,
     SceneObject,
     choose_with_replacement,
@@ -27,141 +29,144 @@ from mmrl_datasets.generators.drawing import (
     make_background,
 )
 from mmrl_datasets.generators.photos import load_textures, parse_split
-from mmrl_datasets.readers.answers import LETTERS
-from mmrl_datasets.readers.row_to_sample import format_choices
 
-GREY: Final = 128
 NONE_OF_THESE: Final = "none of these"
 Topic = Literal["colour", "place", "count"]
-CORNERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # halves to the right, halves down
+CORNERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {"top left": (0, 0), "top right": (1, 0), "bottom left": (0, 1), "bottom right": (1, 1)}
 )
+"""Quarters of an image: 0 or 1 halves to the right, 0 or 1 halves down."""
 
 
 class _ChoiceQuestion(NamedTuple):
-    """A question, its answer, and wrong answers, the most plausible first."""
+    """A question before its options are chosen."""
 
     text: str
     answer: str
     distractors: list[str]
+    """Wrong answers, the most plausible first."""
 
 
 def shapes(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
     image_px: int = 48,
-    max_things: int = 4,
+    max_objects: int = 4,
     options: int = 4,
     none_of_these: bool = False,
     topics: Sequence[Topic] = ("colour", "place", "count"),
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "mcq": a colour, a place or a number in a scene of shapes; every letter is right equally often.
+    """Yield samples of task "mcq": a colour, a place or a number in a scene of shapes; each letter is equally likely.
 
-    Wrong options are taken from the same scene as far as they go: other things' colours and places, near numbers.
-    Compositions (what stands where) and pixels of the textures belong to one split. A sample depends on the seed, the
+    Wrong options come from the same scene as far as they last: colours and places of other shapes, near numbers.
+    Compositions (which shapes stand where) and texture pixels belong to one split. A sample depends on the seed, the
     split and its index alone.
 
     Options:
         split: train, validation or test.
         size: number of samples; null never ends.
-        image_px: side of the square picture.
-        max_things: most shapes, 1 to 4, each in a quarter of its own.
-        options: how many there are to choose from, 2 to 4.
-        none_of_these: the last option is "none of these", and right as often as any other.
-        topics: what is asked, each equally often.
-        background: how strongly a real texture shows behind, 0 to 1.
-        seed: fixes the samples whatever the run's seed, which is taken when None.
+        image_px: side of the square image.
+        max_objects: most shapes, 1 to 4, each in a quarter of its own.
+        options: number of options, 2 to 4.
+        none_of_these: make the last option "none of these", which is correct as often as any other.
+        topics: topics of the questions, each equally likely.
+        background: strength of the real texture behind the shapes, 0 to 1.
+        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_fractions(background=background)
     check_at_least(1, size=size)
     check_at_least(24, image_px=image_px)
-    for name, value, least in (("max_things", max_things, 1), ("options", options, 2)):
+    for name, value, least in (("max_objects", max_objects, 1), ("options", options, 2)):
         if not least <= value <= 4:
             raise UserError(f"{name}={value} must lie between {least} and 4")
     if not topics or set(topics) - set(get_args(Topic)):
         raise UserError(f"topics={list(topics)} must be some of {', '.join(get_args(Topic))}")
-    scenery = load_textures(part, image_px)
+    textures = load_textures(split_name, image_px)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        count = 1 + int(dice.layout.integers(max_things))
-        things = draw_composition(part, lambda: _draw_scene(dice.layout, count, image_px))
-        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=GREY)
-        for thing in things:
-            draw_shape(canvas, thing)
-        question = _make_question(dice.layout, topics[int(dice.layout.integers(len(topics)))], things, image_px)
-        letter = LETTERS[int(dice.layout.integers(options))]
-        choices = _arrange_options(dice.layout, question, letter, options, none_of_these=none_of_these)
+    def render(rngs: SampleRngs) -> RenderedSample:
+        count = 1 + int(rngs.layout.integers(max_objects))
+        scene = draw_composition(split_name, lambda: _draw_scene(rngs.layout, count, image_px))
+        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
+        for shape in scene:
+            draw_shape(canvas, shape)
+        topic = topics[int(rngs.layout.integers(len(topics)))]
+        question = _make_question(rngs.layout, topic, scene, image_px)
+        letter = LETTERS[int(rngs.layout.integers(options))]
+        choices = _arrange_options(rngs.layout, question, letter, options, none_of_these=none_of_these)
         return RenderedSample(
             parts=(canvas, question.text + format_choices(choices)),
             target=Target(answer_type=AnswerType.CHOICE, value=letter),
-            meta={"things": objects_meta(things)},
+            meta={"things": objects_meta(scene)},
         )
 
-    return generate_samples(place, "mcq", part, draw, size=size, seed=seed)
+    return generate_samples(context, "mcq", split_name, render, size=size, seed=seed)
 
 
 def _draw_scene(rng: np.random.Generator, count: int, image_px: int) -> list[SceneObject]:
-    """Shapes of different colours in different quarters; the first is the only one of its form."""
+    """Place shapes of different colours in different quarters; no other has the form of the first."""
     half = image_px // 2
-    colours = [list(COLOURS)[int(i)] for i in rng.permutation(len(COLOURS))[:count]]
-    corners = [list(CORNERS.values())[int(i)] for i in rng.permutation(len(CORNERS))[:count]]
-    form, *others = (SHAPES[int(i)] for i in rng.permutation(len(SHAPES)))
-    forms = [form, *choose_with_replacement(rng, others, count - 1)]
-    things = []
-    for colour, shape, (right, down) in zip(colours, forms, corners, strict=True):
+    colours = [list(COLOURS)[int(index)] for index in rng.permutation(len(COLOURS))[:count]]
+    quarters = [list(CORNERS.values())[int(index)] for index in rng.permutation(len(CORNERS))[:count]]
+    first_form, *other_forms = _shuffle(rng, SHAPES)
+    forms = [first_form, *choose_with_replacement(rng, other_forms, count - 1)]
+    scene = []
+    for colour, form, (right, down) in zip(colours, forms, quarters, strict=True):
         side = int(rng.integers(half // 2, half - 1))
         x = right * half + 1 + int(rng.integers(half - 1 - side))
         y = down * half + 1 + int(rng.integers(half - 1 - side))
-        things.append(SceneObject(f"{colour} {shape}", (x, y, x + side, y + side)))
-    return things
+        scene.append(SceneObject(f"{colour} {form}", (x, y, x + side, y + side)))
+    return scene
 
 
 def _make_question(
-    rng: np.random.Generator, topic: str, things: Sequence[SceneObject], image_px: int
+    rng: np.random.Generator, topic: str, scene: Sequence[SceneObject], image_px: int
 ) -> _ChoiceQuestion:
-    """A question about the first thing or, of numbers, about all."""
+    """Return a question about the number of all shapes, or about the colour or place of the first."""
     if topic == "count":
-        count = len(things)
+        count = len(scene)
         near = sorted((n for n in range(1, 7) if n != count), key=lambda n: (abs(n - count), rng.random()))
         return _ChoiceQuestion("How many shapes are there?", str(count), [str(number) for number in near])
-    colours, corners = [thing.name.split()[0] for thing in things], [_corner_of(thing, image_px) for thing in things]
+    colours = [shape.name.split()[0] for shape in scene]
     if topic == "colour":
-        shape = things[0].name.split()[1]
-        return _ChoiceQuestion(f"What colour is the {shape}?", colours[0], _order_distractors(rng, COLOURS, colours))
+        form = scene[0].name.split()[1]
+        return _ChoiceQuestion(f"What colour is the {form}?", colours[0], _order_distractors(rng, COLOURS, colours))
+    corners = [_corner_of(shape, image_px) for shape in scene]
     return _ChoiceQuestion(f"Where is the {colours[0]} shape?", corners[0], _order_distractors(rng, CORNERS, corners))
 
 
-def _corner_of(thing: SceneObject, image_px: int) -> str:
-    x, y, *_ = thing.box
-    return next(name for name, place in CORNERS.items() if place == (2 * x >= image_px, 2 * y >= image_px))
+def _corner_of(shape: SceneObject, image_px: int) -> str:
+    x, y, *_ = shape.box
+    quarter = (2 * x >= image_px, 2 * y >= image_px)
+    return next(name for name, corner in CORNERS.items() if corner == quarter)
 
 
-def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], seen: Sequence[str]) -> list[str]:
-    """Every word but the first one seen: the others seen, then the rest in random order."""
-    rest = [word for word in words if word not in seen]
-    return [*seen[1:], *(rest[int(i)] for i in rng.permutation(len(rest)))]
+def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], shown: Sequence[str]) -> list[str]:
+    """Return all words but the answer, which is `shown[0]`: the others that are shown, then the rest at random."""
+    rest = [word for word in words if word not in shown]
+    return [*shown[1:], *_shuffle(rng, rest)]
 
 
 def _arrange_options(
     rng: np.random.Generator, question: _ChoiceQuestion, letter: str, options: int, *, none_of_these: bool
 ) -> list[str]:
-    """Options of which the one with this letter is right."""
-    place = LETTERS.index(letter)
-    named = options - none_of_these
-    if place == named:  # the right one is left out
-        return [*_shuffle(rng, question.distractors[:named]), NONE_OF_THESE]
-    choices = _shuffle(rng, question.distractors[: named - 1])
-    choices.insert(place, question.answer)
+    """Return the options in an order that makes the one with `letter` correct."""
+    position = LETTERS.index(letter)
+    num_named = options - none_of_these
+    if position == num_named:
+        # "none of these" is correct, so the answer is left out.
+        return [*_shuffle(rng, question.distractors[:num_named]), NONE_OF_THESE]
+    choices = _shuffle(rng, question.distractors[: num_named - 1])
+    choices.insert(position, question.answer)
     return [*choices, NONE_OF_THESE] if none_of_these else choices
 
 
 def _shuffle(rng: np.random.Generator, words: Sequence[str]) -> list[str]:
-    return [words[int(i)] for i in rng.permutation(len(words))]
+    return [words[int(index)] for index in rng.permutation(len(words))]

@@ -1,4 +1,4 @@
-"""Real pictures that come with installed packages, each cut into parts that share no pixel between splits."""
+"""Real photographs and handwritten digits from installed packages, cut so that no two splits share a pixel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
     "validation": (0.6, 0.8),
     "test": (0.8, 1.0),
 }
-MAX_ZOOM: Final = 4 / 3  # room, in patch sizes, for a patch to move and grow
+"""The fraction of a photograph's columns, or of the handwritten digits, where each split begins and ends."""
+MAX_ZOOM: Final = 4 / 3
+"""Side of the largest region that a crop shrinks, in sides of the crop."""
 
 
 def parse_split(name: str) -> Split:
-    """The split of that name.
+    """Return `name` as a split.
 
     Raises:
         UserError: there is no such split.
@@ -37,21 +39,21 @@ def parse_split(name: str) -> Split:
 
 
 def split_slice(split: Split, count: int) -> slice:
-    """Which of `count` things in a row belong to a split: the first 60 %, the next 20 %, or the last 20 %."""
+    """Return the slice of `count` items that belongs to a split: the first 60 %, the next 20 % or the last 20 %."""
     start, stop = SPLIT_RANGES[split]
     return slice(round(start * count), round(stop * count))
 
 
 @lru_cache(maxsize=1)
 def load_textures(split: Split, patch_px: int) -> tuple[Image.Image, ...]:
-    """Backdrops: each photograph's own columns of the split, RGB, scaled for patches of up to `patch_px`."""
+    """Return photographs for backgrounds: the columns of this split, RGB, scaled for crops of up to `patch_px`."""
     china, _ = load_sample_images().images
     photographs = skimage.data.brick(), skimage.data.grass(), skimage.data.gravel(), skimage.data.coffee(), china
     return tuple(split_region(photograph, split, patch_px) for photograph in photographs)
 
 
 def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
-    """Things that any patch of them shows: each photograph's own columns of the split, RGB, scaled likewise."""
+    """Return photographs by name, of materials that any crop shows: scaled like `load_textures`."""
     _, flower = load_sample_images().images
     photographs = {
         "coins": skimage.data.coins(),
@@ -65,7 +67,7 @@ def load_materials(split: Split, patch_px: int) -> dict[str, Image.Image]:
 
 
 def load_scene_photos(split: Split, patch_px: int) -> list[Image.Image]:
-    """Scenes whose parts look different: each photograph's own columns of the split, RGB, scaled likewise."""
+    """Return photographs whose regions differ from one another, for puzzles: scaled like `load_textures`."""
     china, flower = load_sample_images().images
     scenes = (
         *(skimage.data.astronaut(), skimage.data.chelsea(), skimage.data.coffee(), skimage.data.coins()),
@@ -75,15 +77,23 @@ def load_scene_photos(split: Split, patch_px: int) -> list[Image.Image]:
 
 
 def load_handwritten_digits(split: Split) -> tuple[list[Image.Image], list[int]]:
-    """Handwritten digits as 8 x 8 ink (0 none, 255 full), and their values; runs by one writer stay together."""
-    bunch = load_digits()
-    chosen = split_slice(split, len(bunch.images))
-    ink = (bunch.images[chosen] * (255 / 16)).astype(np.uint8)
-    return [Image.fromarray(digit) for digit in ink], [int(digit) for digit in bunch.target[chosen]]
+    """Return the 8 x 8 images of a split (mode L: 0 is paper, 255 full ink) and the digits that they show.
+
+    The data set is in order of its writers, so a slice of it keeps most of one writer's digits in one split.
+    """
+    dataset = load_digits()
+    chosen = split_slice(split, len(dataset.images))
+    ink_levels = (dataset.images[chosen] * (255 / 16)).astype(np.uint8)
+    images = [Image.fromarray(levels) for levels in ink_levels]
+    values = [int(value) for value in dataset.target[chosen]]
+    return images, values
 
 
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:
-    """A split's own columns of a photograph, scaled alike in all splits: the narrowest is `LOOSE` patches wide."""
+    """Return the columns of a photograph that belong to a split, as RGB.
+
+    All splits are scaled alike, so that the narrowest is `MAX_ZOOM` patches wide.
+    """
     width = photograph.shape[1]
     narrowest = min(len(range(width)[split_slice(other, width)]) for other in SPLITS)
     scale = MAX_ZOOM * patch_px / narrowest
@@ -91,11 +101,10 @@ def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> 
     return columns.resize((ceil(scale * columns.width), ceil(scale * columns.height)), Image.Resampling.BICUBIC)
 
 
-def random_crop(rng: np.random.Generator, picture: Image.Image, width: int, height: int) -> Image.Image:
-    """A random patch of a picture, 1 to `LOOSE` times the wanted size, shrunk to `width` x `height` pixels."""
-    zoom = rng.uniform(1.0, min(MAX_ZOOM, picture.width / width, picture.height / height))
-    left = rng.uniform(0, picture.width - zoom * width)
-    top = rng.uniform(0, picture.height - zoom * height)
-    return picture.resize(
-        (width, height), Image.Resampling.BICUBIC, box=(left, top, left + zoom * width, top + zoom * height)
-    )
+def random_crop(rng: np.random.Generator, image: Image.Image, width: int, height: int) -> Image.Image:
+    """Return a random region of an image, 1 to `MAX_ZOOM` times as large as wanted, shrunk to `width` x `height`."""
+    zoom = rng.uniform(1.0, min(MAX_ZOOM, image.width / width, image.height / height))
+    left = rng.uniform(0, image.width - zoom * width)
+    top = rng.uniform(0, image.height - zoom * height)
+    region = (left, top, left + zoom * width, top + zoom * height)
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=region)

@@ -1,12 +1,13 @@
-"""Printed text to read: made-up words, numbers or mixed characters; turned, noisy and faint as the options ask.
+"""Printed text to read: made-up words, numbers or mixed characters, optionally rotated, noisy and faint.
 
-The font is Aileron, which comes with Pillow, in sizes and weights drawn at random. No text occurs in two splits, and
-papers share no pixel between splits. A sample depends on the seed, the split and its index alone.
+The font is Aileron, which comes with Pillow, in random sizes and weights. No text occurs in two splits, and backgrounds
+of different splits share no pixel. A sample depends on the seed, the split and its index alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
@@ -23,15 +24,21 @@ from mmrl_datasets.generators.common import (
     choose_phrasing,
     generate_samples,
 )
-from mmrl_datasets.generators.drawing import SUPERSAMPLING, draw_composition, make_background
+from mmrl_datasets.generators.drawing import (
+    INK_COLOR,
+    PRINT_PAPER_GREY,
+    SUPERSAMPLING,
+    draw_composition,
+    make_background,
+)
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
-PAPER_LEVEL: Final = 232
-INK_COLOR: Final = (24, 28, 64)
 MIN_FONT_PX: Final = 10
-MAX_NOISE_STD: Final = 64.0  # standard deviation of full noise, in grey levels of 255
+MAX_NOISE_STD: Final = 64.0
+"""Standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)."""
 Characters = Literal["words", "digits", "mixed"]
-# Left out of `mixed`: what the font draws alike (I, l and 1; O, o and 0), and letters whose cases differ in size alone.
+# `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
+# in size alone, such as C and c.
 ALPHABETS: Final[Mapping[str, str]] = MappingProxyType(
     {"digits": "0123456789", "mixed": "ABDEFGHMNQRTYabdefghmnqrty23456789"}
 )
@@ -40,7 +47,7 @@ VOWELS: Final = "aeiou"
 
 
 def text(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -54,25 +61,27 @@ def text(
     background: float = 0.15,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "ocr": the text as written, case and all; every length from `min_length` to `length` equally often.
+    """Yield samples of task "ocr": the text as it is written, including case.
+
+    Each length from `min_length` to `length` is equally likely.
 
     Options:
         split: train, validation or test.
         size: number of samples; null never ends.
-        image_px: side of the square picture.
-        characters: `words` can be pronounced and mean nothing; `digits`; `mixed` letters of both cases and digits.
+        image_px: side of the square image.
+        characters: `words` are pronounceable but meaningless; `digits`; `mixed` are letters of both cases and digits.
         length: most characters.
-        min_length: fewest characters, 2 or more: of single ones there are too few for three splits.
-        rotation: the line is turned by up to this many degrees either way, at most 45.
-        noise: grain of the picture, 0 to 1.
+        min_length: fewest characters, at least 2, because there are too few single characters for three splits.
+        rotation: largest rotation of the line in either direction, in degrees, at most 45.
+        noise: strength of the noise, 0 to 1.
         contrast: darkness of the ink, 0.1 to 1.
-        background: how strongly a real texture shows behind, 0 to 1.
-        seed: fixes the samples whatever the run's seed, which is taken when None.
+        background: strength of the real texture behind the text, 0 to 1.
+        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_one_of(get_args(Characters), characters=characters)
     check_fractions(noise=noise, background=background)
     check_at_least(1, size=size)
@@ -81,38 +90,44 @@ def text(
     check_at_least(12 * length, image_px=image_px)
     if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
         raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
-    papers = load_textures(part, image_px)
+    textures = load_textures(split_name, image_px)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        count = int(dice.layout.integers(min_length, length + 1))
-        (written,) = draw_composition(part, lambda: [_draw_text(dice.layout, characters, count)])
-        canvas = make_background(dice.pixels, papers, image_px=image_px, strength=background, grey=PAPER_LEVEL)
-        stencil = _render_to_fit(dice.layout, written, image_px, float(dice.layout.uniform(-rotation, rotation)))
-        corner = [int(dice.layout.integers(image_px - side + 1)) for side in stencil.size]
-        canvas.paste(INK_COLOR, (corner[0], corner[1]), stencil.point(lambda level: round(level * contrast)))
+    def render(rngs: SampleRngs) -> RenderedSample:
+        count = int(rngs.layout.integers(min_length, length + 1))
+        written = draw_composition(split_name, lambda: [_draw_text(rngs.layout, characters, count)])[0]
+        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PRINT_PAPER_GREY)
+        ink = _render_to_fit(rngs.layout, written, image_px, float(rngs.layout.uniform(-rotation, rotation)))
+        left = int(rngs.layout.integers(image_px - ink.width + 1))
+        top = int(rngs.layout.integers(image_px - ink.height + 1))
+        canvas.paste(INK_COLOR, (left, top), ink.point(lambda level: round(level * contrast)))
         return RenderedSample(
             parts=(
-                _add_noise(canvas, dice.pixels, noise),
-                choose_phrasing(dice.layout, "Read the text.", "What is written here?"),
+                _add_noise(canvas, rngs.pixels, noise),
+                choose_phrasing(rngs.layout, "Read the text.", "What is written here?"),
             ),
             target=Target(answer_type=AnswerType.TEXT, value=written),
-            meta={"box": [*corner, corner[0] + stencil.width, corner[1] + stencil.height]},
+            meta={"box": [left, top, left + ink.width, top + ink.height]},
         )
 
-    return generate_samples(place, "ocr", part, draw, size=size, seed=seed)
+    return generate_samples(context, "ocr", split_name, render, size=size, seed=seed)
 
 
 def _draw_text(rng: np.random.Generator, characters: str, count: int) -> str:
     if characters != "words":
         return "".join(rng.choice(list(ALPHABETS[characters]), size=count))
-    first = int(rng.integers(2))
-    alphabets = [(CONSONANTS, VOWELS)[(first + i) % 2] for i in range(count)]
-    return "".join(alphabet[int(rng.integers(len(alphabet)))] for alphabet in alphabets)
+    # Consonants and vowels take turns; `starts_with_vowel` decides which comes first.
+    starts_with_vowel = int(rng.integers(2))
+    letters = []
+    for position in range(count):
+        alphabet = VOWELS if (position + starts_with_vowel) % 2 else CONSONANTS
+        letters.append(alphabet[int(rng.integers(len(alphabet)))])
+    return "".join(letters)
 
 
 def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle: float) -> Image.Image:
-    """The ink of a line of text, cropped, in a random size and weight that fit the picture."""
-    weight = float(rng.uniform(0.0, 0.06))  # of the stroke that is added, in font sizes
+    """Return the ink of a rotated line of text (mode L), cropped, in a random size and weight that fit the image."""
+    # The weight is the width of a stroke added around the letters, in font sizes.
+    weight = float(rng.uniform(0.0, 0.06))
     for font_px in range(int(rng.integers(12, image_px // 2 + 1)), MIN_FONT_PX - 1, -1):
         ink = _render_text(written, font_px, weight, angle)
         if max(ink.size) <= image_px:
@@ -128,8 +143,9 @@ def _render_text(written: str, font_px: int, weight: float, angle: float) -> Ima
     ImageDraw.Draw(sheet).text(
         (2 + stroke - left, 2 + stroke - top), written, fill=255, font=font, stroke_width=stroke, stroke_fill=255
     )
-    turned = sheet.rotate(angle, Image.Resampling.BICUBIC, expand=True)
-    small = turned.resize((-(-turned.width // SUPERSAMPLING), -(-turned.height // SUPERSAMPLING)), Image.Resampling.BOX)
+    rotated = sheet.rotate(angle, Image.Resampling.BICUBIC, expand=True)
+    extent = (ceil(rotated.width / SUPERSAMPLING), ceil(rotated.height / SUPERSAMPLING))
+    small = rotated.resize(extent, Image.Resampling.BOX)
     return small.crop(small.getbbox())
 
 

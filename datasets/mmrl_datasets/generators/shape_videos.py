@@ -1,18 +1,19 @@
-"""Short videos of drawn shapes on a real texture: which way one moves, how often it appears, when it is visible.
+"""Short videos of drawn shapes: which way one moves, how often it appears, and when it is visible.
 
-A clip has few small frames, at 2 a second unless asked otherwise, which is the rate at which `model.video` looks by
-default: the model sees every frame. Clips are H.264 in mp4. What stands where in which frame occurs in one split alone,
-and textures share no pixel between splits. A sample depends on the seed, the split and its index alone.
+A video has few small frames, 2 per second by default. That is the rate at which `model.video` samples by default, so
+the model sees every frame. Videos are H.264 in mp4. A composition (which shape stands where in which frame) occurs in
+one split alone, and textures of different splits share no pixel. A sample depends on the seed, the split and its index
+alone.
 
-Options all three share:
+Options that all three share:
     split: train, validation or test.
     size: number of samples; null never ends.
-    image_px: side of the square frames, even.
-    frames: how many.
-    fps: frames a second.
-    distractors: other shapes, of other colours, 0 to 3.
-    background: how strongly a real texture shows behind, 0 to 1.
-    seed: fixes the samples whatever the run's seed, which is taken when None.
+    image_px: side of the square frames, an even number.
+    frames: number of frames.
+    fps: frames per second.
+    distractors: number of other shapes, of other colours, 0 to 3.
+    background: strength of the real texture behind the shapes, 0 to 1.
+    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import AnswerType, DatasetContext, Sample, Target, UserError
+from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators.common import (
     RenderedSample,
     SampleRngs,
@@ -34,6 +36,7 @@ from mmrl_datasets.generators.common import (
     shuffle_options,
 )
 from mmrl_datasets.generators.drawing import (
+    SCENE_GREY,
     SHAPES,
     Box,
     SceneObject,
@@ -45,11 +48,9 @@ from mmrl_datasets.generators.drawing import (
 )
 from mmrl_datasets.generators.mp4_writer import RenderedVideo
 from mmrl_datasets.generators.photos import Split, load_textures, parse_split
-from mmrl_datasets.readers.row_to_sample import format_choices
 
-GREY: Final = 128
-COLOURS: Final = ("red", "green", "blue", "yellow")
-DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels to the right, pixels down
+SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
+DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
         "left": (-1, 0),
         "right": (1, 0),
@@ -61,18 +62,24 @@ DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(  # pixels t
         "down and right": (1, 1),
     }
 )
-MIN_SPEED_PX: Final = 2  # per frame
+"""Signs of the movement: to the right, and down."""
+MIN_SPEED_PX: Final = 2
+"""Least movement between two frames, in pixels."""
 
 
 class _ShapeInFrame(NamedTuple):
-    """A thing in one frame; a composition is a list of these, those of the thing asked about last in their frame."""
+    """A shape in one frame. In a composition, those of the shape asked about come last in their frame."""
 
     frame: int
     shape: SceneObject
 
+    def __repr__(self) -> str:
+        """Return the text that `assign_split` hashes. It is fixed: another text would move videos between splits."""
+        return f"_Still(frame={self.frame!r}, thing={self.shape!r})"
+
 
 class _VideoSettings(NamedTuple):
-    """What all clips of a source share."""
+    """Options that all samples of a source share."""
 
     textures: Sequence[Image.Image]
     image_px: int
@@ -82,7 +89,7 @@ class _VideoSettings(NamedTuple):
 
 
 def direction(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -94,34 +101,36 @@ def direction(
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "direction": which way a shape moves, as an option; every way and every letter equally often.
+    """Yield samples of task "direction": which way a shape moves. Each direction and each letter is equally likely.
 
     Options:
-        diagonals: 8 ways instead of 4.
+        diagonals: ask among 8 directions instead of 4.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_at_least(1, size=size)
-    screen = _make_settings(part, image_px, frames, fps, background)
+    settings = _make_settings(split_name, image_px, frames, fps, background)
     _check_distractors(distractors)
     if (image_px - image_px // 4) // (frames - 1) < MIN_SPEED_PX:
         raise UserError(f"frames={frames} are too many to move through image_px={image_px}; use larger or fewer ones")
-    ways = list(DIRECTIONS)[: 8 if diagonals else 4]
+    directions = list(DIRECTIONS)[: 8 if diagonals else 4]
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        asked = ways[int(dice.layout.integers(len(ways)))]
-        stills = draw_composition(part, lambda: _draw_moving_shapes(dice.layout, asked, ways, distractors, screen))
-        options, letter = shuffle_options(dice.layout, ways, asked)
-        question = f"Which way does the {stills[-1].shape.name} move?{format_choices(options)}"
-        return _render_video(dice, screen, stills, question, Target(answer_type=AnswerType.CHOICE, value=letter))
+    def render(rngs: SampleRngs) -> RenderedSample:
+        asked = directions[int(rngs.layout.integers(len(directions)))]
+        shapes = draw_composition(
+            split_name, lambda: _draw_moving_shapes(rngs.layout, asked, directions, distractors, settings)
+        )
+        options, letter = shuffle_options(rngs.layout, directions, asked)
+        question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
+        return _render_video(rngs, settings, shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter))
 
-    return generate_samples(place, "direction", part, draw, size=size, seed=seed)
+    return generate_samples(context, "direction", split_name, render, size=size, seed=seed)
 
 
-def blinks(
-    place: DatasetContext,
+def appearance_count(
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -133,36 +142,38 @@ def blinks(
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "blinks": how many times a shape appears, 1 to `max_count` equally often. At first it is hidden.
+    """Yield samples of task "blinks": how many times a shape appears. It is hidden in the first frame.
+
+    Each answer from 1 to `max_count` is equally likely.
 
     Options:
-        max_count: largest answer; each time takes two frames or more.
+        max_count: largest answer; each appearance needs two frames or more.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_at_least(1, size=size, max_count=max_count)
-    screen = _make_settings(part, image_px, frames, fps, background)
+    settings = _make_settings(split_name, image_px, frames, fps, background)
     _check_distractors(distractors)
     check_at_least(2 * max_count, frames=frames)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        count = 1 + int(dice.layout.integers(max_count))
-        stills = draw_composition(
-            part,
-            lambda: _draw_static_shapes(
-                dice.layout, _draw_visible_frames(dice.layout, count, frames), distractors, screen
-            ),
-        )
-        question = f"How many times does the {stills[-1].shape.name} appear?"
-        return _render_video(dice, screen, stills, question, Target(answer_type=AnswerType.NUMBER, value=count))
+    def render(rngs: SampleRngs) -> RenderedSample:
+        count = 1 + int(rngs.layout.integers(max_count))
 
-    return generate_samples(place, "blinks", part, draw, size=size, seed=seed)
+        def draw() -> list[_ShapeInFrame] | None:
+            visible = _draw_visible_frames(rngs.layout, count, frames)
+            return _draw_static_shapes(rngs.layout, visible, distractors, settings)
+
+        shapes = draw_composition(split_name, draw)
+        question = f"How many times does the {shapes[-1].shape.name} appear?"
+        return _render_video(rngs, settings, shapes, question, Target(answer_type=AnswerType.NUMBER, value=count))
+
+    return generate_samples(context, "blinks", split_name, render, size=size, seed=seed)
 
 
-def presence(
-    place: DatasetContext,
+def visible_span(
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
@@ -173,29 +184,29 @@ def presence(
     background: float = 0.3,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "presence": from when to when a shape is visible, in seconds; every span of whole frames equally often.
+    """Yield samples of task "presence": from when to when a shape is visible, in seconds.
 
-    Frame i is shown from i / fps to (i + 1) / fps, so a shape in frames 2 and 3 at 2 frames a second has (1.0, 2.0).
+    Frame i is shown from i / fps to (i + 1) / fps. A shape in frames 2 and 3 at 2 frames per second is visible from 1.0
+    to 2.0 s. Each span of whole frames is equally likely.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
+    split_name = parse_split(split)
     check_at_least(1, size=size)
-    screen = _make_settings(part, image_px, frames, fps, background)
+    settings = _make_settings(split_name, image_px, frames, fps, background)
     _check_distractors(distractors)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        first, end = sorted(int(edge) for edge in dice.layout.permutation(frames + 1)[:2])
-        stills = draw_composition(
-            part, lambda: _draw_static_shapes(dice.layout, range(first, end), distractors, screen)
+    def render(rngs: SampleRngs) -> RenderedSample:
+        first, end = sorted(int(edge) for edge in rngs.layout.permutation(frames + 1)[:2])
+        shapes = draw_composition(
+            split_name, lambda: _draw_static_shapes(rngs.layout, range(first, end), distractors, settings)
         )
-        question = f"From when to when is the {stills[-1].shape.name} visible, in seconds?"
-        return _render_video(
-            dice, screen, stills, question, Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
-        )
+        question = f"From when to when is the {shapes[-1].shape.name} visible, in seconds?"
+        target = Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
+        return _render_video(rngs, settings, shapes, question, target)
 
-    return generate_samples(place, "presence", part, draw, size=size, seed=seed)
+    return generate_samples(context, "presence", split_name, render, size=size, seed=seed)
 
 
 def _make_settings(split: Split, image_px: int, frames: int, fps: int, background: float) -> _VideoSettings:
@@ -209,55 +220,65 @@ def _make_settings(split: Split, image_px: int, frames: int, fps: int, backgroun
 
 
 def _check_distractors(count: int) -> None:
-    if not 0 <= count < len(COLOURS):
-        raise UserError(f"distractors={count} must lie between 0 and {len(COLOURS) - 1}: each has a colour of its own")
+    most = len(SHAPE_COLOURS) - 1
+    if not 0 <= count <= most:
+        raise UserError(f"distractors={count} must lie between 0 and {most}: each has a colour of its own")
 
 
 def _draw_moving_shapes(
-    rng: np.random.Generator, asked: str, ways: Sequence[str], distractors: int, screen: _VideoSettings
+    rng: np.random.Generator, asked: str, directions: Sequence[str], distractors: int, settings: _VideoSettings
 ) -> list[_ShapeInFrame]:
-    """Things that move at constant speeds, the last one the asked way; they may pass each other."""
-    chosen = [*choose_with_replacement(rng, ways, distractors), asked]
-    paths = [_draw_path(rng, DIRECTIONS[way], screen) for way in chosen]
+    """Draw shapes that move at constant speeds and may pass each other, the last of them in the asked direction."""
+    chosen = [*choose_with_replacement(rng, directions, distractors), asked]
+    paths = [_draw_path(rng, DIRECTIONS[name], settings) for name in chosen]
     names = _draw_names(rng, len(paths))
-    return [
-        _ShapeInFrame(frame, SceneObject(name, path[frame]))
-        for frame in range(screen.frames)
-        for name, path in zip(names, paths, strict=True)
-    ]
+    shapes = []
+    for frame in range(settings.frames):
+        for name, path in zip(names, paths, strict=True):
+            shapes.append(_ShapeInFrame(frame, SceneObject(name, path[frame])))
+    return shapes
 
 
-def _draw_path(rng: np.random.Generator, way: tuple[int, int], screen: _VideoSettings) -> list[Box]:
-    """The boxes of a thing that stays in the picture from the first frame to the last."""
-    side = _draw_side(rng, screen.image_px)
-    room, steps = screen.image_px - side, screen.frames - 1
+def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _VideoSettings) -> list[Box]:
+    """Draw the boxes of a shape in each frame; it stays in the image from the first frame to the last."""
+    side = _draw_side(rng, settings.image_px)
+    room, steps = settings.image_px - side, settings.frames - 1
     speed = int(rng.integers(MIN_SPEED_PX, room // steps + 1))
     start = []
-    for sign in way:
+    for sign in signs:
         travel = speed * steps * abs(sign)
         low = int(rng.integers(room - travel + 1))
         start.append(low + travel if sign < 0 else low)
-    corners = [(start[0] + i * speed * way[0], start[1] + i * speed * way[1]) for i in range(screen.frames)]
-    return [(x, y, x + side, y + side) for x, y in corners]
+    path = []
+    for frame in range(settings.frames):
+        x, y = start[0] + frame * speed * signs[0], start[1] + frame * speed * signs[1]
+        path.append((x, y, x + side, y + side))
+    return path
 
 
 def _draw_static_shapes(
-    rng: np.random.Generator, visible: Sequence[int], distractors: int, screen: _VideoSettings
+    rng: np.random.Generator, visible: Sequence[int], distractors: int, settings: _VideoSettings
 ) -> list[_ShapeInFrame] | None:
-    """Things that stand still, all but the last in every frame; None where they find no room."""
-    sides = [_draw_side(rng, screen.image_px) for _ in range(distractors + 1)]
-    boxes = place_boxes(rng, [(side, side) for side in sides], image_px=screen.image_px, step=1, gap=2)
+    """Draw shapes that stand still: the last in the `visible` frames, the others in every frame.
+
+    Returns None if they find no room.
+    """
+    sides = [_draw_side(rng, settings.image_px) for _ in range(distractors + 1)]
+    boxes = place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:
         return None
-    *others, asked = (SceneObject(name, box) for name, box in zip(_draw_names(rng, len(boxes)), boxes, strict=True))
-    stills = [_ShapeInFrame(frame, other) for frame in range(screen.frames) for other in others]
-    return [*stills, *(_ShapeInFrame(frame, asked) for frame in visible)]
+    *others, asked = map(SceneObject, _draw_names(rng, len(boxes)), boxes)
+    shapes = [_ShapeInFrame(frame, other) for frame in range(settings.frames) for other in others]
+    return [*shapes, *(_ShapeInFrame(frame, asked) for frame in visible)]
 
 
 def _draw_visible_frames(rng: np.random.Generator, count: int, frames: int) -> list[int]:
-    """The frames in which a thing is visible that appears `count` times: all patterns equally often."""
+    """Draw the frames in which a shape that appears `count` times is visible; all patterns are equally likely."""
     edges = sorted(int(edge) + 1 for edge in rng.permutation(frames)[: 2 * count])
-    return [frame for start, end in zip(edges[::2], edges[1::2], strict=True) for frame in range(start, end)]
+    visible: list[int] = []
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        visible += range(start, end)
+    return visible
 
 
 def _draw_side(rng: np.random.Generator, image_px: int) -> int:
@@ -265,25 +286,22 @@ def _draw_side(rng: np.random.Generator, image_px: int) -> int:
 
 
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
-    """Names of different colours."""
-    colours = [COLOURS[int(i)] for i in rng.permutation(len(COLOURS))[:count]]
-    return [
-        f"{colour} {shape}" for colour, shape in zip(colours, choose_with_replacement(rng, SHAPES, count), strict=True)
-    ]
+    """Draw names of shapes whose colours differ."""
+    colours = [SHAPE_COLOURS[int(index)] for index in rng.permutation(len(SHAPE_COLOURS))[:count]]
+    forms = choose_with_replacement(rng, SHAPES, count)
+    return [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]
 
 
 def _render_video(
-    dice: SampleRngs, screen: _VideoSettings, stills: Sequence[_ShapeInFrame], question: str, target: Target
+    rngs: SampleRngs, settings: _VideoSettings, shapes: Sequence[_ShapeInFrame], question: str, target: Target
 ) -> RenderedSample:
     empty = make_background(
-        dice.pixels, screen.textures, image_px=screen.image_px, strength=screen.background, grey=GREY
+        rngs.pixels, settings.textures, image_px=settings.image_px, strength=settings.background, grey=SCENE_GREY
     )
-    pictures = [empty.copy() for _ in range(screen.frames)]
-    for still in stills:
-        draw_shape(pictures[still.frame], still.shape)
-    meta: list[dict[str, Any]] = [
-        {"frame": still.frame, "name": still.shape.name, "box": list(still.shape.box)} for still in stills
-    ]
-    return RenderedSample(
-        parts=(RenderedVideo(frames=pictures, fps=screen.fps), question), target=target, meta={"stills": meta}
-    )
+    frames = [empty.copy() for _ in range(settings.frames)]
+    meta: list[dict[str, Any]] = []
+    for entry in shapes:
+        draw_shape(frames[entry.frame], entry.shape)
+        meta.append({"frame": entry.frame, "name": entry.shape.name, "box": list(entry.shape.box)})
+    video = RenderedVideo(frames=frames, fps=settings.fps)
+    return RenderedSample(parts=(video, question), target=target, meta={"stills": meta})

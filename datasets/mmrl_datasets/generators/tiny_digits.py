@@ -1,7 +1,8 @@
-"""Digits too small to be read in the picture as it is shown, and large enough once a part of it is looked at alone.
+"""Digits too small to read in the image as the model sees it, and large enough in a crop of it.
 
-Demonstrations are those of an annotator who looks through a glass and reads what it shows, and may confuse left and
-right. They are whole responses, for `imitate: response` and an sft stage whose `program` answers calls.
+Each sample has a demonstration by a simulated annotator, as a whole response for `target_field: response` of an sft
+stage whose `rollout_steps` run the zoom tool. The annotator zooms into a corner and answers with the digit in it, but
+may confuse left and right.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
-
-from PIL import Image
 
 from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
@@ -24,78 +23,84 @@ from mmrl_datasets.generators.common import (
     generate_samples,
     objects_meta,
 )
-from mmrl_datasets.generators.drawing import Box, SceneObject, make_background
+from mmrl_datasets.generators.drawing import PAPER_GREY, Box, SceneObject, make_background, paste_digit
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
-from mmrl_datasets.generators.scenes import INK_COLOR, PAPER_LEVEL
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
-ZOOM_SIDE_FACTOR: Final = 2  # the glass shows so many times a digit's side
-GRAMMAR = ResponseFormat()
+ZOOM_SIDE_FACTOR: Final = 2
+"""Side of the zoomed box, in sides of a digit."""
+RESPONSE_FORMAT: Final = ResponseFormat()
+"""How demonstrations are written."""
 
 
-def corners(
-    place: DatasetContext,
+def corner_digits(
+    context: DatasetContext,
     *,
     split: str,
     size: int | None,
     image_px: int = 192,
     digit_px: int = 12,
-    seen_px: int = 48,
+    resized_px: int = 48,
     background: float = 0.15,
-    confused: float = 0.0,
+    mislabel_prob: float = 0.0,
     seed: int | None = None,
 ) -> Iterator[Sample]:
-    """Task "corner": which real handwritten digit stands in a corner of faintly textured paper; there is one in each.
+    """Yield samples of task "corner": which handwritten digit stands in one corner; there is one in each of the four.
 
     Options:
         split: train, validation or test; no handwriting of one occurs in another.
         size: number of samples; null never ends.
-        image_px: side of the square picture.
+        image_px: side of the square image.
         digit_px: side of a digit.
-        seen_px: side of the picture as the model sees it, in which demonstrations measure what they zoom into.
-        background: how strongly a real texture shows behind, 0 to 1.
-        confused: chance that the annotator takes left for right, and says what stands there.
-        seed: fixes the samples whatever the run's seed, which is taken when None.
+        resized_px: side of the image as the model sees it, in whose pixels demonstrations give the box to zoom into.
+        background: strength of the real texture behind the digits, 0 to 1.
+        mislabel_prob: probability that the annotator confuses left and right and answers with the wrong digit.
+        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.
     """
-    part = parse_split(split)
-    check_fractions(background=background, confused=confused)
-    check_at_least(1, size=size, digit_px=digit_px, seen_px=seen_px)
+    split_name = parse_split(split)
+    check_fractions(background=background, mislabel_prob=mislabel_prob)
+    check_at_least(1, size=size, digit_px=digit_px, resized_px=resized_px)
     check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
-    scenery = load_textures(part, image_px)
-    inks, values = load_handwritten_digits(part)
-    glasses = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
+    textures = load_textures(split_name, image_px)
+    digit_images, digit_values = load_handwritten_digits(split_name)
+    zoom_boxes = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
 
-    def draw(dice: SampleRngs) -> RenderedSample:
-        canvas = make_background(dice.pixels, scenery, image_px=image_px, strength=background, grey=PAPER_LEVEL)
-        picks = [int(pick) for pick in dice.layout.integers(len(inks), size=len(CORNERS))]
-        things = []
-        for glass, pick in zip(glasses, picks, strict=True):
-            left, top = (side + int(dice.layout.integers((ZOOM_SIDE_FACTOR - 1) * digit_px + 1)) for side in glass[:2])
+    def render(rngs: SampleRngs) -> RenderedSample:
+        canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
+        chosen = [int(index) for index in rngs.layout.integers(len(digit_images), size=len(CORNERS))]
+        written = []
+        slack_px = (ZOOM_SIDE_FACTOR - 1) * digit_px
+        for zoom_box, index in zip(zoom_boxes, chosen, strict=True):
+            left = zoom_box[0] + int(rngs.layout.integers(slack_px + 1))
+            top = zoom_box[1] + int(rngs.layout.integers(slack_px + 1))
             box = (left, top, left + digit_px, top + digit_px)
-            canvas.paste(INK_COLOR, box, inks[pick].resize((digit_px, digit_px), Image.Resampling.BICUBIC))
-            things.append(SceneObject(str(values[pick]), box))
-        asked = int(dice.layout.integers(len(CORNERS)))
-        looked = asked ^ 1 if dice.label.random() < confused else asked  # corners alternate: left, right
+            paste_digit(canvas, digit_images[index], box)
+            written.append(SceneObject(str(digit_values[index]), box))
+        asked = int(rngs.layout.integers(len(CORNERS)))
+        # CORNERS alternates left and right, so flipping the lowest bit swaps the two.
+        zoomed = asked ^ 1 if rngs.label.random() < mislabel_prob else asked
         return RenderedSample(
             parts=(canvas, f"Which digit is at the {CORNERS[asked]}?"),
-            target=_digit_target(things[asked].name),
-            meta={"things": objects_meta(things), "asked": CORNERS[asked], "looked": CORNERS[looked]},
+            target=_digit_target(written[asked].name),
+            meta={"things": objects_meta(written), "asked": CORNERS[asked], "looked": CORNERS[zoomed]},
         )
 
-    for sample in generate_samples(place, "corner", part, draw, size=size, seed=seed):
-        looked = CORNERS.index(sample.meta["looked"])
-        call = {"name": "zoom", "arguments": {"box": [round(side * seen_px / image_px) for side in glasses[looked]]}}
-        answer = GRAMMAR.render(_digit_target(sample.meta["things"][looked]["name"]))
+    for sample in generate_samples(context, "corner", split_name, render, size=size, seed=seed):
+        zoomed = CORNERS.index(sample.meta["looked"])
+        box = [round(side * resized_px / image_px) for side in zoom_boxes[zoomed]]
+        call = {"name": "zoom", "arguments": {"box": box}}
+        answer = RESPONSE_FORMAT.render(_digit_target(sample.meta["things"][zoomed]["name"]))
         yield replace(sample, response=f"{CALL_START}{json.dumps(call)}{CALL_END}{answer}")
 
 
-def _zoom_boxes(image_px: int, side: int) -> list[Box]:
-    """What is looked at in each corner: a square in the middle of each quarter."""
-    starts = [(quarter - side) // 2 for quarter in (image_px // 2, image_px // 2 * 3)]
-    return [(x, y, x + side, y + side) for y in starts for x in starts]
+def _zoom_boxes(image_px: int, side_px: int) -> list[Box]:
+    """Return the box to zoom into for each corner: a square in the middle of that quarter of the image."""
+    near = (image_px // 2 - side_px) // 2
+    far = (image_px // 2 * 3 - side_px) // 2
+    return [(x, y, x + side_px, y + side_px) for y in (near, far) for x in (near, far)]
 
 
 def _digit_target(name: str) -> Target:

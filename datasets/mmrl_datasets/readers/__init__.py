@@ -1,1 +1,1 @@
-"""Readers of rows in files, from tables to chat logs."""
+"""Readers: dataset functions that turn the rows of files in common layouts into samples."""

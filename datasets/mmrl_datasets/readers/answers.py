@@ -1,4 +1,4 @@
-"""Right answers as rows give them: checked, and nothing guessed."""
+"""Parse the cell that holds the correct answer. A cell that does not fit is refused, never guessed at."""
 
 from __future__ import annotations
 
@@ -21,76 +21,72 @@ from mmrl.answer import (
 )
 from mmrl.answer.values import is_number
 from mmrl.types import AnswerType, CoordinateSystem, Target, UserError
+from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.formats.row import BadRowError, did_you_mean, short_repr
 
 MAX_COORDINATE: Final[Mapping[CoordinateSystem | None, float]] = {
     CoordinateSystem.NORM_1: 1.0,
     CoordinateSystem.NORM_1000: 1000.0,
 }
-LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""The largest coordinate of each system that has one. Pixels have none, as the image is not opened here."""
 NUMBER_PATTERN: Final = re.compile(r"[+-]?\d{1,300}(\.\d+)?", re.ASCII)
 BoxFormat = Literal["xyxy", "xywh"]
+"""How a row writes boxes: two corners, or a corner with width and height."""
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSpec:
-    """What the answers of a source are. `corners` says how its boxes are written; targets are always x1, y1, x2, y2."""
+    """The type of an answer and how its coordinates are written."""
 
     answer_type: AnswerType
     coordinate_system: CoordinateSystem | None = None
+    """Set for answers with coordinates, and only for them."""
     box_format: BoxFormat = "xyxy"
+    """How cells write boxes. Boxes of targets are always x1, y1, x2, y2."""
 
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
-        """The target that a cell holds; `options` are those of a multiple choice question, A first.
+        """Return the target that a cell holds.
+
+        Args:
+            value: the cell.
+            role: name of the cell in error messages, `answer` or `label`.
+            options: options of a multiple choice question, A first.
 
         Raises:
-            BadRowError: it holds none of this kind.
+            BadRowError: the cell holds no answer of this type.
         """
         match self.answer_type:
             case AnswerType.TEXT:
-                return Target(answer_type=AnswerType.TEXT, value=check_text(value, role))
+                parsed: object = check_text(value, role)
             case AnswerType.NUMBER:
-                return Target(answer_type=AnswerType.NUMBER, value=_parse_number(value, role))
+                parsed = _parse_number(value, role)
             case AnswerType.CHOICE:
-                return Target(answer_type=AnswerType.CHOICE, value=_parse_letter(value, role, options))
+                parsed = _parse_letter(value, role, options)
             case AnswerType.BOX:
-                return Target(
-                    answer_type=AnswerType.BOX,
-                    value=self._parse_box(value, role),
-                    coordinate_system=self.coordinate_system,
-                )
+                parsed = self._parse_box(value, role)
             case _:
-                return Target(
-                    answer_type=self.answer_type,
-                    value=self._parse_value(value, role),
-                    coordinate_system=self.coordinate_system,
-                )
+                parsed = self._parse_value(value, role)
+        return Target(answer_type=self.answer_type, value=parsed, coordinate_system=self.coordinate_system)
 
     def _parse_value(self, cell: object, role: str) -> AnswerValue:
-        """What a cell of any other kind holds, as JSON or in the form that an answer has."""
+        """Parse an answer of any other type, given as JSON or as the text of an answer."""
         if self.answer_type is AnswerType.BOXES and self.box_format == "xywh":
             entries = _parse_json(cell) if isinstance(cell, str) else cell
-            cell = [_to_xyxy(entry) for entry in entries] if isinstance(entries, list) else cell
+            if isinstance(entries, list):
+                cell = [_to_xyxy(entry) for entry in entries]
         try:
-            value = (
-                parse_answer_value(self.answer_type, cell.strip())
-                if isinstance(cell, str)
-                else validate_value(self.answer_type, cell)
-            )
+            if isinstance(cell, str):
+                value = parse_answer_value(self.answer_type, cell.strip())
+            else:
+                value = validate_value(self.answer_type, cell)
         except ValueError as error:
             raise BadRowError(
                 f"{role} must be {ANSWER_PLACEHOLDERS[self.answer_type]}: {error}: {short_repr(cell)}"
             ) from error
-        numbers = (
-            [number for place in list_coordinates(self.answer_type, value) for number in place]
-            if self.coordinate_system
-            else []
-        )
-        if numbers and (
-            min(numbers) < 0 or max(numbers) > MAX_COORDINATE.get(self.coordinate_system, sys.float_info.max)
-        ):
-            raise BadRowError(f"{role} {short_repr(cell)} leaves the picture in frame {self.coordinate_system}")
+        if self.coordinate_system is not None:
+            for coordinates in list_coordinates(self.answer_type, value):
+                self._check_inside(coordinates, role, short_repr(cell))
         return value
 
     def _parse_box(self, value: object, role: str) -> list[float]:
@@ -101,37 +97,44 @@ class AnswerSpec:
         if self.box_format == "xywh":
             x2, y2 = x1 + x2, y1 + y2
         if not (x1 < x2 and y1 < y2):
-            raise BadRowError(f"{role} {box} is empty or inverted: it needs {'x1 < x2 and y1 < y2'}")
-        if min(x1, y1) < 0 or max(x2, y2) > MAX_COORDINATE.get(self.coordinate_system, sys.float_info.max):
-            raise BadRowError(f"{role} {box} leaves the picture in frame {self.coordinate_system}")
+            raise BadRowError(f"{role} {box} is empty or inverted: it needs x1 < x2 and y1 < y2")
+        self._check_inside([x1, y1, x2, y2], role, str(box))
         return [x1, y1, x2, y2]
 
+    def _check_inside(self, coordinates: Sequence[float], role: str, written: str) -> None:
+        """Refuse coordinates below 0 or beyond the end of their system."""
+        largest = MAX_COORDINATE.get(self.coordinate_system, sys.float_info.max)
+        if coordinates and (min(coordinates) < 0 or max(coordinates) > largest):
+            raise BadRowError(f"{role} {written} lies outside the image in coordinates {self.coordinate_system}")
 
-def make_answer_spec(kind: str, frame: str | None, corners: BoxFormat = "xyxy") -> AnswerSpec:
-    """The form that options name.
+
+def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat = "xyxy") -> AnswerSpec:
+    """Return the spec that the options of a reader name.
 
     Raises:
-        UserError: an unknown word, or a frame for what has no coordinates.
+        UserError: an unknown word; coordinates for a type that has none, or none for a type that needs them.
     """
-    known = _parse_enum(AnswerType, kind, "kind")
-    misfit = known in COORDINATE_TYPES if frame is None else known not in POSSIBLE_COORDINATE_TYPES
-    if misfit:
-        framed = ", ".join(sorted(COORDINATE_TYPES))
+    known_type = _parse_enum(AnswerType, answer_type, "answer_type")
+    missing = coordinates is None and known_type in COORDINATE_TYPES
+    superfluous = coordinates is not None and known_type not in POSSIBLE_COORDINATE_TYPES
+    if missing or superfluous:
+        types = ", ".join(sorted(COORDINATE_TYPES))
         raise UserError(
-            f"kind={kind!r} with frame={frame!r}: set `frame` for {framed}, and for json with coordinates in it"
+            f"answer_type={answer_type!r} with coordinates={coordinates!r}: set `coordinates` for {types}, and for "
+            "json with coordinates in it"
         )
     return AnswerSpec(
-        answer_type=known,
-        coordinate_system=None if frame is None else _parse_enum(CoordinateSystem, frame, "frame"),
-        box_format=corners,
+        answer_type=known_type,
+        coordinate_system=None if coordinates is None else _parse_enum(CoordinateSystem, coordinates, "coordinates"),
+        box_format=box_format,
     )
 
 
 def check_text(value: object, role: str) -> str:
-    """Text with something in it.
+    """Return `value` if it is text that is not blank.
 
     Raises:
-        BadRowError: it is none, or not all of it is Unicode.
+        BadRowError: it is not, or it holds a lone surrogate, which no tokenizer accepts.
     """
     if not isinstance(value, str) or not value.strip():
         raise BadRowError(f"{role} must be text that is not empty, is {short_repr(value)}")
@@ -150,20 +153,22 @@ def _parse_number(value: object, role: str) -> float:
 
 
 def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
+    """Return the letter of an answer that is a letter or quotes one option; it must mean one letter only."""
     answer = check_text(value, role).strip()
     if len(options) > len(LETTERS):
         raise BadRowError(f"there are {len(options)} options, and {len(LETTERS)} letters")
-    named = {letter for letter in LETTERS if letter == answer.upper()}
-    quoted = {letter for letter, option in zip(LETTERS, options, strict=False) if option == answer}
-    letters = (named & set(LETTERS[: len(options)]) if options else named) | quoted
+    # Without options any letter is allowed.
+    allowed = LETTERS[: len(options)] or LETTERS
+    letters = {letter for letter in allowed if letter == answer.upper()}
+    letters |= {letter for letter, option in zip(LETTERS, options, strict=False) if option == answer}
     if len(letters) != 1:
-        wanted = f"one letter from A to {LETTERS[: len(options)][-1:] or 'Z'}" + (", or one option" if options else "")
-        raise BadRowError(f"{role} must be {wanted}, is {short_repr(value)}")
+        expected = f"one letter from A to {allowed[-1]}" + (", or one option" if options else "")
+        raise BadRowError(f"{role} must be {expected}, is {short_repr(value)}")
     return letters.pop()
 
 
 def _to_xyxy(entry: AnswerValue) -> AnswerValue:
-    """An entry of a list of boxes, x, y, width, height before and x1, y1, x2, y2 after; left as it is if it is none."""
+    """Convert one entry of a list of boxes from x, y, width, height. Anything else is returned as it is."""
     match entry:
         case [x, y, width, height] if all(map(is_number, entry)):
             return [x, y, x + width, y + height]
@@ -173,9 +178,10 @@ def _to_xyxy(entry: AnswerValue) -> AnswerValue:
             return entry
 
 
-def _parse_json(written: str) -> object:
+def _parse_json(text: str) -> object:
+    """Parse JSON, or return None, which every caller refuses as a value of the wrong type."""
     try:
-        return json.loads(written)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

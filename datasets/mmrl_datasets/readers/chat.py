@@ -1,4 +1,4 @@
-"""Conversations: LLaVA's and ShareGPT's `from`/`value` turns, and OpenAI's `role`/`content` messages."""
+"""Read conversations: the `from`/`value` turns of LLaVA and ShareGPT, and the `role`/`content` messages of OpenAI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from mmrl_datasets.readers.row_to_sample import (
     unused_cells,
 )
 
-ROLES: Final = ("turns", "id", "images", "videos", "start", "end", "answer", "label", "thought", "medium")
+ROLES: Final = ("turns", "id", "images", "videos", "start", "end", "answer", "label", "thinking", "media_index")
+"""The roles that the option `columns` may name."""
 SPEAKER_ROLES: Final[Mapping[object, str]] = {
     "system": "system",
     "human": "user",
@@ -34,162 +35,182 @@ SPEAKER_ROLES: Final[Mapping[object, str]] = {
     "observation": "tool",
 }
 Exchange = Literal["only", "first", "calls"]
-Turn = tuple[str, object]  # who speaks, and what
+
+
+class _Turn(NamedTuple):
+    """One turn of a conversation."""
+
+    speaker: str
+    """system, user, assistant or tool."""
+    content: object
+    """Text or a list of parts, not checked yet."""
+
+
+class _Conversation(NamedTuple):
+    """The parts of a conversation that a sample needs."""
+
+    system: object | None
+    """The system turn, if there is one."""
+    question: object
+    """The first turn of the user."""
+    reply: object | None = None
+    """The first turn of the assistant; None if it is missing, or if tools are called."""
+    response: str | None = None
+    """All that the assistant says, if tools are called."""
+    tool_replies: Sequence[object] = ()
+    """The turns that answer tool calls."""
 
 
 def rows(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str = "train",
     path: str,
     columns: Mapping[str, str | tuple[str, ...]],
-    kind: str,
-    frame: str | None = None,
-    corners: BoxFormat = "xyxy",
+    answer_type: str,
+    coordinates: str | None = None,
+    box_format: BoxFormat = "xyxy",
     exchange: Exchange = "only",
     task: str | None = None,
     media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | RejectedRow]:
-    """Samples of conversations: what the user asks, and what the assistant answers. The rest as in `table.rows`.
+    """Yield the samples of conversations: the user's question, and the assistant's answer. The rest as in `table.rows`.
+
+    A system turn tells how to answer, which is up to the config, so it goes into `meta`.
 
     Options:
-        columns: turns is the conversation. Media stand in it (`image_url`, `image`, `video_url` and `video` parts), or
-            in the columns images and videos, which a row may lack; then each `<image>` or `<video>`, and each part of
-            that type without a value, takes the next. The answer is the assistant's first turn, unless a column is
-            named for it. Also id, start, end, label, thought and medium.
-        exchange: what is read of a conversation: `only` rejects those with a second question, `first` cuts them there.
-            With `calls` they go on behind calls of tools, and all that the assistant says becomes the sample's
-            response, for an sft stage whose `program` has these tools. What answered the calls is left out, with its
-            pictures, the last of their column: the tools answer anew. The answer needs a column.
-
-    A system turn tells how to answer, which is the config's business: it goes into `meta`.
+        columns: turns is the conversation. Images and videos stand in it (`image_url`, `image`, `video_url` and `video`
+            parts), or in the columns images and videos, which a row may lack; then each `<image>` or `<video>`, and
+            each part of that type without a value, takes the next one. The answer is the first turn of the assistant
+            unless a column is named for it. Also id, start, end, label, thinking and media_index.
+        exchange: the part of a conversation that is read. `only` rejects conversations with a second question, `first`
+            cuts them before it. With `calls` they go on after tool calls, and all that the assistant says becomes the
+            sample's response, for an sft stage whose `rollout_steps` have these tools; the answer needs a column. The
+            replies to calls are left out, with their images, the last of the images column: the tools reply anew.
 
     Raises:
         UserError: no such file; an impossible option; a column that no row has.
     """
     roles = parse_columns(columns, ROLES, ("turns", "answer") if exchange == "calls" else ("turns",))
-    files = make_media_resolver(place, media_root, path)
-    answers = make_row_answer_spec(kind, frame, corners)
+    resolver = make_media_resolver(context, media_root, path)
+    answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
     source = RowSource(path=path, split=split, task=task, limit=limit)
     return source.convert_rows(
-        source.read_rows(place),
-        collect_required_columns(roles.values()) | answers.required_columns,
-        lambda cells: _read_fields(cells, roles, answers, files, exchange),
+        source.read_rows(context),
+        collect_required_columns(roles.values()) | answer_spec.required_columns,
+        lambda cells: _read_fields(cells, roles, answer_spec, resolver, exchange),
     )
 
 
 def _read_fields(
-    cells: Cells, roles: Mapping[str, Column], answers: RowAnswerSpec, files: MediaResolver, exchange: Exchange
+    cells: Cells, roles: Mapping[str, Column], answer_spec: RowAnswerSpec, resolver: MediaResolver, exchange: Exchange
 ) -> SampleFields:
-    talk = _parse_conversation(_parse_turns(roles["turns"].read(cells)), exchange)
+    conversation = _parse_conversation(_parse_turns(roles["turns"].read(cells)), exchange)
     if "answer" in roles:
         answer = roles["answer"].read(cells)
-    elif talk.reply is None:
+    elif conversation.reply is None:
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
-        answer = _turn_text(talk.reply)
-    given = {role: optional_value(cells, roles.get(role)) for role in ROLES}
-    pieces = _parse_content(talk.question, files)
-    images = _drop_tool_images(files.images(given["images"]), pieces, talk.tool_replies)
-    videos = files.videos(given["videos"], parse_time_range(given["start"], given["end"]))
+        answer = _turn_text(conversation.reply)
+    values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
+    pieces = _parse_content(conversation.question, resolver)
+    images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
+    videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
+    meta = unused_cells(cells, roles.values())
+    if conversation.system is not None:
+        meta["system"] = _turn_text(conversation.system)
     return SampleFields(
         parts=insert_media(pieces, images, videos),
-        answer_spec=answers.resolve(cells),
+        answer_spec=answer_spec.resolve(cells),
         answer=answer,
         row_id=parse_id(roles["id"].read(cells)) if "id" in roles else None,
-        label=given["label"],
-        thought=given["thought"],
-        response=talk.response,
-        medium=given["medium"],
-        meta=unused_cells(cells, roles.values()) | ({} if talk.system is None else {"system": _turn_text(talk.system)}),
+        label=values["label"],
+        thinking=values["thinking"],
+        response=conversation.response,
+        media_index=values["media_index"],
+        meta=meta,
     )
 
 
-def _parse_turns(value: object) -> list[Turn]:
+def _parse_turns(value: object) -> list[_Turn]:
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
     return [_parse_turn(entry) for entry in value]
 
 
-def _parse_turn(entry: object) -> Turn:
+def _parse_turn(entry: object) -> _Turn:
     match entry:
         case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
             if speaker in SPEAKER_ROLES:
-                return SPEAKER_ROLES[speaker], content
+                return _Turn(SPEAKER_ROLES[speaker], content)
             raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
     raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
 
 
-class _Conversation(NamedTuple):
-    """What is read of a conversation: what the system says, the question and the reply, of which the first and the
-    last may be missing; or the whole response, and what was `heard` in answer to its calls.
-    """
-
-    system: object | None
-    question: object
-    reply: object | None = None
-    response: str | None = None
-    tool_replies: Sequence[object] = ()
-
-
-def _parse_conversation(turns: list[Turn], exchange: Exchange) -> _Conversation:
-    system = turns[0][1] if turns and turns[0][0] == "system" else None
-    talk = turns if system is None else turns[1:]
-    if not talk:
+def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation:
+    system = turns[0].content if turns and turns[0].speaker == "system" else None
+    dialogue = turns if system is None else turns[1:]
+    if not dialogue:
         raise BadRowError("the conversation holds no question")
-    for place, (speaker, _) in enumerate(talk):
-        expected = "assistant" if place % 2 else "user"
-        if speaker != expected and not (speaker == "tool" and exchange == "calls" and place and not place % 2):
-            raise BadRowError(f"the {speaker} speaks where the {expected} should")
+    for index, turn in enumerate(dialogue):
+        expected = "assistant" if index % 2 else "user"
+        replies_to_call = turn.speaker == "tool" and exchange == "calls" and index > 0 and expected == "user"
+        if turn.speaker != expected and not replies_to_call:
+            raise BadRowError(f"the {turn.speaker} speaks where the {expected} should")
+    question = dialogue[0].content
     if exchange == "calls":
-        return _Conversation(
-            system, talk[0][1], None, _join_assistant_turns(talk[1:]), [content for _, content in talk[2::2]]
+        tool_replies = [turn.content for turn in dialogue[2::2]]
+        return _Conversation(system, question, None, _join_assistant_turns(dialogue[1:]), tool_replies)
+    if len(dialogue) > 2 and exchange == "only":
+        raise BadRowError(
+            f"the conversation goes on after the answer: {len(dialogue)} turns; `exchange: first` cuts it"
         )
-    if len(talk) > 2 and exchange == "only":
-        raise BadRowError(f"the conversation goes on after the answer: {len(talk)} turns; `exchange: first` cuts it")
-    return _Conversation(system, talk[0][1], talk[1][1] if len(talk) > 1 else None)
+    return _Conversation(system, question, dialogue[1].content if len(dialogue) > 1 else None)
 
 
-def _join_assistant_turns(turns: Sequence[Turn]) -> str:
-    """All that the assistant says."""
+def _join_assistant_turns(turns: Sequence[_Turn]) -> str:
+    """Join the assistant's turns, which are every second one from the first; all but the last must call a tool."""
     if not len(turns) % 2:
         raise BadRowError("the assistant does not have the last word; complete the conversation")
-    said = [
-        check_text(_turn_text(content), f"turn {2 * number} of the conversation")
-        for number, (_, content) in enumerate(turns[::2], 1)
-    ]
-    for number, turn in enumerate(said[:-1], 1):
-        if find_final_call(turn) is None:
+    texts = []
+    for number, turn in enumerate(turns[::2], start=1):
+        texts.append(check_text(_turn_text(turn.content), f"turn {2 * number} of the conversation"))
+    for number, text in enumerate(texts[:-1], start=1):
+        if find_final_call(text) is None:
             raise BadRowError(
                 f"turn {2 * number} of the conversation ends in no <tool_call>..</tool_call>, and it goes on"
             )
-    return "".join(said)
+    return "".join(texts)
 
 
 def _drop_tool_images(
     images: Sequence[ImageRef], pieces: Sequence[ContentPart | MediaPlaceholder], tool_replies: Sequence[object]
 ) -> Sequence[ImageRef]:
-    """The pictures of a column without those that tools showed."""
-    own, shown = sum(map(_is_image_placeholder, pieces)), sum(map(_count_image_placeholders, tool_replies))
-    if not shown or (own and len(images) == own):
+    """Return the images of a column without those that tools showed, which are the last."""
+    num_in_question = sum(map(_is_image_placeholder, pieces))
+    num_in_replies = sum(map(_count_image_placeholders, tool_replies))
+    # The column may list the images of the question only, though the replies have placeholders, too.
+    if not num_in_replies or (num_in_question and len(images) == num_in_question):
         return images
-    if len(images) <= shown:
-        raise BadRowError(f"tools show {shown} pictures in this conversation, and there are {len(images)} in all")
-    return images[:-shown]
+    if len(images) <= num_in_replies:
+        raise BadRowError(
+            f"tools show {num_in_replies} images in this conversation, and there are {len(images)} in all"
+        )
+    return images[:-num_in_replies]
 
 
 def _count_image_placeholders(content: object) -> int:
-    """Places for pictures of a column in what a tool said."""
+    """Return the number of places in a tool's reply that take an image of the column."""
     match content:
         case str():
             return sum(map(_is_image_placeholder, split_at_placeholders(content)))
         case [*entries]:
             return sum(map(_count_image_placeholders, entries))
-        case {"type": "text", "text": str(said)}:
-            return _count_image_placeholders(said)
+        case {"type": "text", "text": str(text)}:
+            return _count_image_placeholders(text)
         case {"type": "image", **rest}:
-            return rest.get("image") is None
+            return int(rest.get("image") is None)
     return 0
 
 
@@ -198,35 +219,38 @@ def _is_image_placeholder(piece: ContentPart | MediaPlaceholder) -> bool:
 
 
 def _turn_text(content: object) -> object:
-    """A turn that is text, given as such or as one part; whatever else it is, the answer's check will tell."""
+    """Unwrap a turn that is a single text part. Anything else is returned for the check of the answer to refuse."""
     match content:
-        case [{"type": "text", "text": said}]:
-            return said
+        case [{"type": "text", "text": text}]:
+            return text
     return content
 
 
-def _parse_content(content: object, files: MediaResolver) -> list[ContentPart | MediaPlaceholder]:
-    """What a turn says, with a mark where a medium of a column belongs."""
+def _parse_content(content: object, resolver: MediaResolver) -> list[ContentPart | MediaPlaceholder]:
+    """Return the pieces of the question, with a placeholder for each image or video of a column."""
     if not isinstance(content, list):
         return [*split_at_placeholders(check_text(content, "question"))]
-    pieces = [piece for entry in content for piece in _parse_content_part(entry, files)]
+    pieces: list[ContentPart | MediaPlaceholder] = []
+    for entry in content:
+        pieces += _parse_content_part(entry, resolver)
     if not any(isinstance(piece, str) and piece.strip() for piece in pieces):
-        raise BadRowError("the question must say something besides pictures and videos")
+        raise BadRowError("the question must say something besides images and videos")
     return pieces
 
 
-def _parse_content_part(entry: object, files: MediaResolver) -> Sequence[ContentPart | MediaPlaceholder]:
+def _parse_content_part(entry: object, resolver: MediaResolver) -> Sequence[ContentPart | MediaPlaceholder]:
     match entry:
-        case {"type": "text", "text": said}:
-            return split_at_placeholders(check_text(said, "question"))
+        case {"type": "text", "text": text}:
+            return split_at_placeholders(check_text(text, "question"))
         case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url", "image_url": str(url)}:
-            return [files.image(url)]
+            return [resolver.image(url)]
         case {"type": "video_url", "video_url": {"url": url}} | {"type": "video_url", "video_url": str(url)}:
-            return [files.video(url)]
-        case {"type": "image", "image": picture} if picture is not None:
-            return [files.image(picture)]
+            return [resolver.video(url)]
+        case {"type": "image", "image": image} if image is not None:
+            return [resolver.image(image)]
         case {"type": "video", "video": video} if video is not None:
-            return [files.video(entry)]
-        case {"type": "image" | "video" as kind}:
-            return [MediaPlaceholder(kind)]
+            # The part itself may say which part of the video is meant.
+            return [resolver.video(entry)]
+        case {"type": "image" | "video" as media_type}:
+            return [MediaPlaceholder(media_type)]
     raise BadRowError(f"a part must be of type text, image_url, image, video_url or video; is {short_repr(entry)}")

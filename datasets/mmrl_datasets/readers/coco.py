@@ -1,4 +1,4 @@
-"""COCO detection annotations, joined: a question for every picture and category in it."""
+"""Read COCO detection annotations: a question for every image and every category in it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TABLE_KEYS: Final = {
     "categories": ("id", "name"),
     "annotations": ("image_id", "category_id", "bbox"),
 }
+"""The lists of the file, and the keys that each of their entries must have."""
 ANSWER_SPEC: Final = AnswerSpec(answer_type=AnswerType.BOXES, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 Entry = Mapping[str, Any]
 
 
 def rows(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str = "train",
     path: str,
@@ -35,42 +36,48 @@ def rows(
     media_root: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | RejectedRow]:
-    """A sample for every category that a picture shows: the boxes of all its things, in pixels, each with its label.
-
-    Options:
-        split: part of the samples' ids.
-        path: an `instances_*.json` as COCO publishes, relative to `place.base`: images, categories, annotations.
-        prompt: a Jinja template over category, file_name and image_id.
-        categories: ask for these only; for all of the file when empty.
-        task, media_root, limit: as in `table.rows`.
+    """Yield a sample for every category in an image: the boxes of all its objects, in pixels, each with its label.
 
     A crowd (`iscrowd: 1`) need not be found, and finding it is no mistake: its boxes go into `meta.crowds`.
 
+    Options:
+        split: part of the samples' ids.
+        path: an `instances_*.json` as COCO publishes it, relative to the config, with images, categories, annotations.
+        prompt: a Jinja template over category, file_name and image_id.
+        categories: categories to ask for; empty asks for all of the file.
+        task, media_root, limit: as in `table.rows`.
+
     Raises:
-        UserError: no such file, or not one of annotations; an unknown category.
+        UserError: no such file, or it holds no annotations; an unknown category.
     """
-    asked = parse_template(prompt, "prompt")
-    files = make_media_resolver(place, media_root, path)
+    prompt_template = parse_template(prompt, "prompt")
+    resolver = make_media_resolver(context, media_root, path)
     source = RowSource(path=path, split=split, task=task, limit=limit)
     return source.convert_rows(
-        _join_annotations(place.base_dir / path, categories),
-        asked.required_columns,
-        lambda cells: _read_fields(cells, asked, files),
+        _join_annotations(context.base_dir / path, categories),
+        prompt_template.required_columns,
+        lambda cells: _read_fields(cells, prompt_template, resolver),
     )
 
 
-def _read_fields(cells: Cells, asked: ColumnTemplate, files: MediaResolver) -> SampleFields:
-    label, things = cells["category"], cells["annotations"]
+def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaResolver) -> SampleFields:
+    category = cells["category"]
+    regions: list[Region] = []
+    crowds: list[tuple[float, ...]] = []
+    images = resolver.images(cells["file_name"])
+    question = check_text(prompt_template.read(cells), "prompt")
+    for annotation in cells["annotations"]:
+        box = _xywh_to_xyxy(annotation["bbox"])
+        if annotation.get("iscrowd"):
+            crowds.append(box)
+        else:
+            regions.append(Region(box, category))
     return SampleFields(
-        parts=(*files.images(cells["file_name"]), check_text(asked.read(cells), "prompt")),
+        parts=(*images, question),
         answer_spec=ANSWER_SPEC,
-        answer=[Region(_xywh_to_xyxy(thing["bbox"]), label) for thing in things if not thing.get("iscrowd")],
+        answer=regions,
         row_id=f"{cells['image_id']}-{cells['category_id']}",
-        meta={
-            "category": label,
-            "image_id": cells["image_id"],
-            "crowds": [_xywh_to_xyxy(thing["bbox"]) for thing in things if thing.get("iscrowd")],
-        },
+        meta={"category": category, "image_id": cells["image_id"], "crowds": crowds},
     )
 
 
@@ -82,31 +89,33 @@ def _xywh_to_xyxy(box: object) -> tuple[float, ...]:
 
 
 def _join_annotations(file: Path, categories: tuple[str, ...]) -> Iterator[Row]:
-    """A row for each picture and category that an annotation names together."""
+    """Yield a row for each image and category with an annotation that is no crowd."""
     tables = _load_tables(file)
-    names = {category["id"]: category["name"] for category in tables["categories"]}
-    pictures = {picture["id"]: picture["file_name"] for picture in tables["images"]}
+    category_names = {category["id"]: category["name"] for category in tables["categories"]}
+    file_names = {image["id"]: image["file_name"] for image in tables["images"]}
     for name in categories:
-        if name not in names.values():
-            raise UserError(f"categories: {file} has no {name!r}{did_you_mean(name, map(str, names.values()))}")
-    found: dict[tuple[Any, Any], list[Entry]] = defaultdict(list)
+        if name not in category_names.values():
+            hint = did_you_mean(name, map(str, category_names.values()))
+            raise UserError(f"categories: {file} has no {name!r}{hint}")
+    grouped: dict[tuple[Any, Any], list[Entry]] = defaultdict(list)
     for annotation in tables["annotations"]:
         image, category = annotation["image_id"], annotation["category_id"]
-        if image not in pictures or category not in names:
+        if image not in file_names or category not in category_names:
             raise UserError(f"{file}: an annotation names image {image} and category {category}: one is not there")
-        if not categories or names[category] in categories:
-            found[image, category].append(annotation)
-    for (image, category), things in found.items():
-        if all(thing.get("iscrowd") for thing in things):
-            continue  # there is nothing to be found
+        if not categories or category_names[category] in categories:
+            grouped[image, category].append(annotation)
+    for (image, category), entries in grouped.items():
+        if all(entry.get("iscrowd") for entry in entries):
+            # Without an object to find there is no question.
+            continue
         cells = {
             "image_id": image,
             "category_id": category,
-            "file_name": pictures[image],
-            "category": names[category],
-            "annotations": things,
+            "file_name": file_names[image],
+            "category": category_names[category],
+            "annotations": entries,
         }
-        yield Row(f"{image}-{category}", f"{file}: image {image}, category {names[category]}", cells)
+        yield Row(f"{image}-{category}", f"{file}: image {image}, category {category_names[category]}", cells)
 
 
 def _load_tables(file: Path) -> dict[str, list[Entry]]:
@@ -121,7 +130,7 @@ def _load_tables(file: Path) -> dict[str, list[Entry]]:
 
 
 def _has_keys(entry: object, keys: tuple[str, ...]) -> bool:
-    """Whether an entry has these keys, and its ids can be looked up."""
+    """Return True if an entry is an object with these keys, and its ids can be keys of a dict."""
     if not isinstance(entry, dict) or not all(key in entry for key in keys):
         return False
     return all(isinstance(entry[key], int | str) for key in keys if key.endswith("id"))

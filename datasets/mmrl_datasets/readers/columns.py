@@ -1,4 +1,4 @@
-"""What plays a role in a layout: a column, several, or a text made of columns by a template."""
+"""Where a reader finds a value: in a column, in several, or in a template over columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from jinja2.sandbox import SandboxedEnvironment
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, did_you_mean, get_cell, has_column, short_repr
 
-TEMPLATE_MARKERS: Final = ("{{", "{%")  # a name with one of these is a template
+TEMPLATE_MARKERS: Final = ("{{", "{%")
+"""An option that contains one of these is a template, not a column name."""
 
 
 class Column(Protocol):
-    """Where a value comes from."""
+    """A source of one value in each row."""
 
     @property
     def required_columns(self) -> frozenset[str]:
@@ -27,7 +28,7 @@ class Column(Protocol):
         """The columns whose whole content is in the value, so that `meta` need not repeat them."""
 
     def read(self, cells: Cells) -> object:
-        """The value in a row.
+        """Return the value in a row.
 
         Raises:
             MissingColumnError: the row lacks a column.
@@ -43,91 +44,99 @@ class SingleColumn:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """The column."""
+        """The column itself."""
         return frozenset({self.name})
 
     @property
     def consumed_columns(self) -> frozenset[str]:
-        """The column."""
+        """The column itself."""
         return frozenset({self.name})
 
     def read(self, cells: Cells) -> object:
-        """What the cell holds."""
+        """Return the cell."""
         return get_cell(cells, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnList:
-    """Columns with one entry or none each, as a list."""
+    """Columns that hold one entry each of a list."""
 
     names: tuple[str, ...]
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """All of them."""
+        """Every one of the columns."""
         return frozenset(self.names)
 
     @property
     def consumed_columns(self) -> frozenset[str]:
-        """All of them."""
+        """Every one of the columns."""
         return frozenset(self.names)
 
     def read(self, cells: Cells) -> object:
-        """The entries that are not null."""
-        return [entry for entry in (get_cell(cells, name) for name in self.names) if entry is not None]
+        """Return the list of the entries that are not null."""
+        entries = [get_cell(cells, name) for name in self.names]
+        return [entry for entry in entries if entry is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTemplate:
-    """A Jinja template, run in a sandbox. It puts text and numbers in; what a row lacks is an error, never blank."""
+    """A Jinja template over columns, run in a sandbox. Missing columns are errors, and only text and numbers fit in."""
 
     source_text: str
+    """The template as the option wrote it, for error messages."""
     template: Template
     required_columns: frozenset[str]
+    """The columns that the template names."""
     consumed_columns: frozenset[str] = frozenset()
+    """Always empty: a template may leave out a part of a column, so `meta` keeps all of them."""
 
     def read(self, cells: Cells) -> str | None:
-        """The text; None when the template leaves it empty."""
-        given = {name: get_cell(cells, name) for name in self.required_columns}
+        """Return the filled template, or None if it is empty.
+
+        Raises:
+            MissingColumnError: the row lacks a column.
+            BadRowError: the template cannot be filled.
+        """
+        values = {name: get_cell(cells, name) for name in self.required_columns}
         try:
-            return self.template.render(given) or None
+            return self.template.render(values) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise BadRowError(f"template {short_repr(self.source_text)}: {error}") from error
 
 
-def parse_template(written: str, option: str) -> ColumnTemplate:
-    """A template with the columns it needs.
+def parse_template(text: str, option: str) -> ColumnTemplate:
+    """Return the template that an option holds.
 
     Raises:
         UserError: it is no Jinja template.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, finalize=_check_printable, keep_trailing_newline=True)
     try:
-        needs = meta.find_undeclared_variables(environment.parse(written))
-        return ColumnTemplate(written, environment.from_string(written), frozenset(needs) - environment.globals.keys())
+        names = frozenset(meta.find_undeclared_variables(environment.parse(text)))
+        # Jinja's own functions, such as `range`, are no columns.
+        return ColumnTemplate(text, environment.from_string(text), names - environment.globals.keys())
     except TemplateSyntaxError as error:
-        raise UserError(f"{option}: {short_repr(written)} is no template: {error}; write {{{{ column }}}}") from error
+        raise UserError(f"{option}: {short_repr(text)} is no template: {error}; write {{{{ column }}}}") from error
 
 
 def parse_column(written: str | Sequence[str], option: str) -> Column:
-    """The column, columns or template that an option names.
+    """Return the column, the list of columns or the template that an option holds.
 
     Raises:
         UserError: it is a broken template.
     """
     if not isinstance(written, str):
         return ColumnList(tuple(written))
-    return (
-        parse_template(written, option)
-        if any(brace in written for brace in TEMPLATE_MARKERS)
-        else SingleColumn(written)
-    )
+    if any(marker in written for marker in TEMPLATE_MARKERS):
+        return parse_template(written, option)
+    return SingleColumn(written)
 
 
 def parse_columns(
     columns: Mapping[str, str | Sequence[str]], roles: Collection[str], required: Iterable[str]
 ) -> dict[str, Column]:
-    """What plays each role.
+    """Return the column of each role that the option `columns` names.
 
     Raises:
         UserError: a role that does not exist or is missing, or a broken template.
@@ -142,23 +151,24 @@ def parse_columns(
 
 
 def collect_required_columns(columns: Iterable[Column]) -> frozenset[str]:
-    """All columns that a row must have."""
+    """Return all columns that a row must have for these values."""
     return frozenset().union(*(column.required_columns for column in columns))
 
 
 def optional_value(cells: Cells, column: Column | None) -> object:
-    """The value, or None when nothing plays the role or this row lacks a column for it."""
+    """Return the value of a column, or None if `column` is None or the row lacks it."""
     if column is None or not all(has_column(cells, name) for name in column.required_columns):
         return None
     return column.read(cells)
 
 
 def _check_printable(value: object) -> object:
-    """What may be put into text.
+    """Return a value that may be put into text. Jinja calls this for each value.
 
     Raises:
-        BadRowError: it is neither text nor a number.
+        BadRowError: it is neither text nor a number. A null would become the word "None".
     """
+    # An undefined value passes, because Jinja then raises its own error, which names it.
     if isinstance(value, StrictUndefined) or (isinstance(value, str | int | float) and not isinstance(value, bool)):
         return value
     raise BadRowError(f"only text and numbers can be put into a template, not {short_repr(value)}")

@@ -1,4 +1,4 @@
-"""Files from the network, fetched once and under limits."""
+"""Download files, with limits on size and time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from urllib.error import URLError
 
 from mmrl_datasets.formats.row import BadRowError
 
-READ_TIMEOUT_S: Final = 20.0  # without a byte
-TOTAL_TIMEOUT_S: Final = 600.0  # for all of them
+READ_TIMEOUT_S: Final = 20.0
+"""Longest time without a byte."""
+TOTAL_TIMEOUT_S: Final = 600.0
+"""Longest time for the whole file, so that a server that sends a byte now and then cannot hold up a run."""
 CHUNK_BYTES: Final = 1 << 16
-# No other scheme may be reached, not even by a redirect.
+# The default opener would also follow a redirect to file:// or ftp://.
 ALLOWED_HANDLERS: Final = (
     *(request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler),
     *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
@@ -24,10 +26,10 @@ ALLOWED_HANDLERS: Final = (
 
 
 def download(url: str, to: Path, max_bytes: int) -> str:
-    """Write what `url` gives to the file `to`, whose folder exists; its sha256.
+    """Write the content of `url` to the file `to`, whose folder exists, and return its sha256 in hex.
 
     Raises:
-        BadRowError: the server does not give it, in time or at all, or it is larger than `max_bytes`.
+        BadRowError: the server cannot be reached or is too slow, or the file is larger than `max_bytes`.
         OSError: the file cannot be written.
     """
     digest, size = hashlib.sha256(), 0
@@ -53,9 +55,11 @@ def _download_chunks(url: str) -> Iterator[bytes]:
             while chunk := reply.read1(CHUNK_BYTES):
                 received += len(chunk)
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"not here within {TOTAL_TIMEOUT_S:g} s")
+                    raise TimeoutError(f"not complete within {TOTAL_TIMEOUT_S:g} s")
                 yield chunk
+            # A connection that breaks off looks like the end of the file.
             if expected is not None and received != int(expected):
                 raise URLError(f"broke off after {received:,} of {expected} bytes")
-    except (OSError, HTTPException, ValueError) as error:  # URLError and TimeoutError are OSErrors
-        raise BadRowError(f"{url} cannot be fetched: {error}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        # URLError and TimeoutError are OSErrors.
+        raise BadRowError(f"{url} cannot be downloaded: {error}") from error

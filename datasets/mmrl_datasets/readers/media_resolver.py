@@ -1,4 +1,8 @@
-"""Media as rows give them: a path, the bytes themselves, or a URL. All become files, named by reference."""
+"""Turn the images and videos of a row into references to files.
+
+A row gives a path, the bytes themselves, base64, or a URL. Bytes and downloads are stored as files, named by their
+sha256. Nothing is decoded here: `mmrl.media` opens what the references name.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +26,36 @@ from mmrl_datasets.readers.download import download
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
 HEAD_BYTES: Final = 16
-DIGEST_CACHE_SIZE: Final = 1024  # several rows often ask about one file
+"""Bytes at the start of a file that tell its format."""
+DIGEST_CACHE_SIZE: Final = 1024
+"""Files whose digest is remembered, as several rows often name one file."""
+TimeRange = tuple[float | None, float | None]
+"""Start and end of a part of a video, in seconds; None stands for its beginning or its end."""
+WHOLE_VIDEO: Final = (None, None)
 
 
 class MediaType(NamedTuple):
-    """A kind of medium, and how its files begin: an offset, what stands there, and the ending that says so."""
+    """Image or video, and the formats that may be stored."""
 
     name: str
     signatures: tuple[tuple[int, bytes, str], ...]
+    """An offset, the bytes that a file has there, and the file extension of that format."""
 
-    def detect_extension(self, content: bytes, where: str) -> str:
-        """The ending that the first bytes call for.
+    def detect_extension(self, content: bytes, source: str) -> str:
+        """Return the file extension for content that begins with these bytes.
 
         Raises:
-            BadRowError: they are of no such medium.
+            BadRowError: it is of no known format; `source` names it in the message.
         """
-        for offset, magic, ending in self.signatures:
+        for offset, magic, extension in self.signatures:
             if content[offset:].startswith(magic):
-                return ending
-        endings = ", ".join(ending for *_, ending in self.signatures)
-        raise BadRowError(f"{where} is no {self.name} ({endings}); it begins with {content[:HEAD_BYTES]!r}")
+                return extension
+        extensions = ", ".join(extension for *_, extension in self.signatures)
+        raise BadRowError(f"{source} is no {self.name} ({extensions}); it begins with {content[:HEAD_BYTES]!r}")
 
 
 IMAGE: Final = MediaType(
-    "picture",
+    "image",
     (
         (0, b"\x89PNG", ".png"),
         (0, b"\xff\xd8\xff", ".jpg"),
@@ -58,45 +68,60 @@ VIDEO: Final = MediaType(
     "video",
     ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")),
 )
-WHOLE_VIDEO: Final = (None, None)
-TimeRange = tuple[float | None, float | None]  # the part of a video that is meant, in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaResolver:
-    """Where relative paths start (`base`), where media without a file go (`store`), and what may be read."""
+    """Turns cells that hold images or videos into references."""
 
     base: Path
+    """Relative paths start here."""
     store_dir: Path
+    """Embedded and downloaded media are stored under this folder."""
     media_policy: MediaPolicy
+    """The folders and URLs that may be read, and the largest sizes."""
     compute_digest: Callable[[Path], str]
+    """Returns the sha256 of a file, in hex."""
 
     def images(self, entries: object) -> list[ImageRef]:
-        """The pictures of a cell: one, a list, or null for none.
+        """Return the images of a cell, which holds one, a list of them, or null.
 
         Raises:
-            BadRowError: one of them cannot be had, or may not.
-            UserError: one without a file cannot be written.
+            BadRowError: one of them cannot be read, or may not be.
+            UserError: an embedded or downloaded one cannot be stored.
         """
         return [self.image(entry) for entry in _as_list(entries)]
 
     def videos(self, entries: object, time_range: TimeRange = WHOLE_VIDEO, fps: float | None = None) -> list[VideoRef]:
-        """The videos of a cell, likewise; `clip` is a part of the only one, `fps` the rate of folders of frames."""
+        """Return the videos of a cell, which holds one, a list of them, or null.
+
+        Args:
+            entries: the cell.
+            time_range: a part of the video, if the cell holds one only.
+            fps: frames per second of videos that are folders of frames.
+
+        Raises:
+            BadRowError: one of them cannot be read, or may not be; a time range for several.
+            UserError: an embedded or downloaded one cannot be stored.
+        """
         videos = [self.video(entry, time_range, fps) for entry in _as_list(entries)]
         if time_range != WHOLE_VIDEO and len(videos) != 1:
             raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
         return videos
 
     def image(self, entry: object) -> ImageRef:
-        """A picture from a path, a URL, bytes, or a mapping that holds one of them; raises as `images`."""
+        """Return the image of a path, a URL, bytes, or a mapping that holds one of them; raises as `images`."""
         path, sha256 = self._resolve(entry, IMAGE)
         return ImageRef(path=str(path), sha256=sha256)
 
     def video(self, entry: object, time_range: TimeRange = WHOLE_VIDEO, fps: float | None = None) -> VideoRef:
-        """A video, likewise; verl's mapping may say which part of it. With `fps` it may be a folder of frames."""
+        """Return the video of a path, a URL, bytes, or a mapping that holds one of them; raises as `videos`.
+
+        A mapping may name a part of the video, as verl's does. With `fps`, a path may be a folder of frames.
+        """
         match entry:
-            case {"video": inner, **rest}:
-                return self.video(inner, _parse_video_options(rest, time_range), fps)
+            case {"video": inner, **options}:
+                return self.video(inner, _parse_video_options(options, time_range), fps)
             case str() if fps is not None and URL.match(entry) is None and (self.base / entry).is_dir():
                 path, sha256 = self._resolve_frame_folder(entry)
                 return VideoRef(path=str(path), sha256=sha256, start=time_range[0], end=time_range[1], fps=fps)
@@ -106,204 +131,232 @@ class MediaResolver:
         return VideoRef(path=str(path), sha256=sha256, start=time_range[0], end=time_range[1])
 
     def image_from_base64(self, text: str) -> ImageRef:
-        """A picture written as base64; raises as `images`."""
+        """Return the image that is written as base64; raises as `images`."""
         path, sha256 = self._store_base64(text, IMAGE)
         return ImageRef(path=str(path), sha256=sha256)
 
-    def _resolve(self, entry: object, medium: MediaType) -> tuple[Path, str]:
+    def _resolve(self, entry: object, media_type: MediaType) -> tuple[Path, str]:
+        """Return the file of an entry and its sha256."""
         match entry:
             case bytes():
-                return self._store_bytes(entry, medium)
+                return self._store_bytes(entry, media_type)
             case {"bytes": bytes(content)}:
-                return self._store_bytes(content, medium)
-            case {"image": str() | bytes() as inner} if medium is IMAGE:
-                return self._resolve(inner, medium)
+                return self._store_bytes(content, media_type)
+            case {"image": str() | bytes() as inner} if media_type is IMAGE:
+                return self._resolve(inner, media_type)
             case {"bytes": None, "path": str(written)} | (str() as written) if written.strip():
                 url = URL.match(written)
-                return (
-                    self._resolve_file(written, medium)
-                    if url is None
-                    else self._resolve_url(written, url["scheme"].lower(), medium)
-                )
-        raise BadRowError(f"{medium.name} must be text that is not empty, or bytes; is {short_repr(entry)}")
+                if url is None:
+                    return self._resolve_file(written, media_type)
+                return self._resolve_url(written, url["scheme"].lower(), media_type)
+        raise BadRowError(f"{media_type.name} must be text that is not empty, or bytes; is {short_repr(entry)}")
 
-    def _resolve_file(self, written: str, medium: MediaType) -> tuple[Path, str]:
-        where = f"{medium.name} {short_repr(written)}"
+    def _resolve_file(self, written: str, media_type: MediaType) -> tuple[Path, str]:
+        source = f"{media_type.name} {short_repr(written)}"
         try:
             path = resolve_inside(self.base / written, self.media_policy.roots)
-            if path.is_dir() and medium is VIDEO:
+            if path.is_dir() and media_type is VIDEO:
                 raise BadRowError(
-                    f"{where} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
+                    f"{source} is a folder; make its frames a video file, or name `fps`, as benchmarks can"
                 )
             if not path.is_file():
-                problem = (
-                    "it is no file" if path.exists() else f"it is not there; relative paths start from {self.base}"
-                )
-                raise BadRowError(f"{where} cannot be read: {problem}")
-            self._check_size(path.stat().st_size, medium, where)
+                missing = f"there is no such file; relative paths start from {self.base}"
+                problem = "it is not a regular file" if path.exists() else missing
+                raise BadRowError(f"{source} cannot be read: {problem}")
+            # The size is checked first: reading a file of many gigabytes for its digest would take minutes.
+            self._check_size(path.stat().st_size, media_type, source)
             return path, self.compute_digest(path)
         except UserError as error:
-            raise BadRowError(f"{where}: {error}") from error
+            raise BadRowError(f"{source}: {error}") from error
         except (OSError, ValueError) as error:
-            raise BadRowError(f"{where} cannot be read: {error}") from error
+            raise BadRowError(f"{source} cannot be read: {error}") from error
 
     def _resolve_frame_folder(self, written: str) -> tuple[Path, str]:
-        """A folder of frames, and a digest over all of them."""
+        """Return a folder of frames and a digest over all of them."""
         try:
             path = resolve_inside(self.base / written, self.media_policy.roots)
-            frames = list_frames(path, self.media_policy.roots)
-            for frame in frames:
+            digests = {}
+            for frame in list_frames(path, self.media_policy.roots):
                 self._check_size(frame.stat().st_size, IMAGE, f"frame {frame}")
-            return path, compute_frames_digest({frame.name: self.compute_digest(frame) for frame in frames})
+                digests[frame.name] = self.compute_digest(frame)
+            return path, compute_frames_digest(digests)
         except (UserError, OSError) as error:
             raise BadRowError(f"video {short_repr(written)}: {error}") from error
 
-    def _resolve_url(self, url: str, scheme: str, medium: MediaType) -> tuple[Path, str]:
-        permit = "http" if scheme == "https" else scheme
-        if permit not in self.media_policy.schemes:
-            remedy = f"unless data.urls has {permit}" if permit in ("http", "file", "data") else "always"
-            raise BadRowError(f"{medium.name} {short_repr(url)}: {scheme} URLs are refused {remedy}")
-        match permit:
+    def _resolve_url(self, url: str, scheme: str, media_type: MediaType) -> tuple[Path, str]:
+        required = "http" if scheme == "https" else scheme
+        if required not in self.media_policy.schemes:
+            supported = required in ("http", "file", "data")
+            remedy = f"unless data.allowed_url_schemes has {required}" if supported else "always"
+            raise BadRowError(f"{media_type.name} {short_repr(url)}: {scheme} URLs are refused {remedy}")
+        match required:
             case "data":
-                return self._resolve_data_url(url, medium)
+                return self._resolve_data_url(url, media_type)
             case "file":
-                return self._resolve_file_url(url, medium)
-        return self._download(url, medium)
+                return self._resolve_file_url(url, media_type)
+        return self._download(url, media_type)
 
-    def _resolve_data_url(self, url: str, medium: MediaType) -> tuple[Path, str]:
+    def _resolve_data_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
         head, limit = DATA_URL.match(url), self.media_policy.max_data_url_bytes
+        source = f"{media_type.name} {short_repr(url)}"
         if head is None:
-            raise BadRowError(f"{medium.name} {short_repr(url)} must be `data:image/...;base64,` or `data:video/...`")
-        if (len(url) - head.end()) * 3 // 4 - 2 > limit:  # at most two of the bytes are padding
+            raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
+        # Four characters of base64 are three bytes, of which at most two are padding.
+        if (len(url) - head.end()) * 3 // 4 - 2 > limit:
             raise BadRowError(
-                f"{medium.name} {short_repr(url)} has more than {limit:,} bytes; "
-                "keep it in a file or raise data.limits.max_data_url_bytes"
+                f"{source} has more than {limit:,} bytes; "
+                "keep it in a file or raise data.media_limits.max_data_url_bytes"
             )
-        return self._store_base64(url[head.end() :], medium)
+        return self._store_base64(url[head.end() :], media_type)
 
-    def _resolve_file_url(self, url: str, medium: MediaType) -> tuple[Path, str]:
+    def _resolve_file_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
-            raise BadRowError(f"{medium.name} {short_repr(url)} is on another machine, {parts.netloc}")
-        return self._resolve_file(unquote(parts.path), medium)
+            raise BadRowError(f"{media_type.name} {short_repr(url)} is on another machine, {parts.netloc}")
+        return self._resolve_file(unquote(parts.path), media_type)
 
-    def _download(self, url: str, medium: MediaType) -> tuple[Path, str]:
-        """A file from the network; where it was put is noted, so that the next run need not fetch it."""
+    def _download(self, url: str, media_type: MediaType) -> tuple[Path, str]:
+        """Return the stored file of a URL, downloading it unless an earlier run did.
+
+        A note under `store_dir`/urls, named by the sha256 of the URL, holds the path of the stored file.
+        """
         note = self.store_dir / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
         try:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")
+                # A file that was damaged since then is downloaded again.
                 if path.is_file() and compute_sha256(path) == path.stem:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
-            partial = note.with_suffix(f".{os.getpid()}.partial")
-            try:
-                sha256 = download(url, partial, self._byte_limit(medium)[1])
-                with partial.open("rb") as file:
-                    path = self._stored_path(
-                        sha256, medium.detect_extension(file.read(HEAD_BYTES), f"{medium.name} {short_repr(url)}")
-                    )
-                path.parent.mkdir(exist_ok=True)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+            path, sha256 = self._download_to_store(url, note.with_suffix(f".{os.getpid()}.partial"), media_type)
         except OSError as error:
-            raise UserError(f"{self.store_dir}: cannot keep {short_repr(url)}: {error}; make room") from error
+            raise UserError(f"{self.store_dir}: cannot store {short_repr(url)}: {error}; free space") from error
         write_if_changed(note, str(path.relative_to(self.store_dir)).encode())
         return path, sha256
 
-    def _store_base64(self, text: str, medium: MediaType) -> tuple[Path, str]:
+    def _download_to_store(self, url: str, partial: Path, media_type: MediaType) -> tuple[Path, str]:
+        """Download to the file `partial`, then move it to its place in the store."""
         try:
-            return self._store_bytes(base64.b64decode(text, validate=True), medium)
-        except ValueError as error:
-            raise BadRowError(f"{medium.name} {short_repr(text)} is not base64 ({error})") from error
+            sha256 = download(url, partial, self._byte_limit(media_type)[1])
+            with partial.open("rb") as file:
+                head = file.read(HEAD_BYTES)
+            extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
+            path = self._stored_path(sha256, extension)
+            path.parent.mkdir(exist_ok=True)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return path, sha256
 
-    def _store_bytes(self, content: bytes, medium: MediaType) -> tuple[Path, str]:
-        where = f"embedded {medium.name}"
-        self._check_size(len(content), medium, where)
+    def _store_base64(self, text: str, media_type: MediaType) -> tuple[Path, str]:
+        try:
+            return self._store_bytes(base64.b64decode(text, validate=True), media_type)
+        except ValueError as error:
+            raise BadRowError(f"{media_type.name} {short_repr(text)} is not base64 ({error})") from error
+
+    def _store_bytes(self, content: bytes, media_type: MediaType) -> tuple[Path, str]:
+        source = f"embedded {media_type.name}"
+        self._check_size(len(content), media_type, source)
         sha256 = hashlib.sha256(content).hexdigest()
-        path = self._stored_path(sha256, medium.detect_extension(content, where))
+        path = self._stored_path(sha256, media_type.detect_extension(content, source))
         write_if_changed(path, content)
         return path, sha256
 
-    def _stored_path(self, sha256: str, ending: str) -> Path:
-        return self.store_dir / sha256[:2] / f"{sha256}{ending}"
+    def _stored_path(self, sha256: str, extension: str) -> Path:
+        return self.store_dir / sha256[:2] / f"{sha256}{extension}"
 
-    def _check_size(self, size: int, medium: MediaType, where: str) -> None:
-        key, limit = self._byte_limit(medium)
+    def _check_size(self, size: int, media_type: MediaType, source: str) -> None:
+        key, limit = self._byte_limit(media_type)
         if not 0 < size <= limit:
-            raise BadRowError(f"{where} has {size:,} bytes, must have 1 to {limit:,}; see data.limits.{key}")
+            raise BadRowError(f"{source} has {size:,} bytes, must have 1 to {limit:,}; see data.media_limits.{key}")
 
-    def _byte_limit(self, medium: MediaType) -> tuple[str, int]:
-        if medium is IMAGE:
-            return "max_bytes", self.media_policy.max_bytes
+    def _byte_limit(self, media_type: MediaType) -> tuple[str, int]:
+        """Return the key of the limit below `data.media_limits`, and its value."""
+        if media_type is IMAGE:
+            return "max_image_bytes", self.media_policy.max_bytes
         return "max_video_bytes", self.media_policy.max_video_bytes
 
 
-def make_media_resolver(place: DatasetContext, media_root: str | None, path: str) -> MediaResolver:
-    """Media in files, and those unpacked to `place.work`/media.
+def make_media_resolver(context: DatasetContext, media_root: str | None, path: str) -> MediaResolver:
+    """Return the resolver for the media of one table.
 
-    Relative paths start from `media_root`, itself relative to `place.base`; by default from the folder of the table
-    `path`, or from `place.base` when that is no file.
+    Args:
+        context: the folders and limits of the run; embedded media are stored under its `work_dir`/media.
+        media_root: folder that relative paths start from, itself relative to `base_dir`. If None, they start from the
+            folder of the table, or from `base_dir` if the table is no file or folder.
+        path: the table, relative to `base_dir`.
     """
-    table = place.base_dir / path
-    beside = table if table.is_dir() else table.parent if table.exists() else place.base_dir
+    table = context.base_dir / path
+    if media_root is not None:
+        base = context.base_dir / media_root
+    elif table.is_dir():
+        base = table
+    elif table.exists():
+        base = table.parent
+    else:
+        base = context.base_dir
     return MediaResolver(
-        base=beside if media_root is None else place.base_dir / media_root,
-        store_dir=place.work_dir / "media",
-        media_policy=place.media_policy,
+        base=base,
+        store_dir=context.work_dir / "media",
+        media_policy=context.media_policy,
         compute_digest=lru_cache(DIGEST_CACHE_SIZE)(compute_sha256),
     )
 
 
 def parse_time_range(start: object, end: object) -> TimeRange:
-    """The part of a video from `start` to `end`, in seconds; null for its beginning and its end.
+    """Return the part of a video that two cells name, in seconds; null stands for its beginning or its end.
 
     Raises:
-        BadRowError: they are not such numbers, or in the wrong order.
+        BadRowError: they are not numbers of seconds, or in the wrong order.
     """
-    first, last = _parse_seconds(start, "start"), _parse_seconds(end, "end")
-    if last is not None and (first or 0.0) >= last:
-        raise BadRowError(f"a part of a video must have start < end, is {first or 0.0:g} to {last:g} s")
-    return first, last
+    start_s, end_s = _parse_seconds(start, "start"), _parse_seconds(end, "end")
+    if end_s is not None and (start_s or 0.0) >= end_s:
+        raise BadRowError(f"a part of a video must have start < end, is {start_s or 0.0:g} to {end_s:g} s")
+    return start_s, end_s
 
 
 def parse_fps(value: object) -> float | None:
-    """Frames a second of videos that are folders of frames; null for none.
+    """Return the frame rate of a cell, for videos that are folders of frames; None for null.
 
     Raises:
         BadRowError: it is no positive number.
     """
-    if value is not None and not (fps := _parse_seconds(value, "fps")):
+    if value is None:
+        return None
+    fps = _parse_seconds(value, "fps")
+    if not fps:
         raise BadRowError(f"fps must be more than 0, is {short_repr(value)}")
-    return None if value is None else fps
+    return fps
 
 
 def _parse_seconds(value: object, role: str) -> float | None:
+    """Return a finite number that is not negative, given as a number or as text; None for null."""
+    if value is None:
+        return None
     try:
         seconds = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
-        seconds = -1.0
-    if value is None:
-        return None
+        seconds = None
     if seconds is None or not 0.0 <= seconds < float("inf"):
         raise BadRowError(f"{role} must be a number of seconds, is {short_repr(value)}")
     return seconds
 
 
 def _parse_video_options(options: Mapping[object, object], column_range: TimeRange) -> TimeRange:
-    """The part that verl's and qwen-vl-utils' mapping says; how frames are chosen from it is no business of data."""
-    known = ("type", "video_start", "video_end")
+    """Return the part of a video that a mapping of verl or qwen-vl-utils names.
+
+    Raises:
+        BadRowError: the mapping also says how frames are sampled, which is up to the config (`model.video`), or both it
+            and the columns name a part.
+    """
     for key in options:
-        if key not in known:
-            raise BadRowError(f"a video's {key!r} is the config's business (model.video): remove it from the data")
-    if column_range != WHOLE_VIDEO and ("video_start" in options or "video_end" in options):
-        raise BadRowError("both columns and the video itself say which part of it is meant")
-    return (
-        column_range
-        if column_range != WHOLE_VIDEO
-        else parse_time_range(options.get("video_start"), options.get("video_end"))
-    )
+        if key not in ("type", "video_start", "video_end"):
+            raise BadRowError(f"a video's {key!r} is up to the config (model.video): remove it from the data")
+    if column_range == WHOLE_VIDEO:
+        return parse_time_range(options.get("video_start"), options.get("video_end"))
+    if "video_start" in options or "video_end" in options:
+        raise BadRowError("both the columns and the video itself say which part of it is meant")
+    return column_range
 
 
 def _as_list(entries: object) -> list[object]:

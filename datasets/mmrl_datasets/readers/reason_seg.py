@@ -1,10 +1,10 @@
-"""ReasonSeg (LISA): a folder of pictures, and beside each a JSON file with instructions and outlines."""
+"""Read ReasonSeg (LISA): a folder of images, each with a JSON file of instructions and outlines beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mmrl.answer.values import is_number
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, RejectedRow, Sample, UserError
@@ -15,11 +15,11 @@ from mmrl_datasets.readers.columns import ColumnTemplate, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
 
-ANSWER_SPEC = AnswerSpec(answer_type=AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL)
+ANSWER_SPEC: Final = AnswerSpec(answer_type=AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
 
 def rows(
-    place: DatasetContext,
+    context: DatasetContext,
     *,
     split: str = "train",
     path: str,
@@ -27,24 +27,27 @@ def rows(
     task: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Sample | RejectedRow]:
-    """A sample for every instruction of every picture: the box around all outlines labelled `target`, in pixels.
+    """Yield a sample for every instruction: the box around all outlines labelled `target`, in pixels.
 
     Options:
         split: part of the samples' ids.
-        path: a folder of `NAME.jpg` and `NAME.json`, relative to `place.base`.
+        path: a folder of `NAME.jpg` and `NAME.json`, relative to the config.
         prompt: a Jinja template over text, the instruction.
         task, limit: as in `table.rows`.
 
     Raises:
         UserError: no such folder, or no JSON file in it.
     """
-    asked = parse_template(prompt, "prompt")
-    files = make_media_resolver(place, None, path)
+    prompt_template = parse_template(prompt, "prompt")
+    resolver = make_media_resolver(context, None, path)
     source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(_read_rows(place.base_dir / path), (), lambda cells: _read_fields(cells, asked, files))
+    return source.convert_rows(
+        _read_rows(context.base_dir / path), (), lambda cells: _read_fields(cells, prompt_template, resolver)
+    )
 
 
 def _read_rows(folder: Path) -> Iterator[Row]:
+    """Yield a row for each instruction of each JSON file."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):
@@ -58,22 +61,28 @@ def _read_rows(folder: Path) -> Iterator[Row]:
         except (KeyError, TypeError) as error:
             yield Row(file.stem, str(file), BadRowError(f"must have text, shapes and is_sentence: {error!r}"))
         else:
-            for number, said in enumerate(texts):
-                yield Row(f"{file.stem}-{number}", str(file), {**content, "text": said, "image": f"{file.stem}.jpg"})
+            for number, text in enumerate(texts):
+                yield Row(f"{file.stem}-{number}", str(file), {**content, "text": text, "image": f"{file.stem}.jpg"})
 
 
-def _read_fields(cells: Cells, asked: ColumnTemplate, files: MediaResolver) -> SampleFields:
+def _read_fields(cells: Cells, prompt_template: ColumnTemplate, resolver: MediaResolver) -> SampleFields:
+    # A template without `text` in it would hide an instruction that is empty.
     check_text(get_cell(cells, "text"), "text")
+    images = resolver.images(cells["image"])
+    question = check_text(prompt_template.read(cells), "prompt")
+    points: list[list[float]] = []
+    for shape in cells["shapes"]:
+        points += _target_outline(shape)
     return SampleFields(
-        parts=(*files.images(cells["image"]), check_text(asked.read(cells), "prompt")),
+        parts=(*images, question),
         answer_spec=ANSWER_SPEC,
-        answer=_bounding_box([point for shape in cells["shapes"] for point in _target_outline(shape)]),
+        answer=_bounding_box(points),
         meta={"shapes": cells["shapes"], "is_sentence": get_cell(cells, "is_sentence")},
     )
 
 
 def _target_outline(shape: object) -> list[list[float]]:
-    """The corners of an outline, none unless it is of the target (others are `ignore` and `flag`)."""
+    """Return the points of an outline, or none if it is labelled `ignore` or `flag` instead of `target`."""
     match shape:
         case {"label": "target", "points": list(points)}:
             for point in points:

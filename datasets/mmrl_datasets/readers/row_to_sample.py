@@ -1,4 +1,7 @@
-"""The core of every reader: rows of any format become samples, or rejects that say why."""
+"""Turn rows into samples. All readers share this: they only say which fields of a sample a row holds.
+
+A row that cannot be used becomes a `RejectedRow` with the reason. A setting that fits no row is a `UserError`.
+"""
 
 from __future__ import annotations
 
@@ -13,67 +16,82 @@ from mmrl.answer import POSSIBLE_COORDINATE_TYPES
 from mmrl.types import ContentPart, DatasetContext, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
-from mmrl_datasets.readers.answers import LETTERS, AnswerSpec, BoxFormat, check_text, make_answer_spec
+from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
 from mmrl_datasets.readers.columns import Column, ColumnTemplate, parse_column
 
-PLACEHOLDER: Final = re.compile(r"<(?P<kind>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
+PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 
 
 class MediaPlaceholder(NamedTuple):
-    """A place for a medium: the next of a kind, or picture number `number`, from 1."""
+    """A position in a question where an image or a video belongs."""
 
     media_type: str
+    """`image` or `video`."""
     number: int | None = None
+    """The number of the image, from 1; None takes the next one of this type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFields:
-    """What a layout finds in a row, unchecked. `options` are those of a multiple choice question, A first; they are in
-    `parts` already. `task` is the row's own, if it says one; `medium` is the number of the medium that coordinates
-    belong to.
-    """
+    """The fields of a sample as a reader finds them in a row, not checked yet."""
 
     parts: tuple[ContentPart, ...]
+    """The question, with the choices in it."""
     answer_spec: AnswerSpec
+    """The type of the answer and of the label."""
     answer: object
     choices: tuple[str, ...] = ()
+    """Options of a multiple choice question, A first; the answer may quote one of them."""
     row_id: str | None = None
+    """None takes the name of the row."""
     task: object = None
+    """None takes the task of the source."""
     label: object = None
-    thought: object = None
+    """The answer of an annotator, who may be wrong."""
+    thinking: object = None
     response: object = None
-    medium: object = None
+    """A whole response to imitate."""
+    media_index: object = None
+    """Number of the image or video that coordinates lie in, from 0; None stands for 0."""
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource:
-    """Where rows come from and what their samples are called."""
+    """Where rows come from, and the names of their samples."""
 
     path: str
+    """A file, a folder or a hub address, as `open_rows` reads it."""
     split: str
+    """Part of the samples' ids; chooses the split of folders and hub datasets."""
     task: str | None
+    """Task of the samples; None takes the name of the file."""
     limit: int | None = None
+    """Most rows to read; None reads all."""
 
-    def read_rows(self, place: DatasetContext) -> Iterator[Row]:
-        """The rows of a file, a folder or the hub, by the name's ending; raises as `open_rows`."""
-        return open_rows(place.base_dir, self.path, self.split)
+    def read_rows(self, context: DatasetContext) -> Iterator[Row]:
+        """Yield the rows of the source; raises as `open_rows`."""
+        return open_rows(context.base_dir, self.path, self.split)
 
     def convert_rows(
         self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
     ) -> Iterator[Sample | RejectedRow]:
-        """A sample for every row that `read` understands, a `Reject` for every other.
+        """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-        `columns` are those that `read` may look for: a row without one of them is bad, and when no row has it, the
-        setting is.
+        Args:
+            rows: the rows of the source.
+            expected_columns: columns that `read_fields` may look for.
+            read_fields: returns the fields of a row, or raises BadRowError.
 
         Raises:
-            UserError: now, an impossible limit; later, the source breaks off or is empty, or no row has a column.
+            UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or
+                if no row has one of the expected columns.
         """
+        # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit} must be at least 1, or null for all rows")
-        task = self.task or self.path.rstrip("/").rpartition("/")[2].partition(".")[0]
-        return self._convert_rows(rows, task, expected_columns, read_fields)
+        file_name = self.path.rstrip("/").rpartition("/")[2]
+        return self._convert_rows(rows, self.task or file_name.partition(".")[0], expected_columns, read_fields)
 
     def _convert_rows(
         self,
@@ -82,46 +100,191 @@ class RowSource:
         expected_columns: Collection[str],
         read_fields: Callable[[Cells], SampleFields],
     ) -> Iterator[Sample | RejectedRow]:
-        seen: dict[str, str] = {}
-        census = _MissingColumnCheck(expected_columns)
+        row_of_id: dict[str, str] = {}
+        missing_columns = _MissingColumnCheck(expected_columns)
         row = None
         for row in islice(rows, self.limit):
             try:
                 if isinstance(row.cells, BadRowError):
                     raise row.cells
-                census.add_row(row.cells)
+                missing_columns.add_row(row.cells)
                 fields = read_fields(row.cells)
                 own_task = task if fields.task is None else check_text(fields.task, "task")
-                name = _sample_id(f"{own_task}/{self.split}/", row.name if fields.row_id is None else fields.row_id)
-                if name in seen:
-                    raise BadRowError(f"the id {name!r} is that of {seen[name]} too")
-                seen[name] = row.name
-                yield _make_sample(name, own_task, fields)
+                name = row.name if fields.row_id is None else fields.row_id
+                sample_id = _sample_id(f"{own_task}/{self.split}/", name)
+                if sample_id in row_of_id:
+                    raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
+                row_of_id[sample_id] = row.name
+                yield _make_sample(sample_id, own_task, fields)
             except RecursionError:
                 yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: nested too deeply")
             except BadRowError as problem:
-                census.add_problem(problem, row.location)
+                missing_columns.add_problem(problem, row.location)
                 yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: {problem}")
         if row is None:
             raise UserError(f"{self.path}: holds no row")
-        census.finish(self.path, whole=self.limit is None)
+        missing_columns.finish(self.path, read_all=self.limit is None)
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswerSpec:
+    """The type of a source's answers: one for all rows, or one that templates name for each row."""
+
+    answer_type: AnswerSpec | ColumnTemplate
+    """The spec for all rows, or the template of the type."""
+    coordinate_system: str | ColumnTemplate | None
+    """Used with a template of the type: the coordinates of types that have some."""
+    box_format: BoxFormat
+
+    @property
+    def required_columns(self) -> frozenset[str]:
+        """The columns that the templates need."""
+        required: frozenset[str] = frozenset()
+        for option in (self.answer_type, self.coordinate_system):
+            if isinstance(option, ColumnTemplate):
+                required |= option.required_columns
+        return required
+
+    def resolve(self, cells: Cells) -> AnswerSpec:
+        """Return the spec of a row's answer.
+
+        Raises:
+            BadRowError: the templates name no known type or coordinates.
+        """
+        if isinstance(self.answer_type, AnswerSpec):
+            return self.answer_type
+        answer_type = check_text(self.answer_type.read(cells), "answer_type").strip()
+        # Rows of other types may have no coordinates to name, so the template is not filled for them.
+        coordinates = self._read_coordinates(cells) if answer_type in POSSIBLE_COORDINATE_TYPES else None
+        try:
+            return make_answer_spec(answer_type, coordinates, self.box_format)
+        except UserError as error:
+            raise BadRowError(str(error)) from error
+
+    def _read_coordinates(self, cells: Cells) -> str | None:
+        if isinstance(self.coordinate_system, ColumnTemplate):
+            return self.coordinate_system.read(cells)
+        return self.coordinate_system
+
+
+def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat) -> RowAnswerSpec:
+    """Return the spec that the options of a reader name, each a word or a template.
+
+    Raises:
+        UserError: an unknown word (see `make_answer_spec`), or a template of coordinates beside one type.
+    """
+    type_column = parse_column(answer_type, "answer_type")
+    coordinates_column = None if coordinates is None else parse_column(coordinates, "coordinates")
+    if isinstance(type_column, ColumnTemplate):
+        if isinstance(coordinates_column, ColumnTemplate):
+            return RowAnswerSpec(type_column, coordinates_column, box_format)
+        return RowAnswerSpec(type_column, coordinates, box_format)
+    if isinstance(coordinates_column, ColumnTemplate):
+        raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
+    return RowAnswerSpec(make_answer_spec(answer_type, coordinates, box_format), coordinates, box_format)
+
+
+def parse_id(value: object) -> str:
+    """Return the id of a row as text.
+
+    Raises:
+        BadRowError: it is neither text nor a whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadRowError(f"id must be text or a whole number, is {short_repr(value)}")
+    return check_text(str(value), "id")
+
+
+def parse_choices(value: object) -> tuple[str, ...]:
+    """Return the options of a multiple choice question: a list, or text that writes one as Python or JSON do.
+
+    Null and an empty list give no options.
+
+    Raises:
+        BadRowError: it is no list of two or more texts.
+    """
+    options = parse_literal(value, "choices") if isinstance(value, str) else value
+    if options is None or options == []:
+        return ()
+    if not isinstance(options, list) or len(options) < 2:
+        raise BadRowError(f"choices must be a list of two or more, is {short_repr(value)}")
+    return tuple(check_text(option, "choice") for option in options)
+
+
+def parse_literal(text: str, role: str) -> object:
+    """Return the value that a Python literal writes, which covers most lists in JSON.
+
+    Raises:
+        BadRowError: it is no literal.
+    """
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BadRowError(f"{role} must be a list, is {short_repr(text)}") from error
+
+
+def split_at_placeholders(text: str) -> list[str | MediaPlaceholder]:
+    """Cut a text at `<image>`, `<video>` and `<image 2>`; empty pieces are left out."""
+    pieces: list[str | MediaPlaceholder] = []
+    end = 0
+    for match in PLACEHOLDER.finditer(text):
+        pieces.append(text[end : match.start()])
+        number = match["number"]
+        if number:
+            pieces.append(MediaPlaceholder("image", int(number)))
+        else:
+            pieces.append(MediaPlaceholder(match["media_type"]))
+        end = match.end()
+    pieces.append(text[end:])
+    return [piece for piece in pieces if piece != ""]
+
+
+def insert_media(
+    pieces: Sequence[ContentPart | MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef] = ()
+) -> tuple[ContentPart, ...]:
+    """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
+
+    If there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. A numbered placeholder names an
+    image, which may stand in several places.
+
+    Raises:
+        BadRowError: the numbers of placeholders and media differ, or no placeholder names one of the images.
+    """
+    placeholders = [piece for piece in pieces if isinstance(piece, MediaPlaceholder)]
+    if not placeholders:
+        return (*images, *videos, *(piece for piece in pieces if not isinstance(piece, MediaPlaceholder)))
+    if any(placeholder.number for placeholder in placeholders):
+        media = _media_by_number(placeholders, images, videos)
+    else:
+        media = _media_in_order(placeholders, images, videos)
+    remaining = iter(media)
+    return tuple(next(remaining) if isinstance(piece, MediaPlaceholder) else piece for piece in pieces)
+
+
+def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
+    """Return the cells that no column consumes as a whole, for `meta`. A column `a.b` consumes all of `a`."""
+    consumed: set[str] = set()
+    for column in columns:
+        for name in column.consumed_columns:
+            consumed |= {name, name.partition(".")[0]}
+    return {name: value for name, value in cells.items() if name not in consumed}
 
 
 def _sample_id(prefix: str, name: str) -> str:
-    """A sample's id; a row may write it whole."""
+    """Return the id of a sample. A row may give it with the prefix or without."""
     return name if name.startswith(prefix) else prefix + name
 
 
-def _make_sample(name: str, task: str, fields: SampleFields) -> Sample:
+def _make_sample(sample_id: str, task: str, fields: SampleFields) -> Sample:
     parts = _merge_texts(fields.parts)
     target = _make_target(fields.answer, "answer", fields, parts)
     return Sample(
-        id=name,
+        id=sample_id,
         task=task,
         parts=parts,
         target=target,
         label=None if fields.label is None else _make_target(fields.label, "label", fields, parts),
-        thinking=None if fields.thought is None else check_text(fields.thought, "thought"),
+        thinking=None if fields.thinking is None else check_text(fields.thinking, "thinking"),
         response=None if fields.response is None else check_text(fields.response, "response"),
         meta={column: _to_json_value(value) for column, value in fields.meta.items()},
     )
@@ -129,23 +292,27 @@ def _make_sample(name: str, task: str, fields: SampleFields) -> Sample:
 
 def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence[ContentPart]) -> Target:
     target = fields.answer_spec.parse_target(value, role, fields.choices)
-    count = sum(not isinstance(part, str) for part in parts)
-    if target.coordinate_system is not None and not count:
-        raise BadRowError(f"a {target.answer_type} needs a picture or video to lie in, and there is none")
-    if fields.medium is None:
+    num_media = sum(not isinstance(part, str) for part in parts)
+    if target.coordinate_system is not None and not num_media:
+        raise BadRowError(f"a {target.answer_type} needs an image or video to lie in, and there is none")
+    if fields.media_index is None:
         return target
-    medium = fields.medium
-    if isinstance(medium, str) and medium.strip().isdecimal():
-        medium = int(medium)
-    if isinstance(medium, bool) or not isinstance(medium, int) or not 0 <= medium < count:
-        raise BadRowError(f"medium must be the number of one of {count} media, from 0; is {short_repr(fields.medium)}")
-    return replace(target, media_index=medium)
+    index = fields.media_index
+    if isinstance(index, str) and index.strip().isdecimal():
+        index = int(index)
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < num_media:
+        raise BadRowError(
+            f"media_index must be the number of one of {num_media} images and videos, from 0; "
+            f"is {short_repr(fields.media_index)}"
+        )
+    return replace(target, media_index=index)
 
 
 class _MissingColumnCheck:
-    """Tells a bad row from a wrong setting: a column that is missing everywhere was named wrongly."""
+    """Tells a wrong setting from bad rows: a column that every row lacks was named wrongly."""
 
-    MAX_ROWS: Final = 1000  # rows without the column, before the rest of a large file is spared
+    MAX_ROWS: Final = 1000
+    """After so many rows without the column, the rest of a large file is not read."""
 
     def __init__(self, columns: Collection[str]) -> None:
         self._unseen_columns = set(columns)
@@ -157,202 +324,62 @@ class _MissingColumnCheck:
         if self._unseen_columns:
             self._unseen_columns = {column for column in self._unseen_columns if not has_column(cells, column)}
 
-    def add_problem(self, problem: BadRowError, where: str) -> None:
+    def add_problem(self, problem: BadRowError, location: str) -> None:
         if isinstance(problem, MissingColumnError):
             self._num_incomplete += 1
-            self._first_problem = self._first_problem or f"{where}: {problem}"
+            self._first_problem = self._first_problem or f"{location}: {problem}"
             if self._num_incomplete == self._num_rows == self.MAX_ROWS:
                 raise UserError(self._first_problem)
 
-    def finish(self, path: str, *, whole: bool) -> None:
+    def finish(self, path: str, *, read_all: bool) -> None:
         if self._num_incomplete and self._num_incomplete == self._num_rows:
             raise UserError(self._first_problem)
-        if whole and self._num_rows and self._unseen_columns:
+        # Optional columns may be missing in some rows. If all rows were read and none has one, its name is wrong.
+        if read_all and self._num_rows and self._unseen_columns:
             columns = ", ".join(map(repr, sorted(self._unseen_columns)))
             raise UserError(f"{path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
-@dataclass(frozen=True, slots=True)
-class RowAnswerSpec:
-    """What the answers of a source are: all of one form, or each of the kind that a template says."""
-
-    answer_type: AnswerSpec | ColumnTemplate
-    coordinate_system: str | ColumnTemplate | None
-    box_format: BoxFormat
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """The columns that the templates need."""
-        return frozenset().union(
-            *(
-                part.required_columns
-                for part in (self.answer_type, self.coordinate_system)
-                if isinstance(part, ColumnTemplate)
-            )
-        )
-
-    def resolve(self, cells: Cells) -> AnswerSpec:
-        """The form of a row's answer.
-
-        Raises:
-            BadRowError: the template says no kind.
-        """
-        if isinstance(self.answer_type, AnswerSpec):
-            return self.answer_type
-        kind = check_text(self.answer_type.read(cells), "kind").strip()
-        try:
-            return make_answer_spec(
-                kind,
-                self._resolve_coordinate_system(cells) if kind in POSSIBLE_COORDINATE_TYPES else None,
-                self.box_format,
-            )
-        except UserError as error:
-            raise BadRowError(str(error)) from error
-
-    def _resolve_coordinate_system(self, cells: Cells) -> str | None:
-        return (
-            self.coordinate_system.read(cells)
-            if isinstance(self.coordinate_system, ColumnTemplate)
-            else self.coordinate_system
-        )
-
-
-def make_row_answer_spec(kind: str, frame: str | None, corners: BoxFormat) -> RowAnswerSpec:
-    """The forms that options name; raises as `answer_form`, and UserError for a template of `frame` beside one kind."""
-    written = parse_column(kind, "kind")
-    framed = None if frame is None else parse_column(frame, "frame")
-    if isinstance(written, ColumnTemplate):
-        return RowAnswerSpec(written, framed if isinstance(framed, ColumnTemplate) else frame, corners)
-    if isinstance(framed, ColumnTemplate):
-        raise UserError(f"frame={frame!r} is a template, which goes with one of `kind`")
-    return RowAnswerSpec(make_answer_spec(kind, frame, corners), frame, corners)
-
-
-def parse_id(value: object) -> str:
-    """A row's id.
-
-    Raises:
-        BadRowError: it is neither text nor a whole number.
-    """
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadRowError(f"id must be text or a whole number, is {short_repr(value)}")
-    return check_text(str(value), "id")
-
-
-def format_choices(options: Iterable[str]) -> str:
-    """Options as they stand below a question."""
-    return "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
-
-
-def parse_choices(value: object) -> tuple[str, ...]:
-    """The options of a cell: a list, or text that writes one as Python or JSON do; none for null and empty ones.
-
-    Raises:
-        BadRowError: it is neither, or one option is none.
-    """
-    options = parse_literal(value, "choices") if isinstance(value, str) else value
-    if options is None or options == []:
-        return ()
-    if not isinstance(options, list) or len(options) < 2:
-        raise BadRowError(f"choices must be a list of two or more, is {short_repr(value)}")
-    return tuple(check_text(option, "choice") for option in options)
-
-
-def parse_literal(written: str, role: str) -> object:
-    """What text says in the way of Python or JSON.
-
-    Raises:
-        BadRowError: it says nothing.
-    """
-    try:
-        return ast.literal_eval(written.strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise BadRowError(f"{role} must be a list, is {short_repr(written)}") from error
-
-
-def split_at_placeholders(written: str) -> list[str | MediaPlaceholder]:
-    """Text, cut where it has a place for a medium."""
-    pieces: list[str | MediaPlaceholder] = []
-    end = 0
-    for match in PLACEHOLDER.finditer(written):
-        number = match["number"]
-        pieces += [
-            written[end : match.start()],
-            MediaPlaceholder("image", int(number)) if number else MediaPlaceholder(match["kind"]),
-        ]
-        end = match.end()
-    return [piece for piece in (*pieces, written[end:]) if piece != ""]
-
-
-def insert_media(
-    pieces: Sequence[ContentPart | MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef] = ()
-) -> tuple[ContentPart, ...]:
-    """The pieces with a medium in every place for one; when there is no place, the media come first.
-
-    Where there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. Numbered places name a picture,
-    which may stand in several.
-
-    Raises:
-        BadRowError: another number of media than of places, or a picture that no number names.
-    """
-    marks = [piece for piece in pieces if isinstance(piece, MediaPlaceholder)]
-    media = (
-        _media_by_number(marks, images, videos)
-        if any(mark.number for mark in marks)
-        else _media_in_order(marks, images, videos)
-    )
-    if not marks:
-        return (*media, *(piece for piece in pieces if not isinstance(piece, MediaPlaceholder)))
-    waiting = iter(media)
-    return tuple(next(waiting) if isinstance(piece, MediaPlaceholder) else piece for piece in pieces)
-
-
 def _media_by_number(
-    marks: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
+    placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
-    named = {mark.number for mark in marks}
-    if None in named or videos:
-        raise BadRowError("numbered places for pictures stand beside others: number all, or none")
-    wrong = named ^ set(range(1, len(images) + 1))
-    if wrong:
-        raise BadRowError(f"the question names the pictures {sorted(filter(None, named))}, and there are {len(images)}")
-    return [images[mark.number - 1] for mark in marks if mark.number]
+    numbers = {placeholder.number for placeholder in placeholders}
+    if None in numbers or videos:
+        raise BadRowError("numbered places for images stand beside others: number all, or none")
+    if numbers != set(range(1, len(images) + 1)):
+        named = sorted(number for number in numbers if number)
+        raise BadRowError(f"the question names the images {named}, and there are {len(images)}")
+    return [images[placeholder.number - 1] for placeholder in placeholders if placeholder.number]
 
 
 def _media_in_order(
-    marks: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
+    placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
-    if not marks:
-        return [*images, *videos]
-    kinds = ["video" if videos and not images else mark.media_type for mark in marks]
-    for kind, media in (("image", images), ("video", videos)):
-        count = kinds.count(kind)
+    only_videos = videos and not images
+    types = ["video" if only_videos else placeholder.media_type for placeholder in placeholders]
+    for media_type, media in (("image", images), ("video", videos)):
+        count = types.count(media_type)
         if count != len(media):
-            raise BadRowError(f"the question says <{kind}> {count} times, and there are {len(media)} {kind}s")
-    waiting: dict[str, Iterator[MediaRef]] = {"image": iter(images), "video": iter(videos)}
-    return [next(waiting[kind]) for kind in kinds]
-
-
-def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
-    """The cells that no role has taken whole; `a.b` takes all of `a`."""
-    used = (name for column in columns for name in column.consumed_columns)
-    taken = {name for column in used for name in (column, column.partition(".")[0])}
-    return {column: value for column, value in cells.items() if column not in taken}
+            raise BadRowError(
+                f"the question says <{media_type}> {count} times, and there are {len(media)} {media_type}s"
+            )
+    remaining: dict[str, Iterator[MediaRef]] = {"image": iter(images), "video": iter(videos)}
+    return [next(remaining[media_type]) for media_type in types]
 
 
 def _merge_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Neighbouring texts become one."""
-    joined: list[ContentPart] = []
+    """Join neighbouring texts and drop empty ones."""
+    merged: list[ContentPart] = []
     for part in parts:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
         elif part != "":
-            joined.append(part)
-    return tuple(joined)
+            merged.append(part)
+    return tuple(merged)
 
 
 def _to_json_value(value: object) -> object:
-    """What JSON can say of a value; of bytes their number."""
+    """Return a value that JSON can hold. Bytes become their number, and other objects their text."""
     match value:
         case None | bool() | int() | float() | str():
             return value

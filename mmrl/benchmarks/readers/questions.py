@@ -1,20 +1,24 @@
-"""What a benchmark asks: rows of a file as samples for a model, each with the item by which its answer is scored."""
+"""Questions of a benchmark: each row of its files as a sample for the model and the item that scores its answer."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
 
+from mmrl.benchmarks.benchmark import Benchmark
 from mmrl.benchmarks.extraction.numbers import find_numbers
-from mmrl.benchmarks.items import Item, ItemAnswerType, parse_canonical_item
-from mmrl.benchmarks.readers.layouts import ImageNumbering, QuestionRow, RowLayout, recognize_layout
-from mmrl.benchmarks.readers.megabench import UnscorableRowError
+from mmrl.benchmarks.items import COORDINATE_TYPES, Item, ItemAnswerType, parse_canonical_item
+from mmrl.benchmarks.readers.layouts import (
+    ImageNumbering,
+    QuestionRow,
+    RowLayout,
+    UnscorableRowError,
+    recognize_layout,
+)
 from mmrl.benchmarks.readers.published import get_layouts
 from mmrl.types import (
     AnswerType,
@@ -29,69 +33,79 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl_datasets.choices import format_choices
 from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
 from mmrl_datasets.readers import coco
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, format_choices, insert_media, split_at_placeholders
+from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, insert_media, split_at_placeholders
 
 PROMPT_ANSWER_TYPES: Final[Mapping[ItemAnswerType, AnswerType]] = MappingProxyType(
     {
         "choice": AnswerType.CHOICE,
-        **dict.fromkeys(("integer", "float", "count"), AnswerType.NUMBER),
-        **dict.fromkeys(("list", "text"), AnswerType.TEXT),
+        "integer": AnswerType.NUMBER,
+        "float": AnswerType.NUMBER,
+        "count": AnswerType.NUMBER,
+        "list": AnswerType.TEXT,
+        "text": AnswerType.TEXT,
         "box": AnswerType.BOX,
         "boxes": AnswerType.BOXES,
         "point": AnswerType.POINT,
     }
 )
-"""What is asked for: the kind of answer that the grammar states, and reads."""
+"""Answer type that the response format asks for, by the item's."""
 _MAX_LISTED: Final = 5
+"""Bad rows that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """An item, and the sample that asks it; or why it cannot be asked: `problem`."""
+    """An item with the sample that asks it, or with the reason why it cannot be asked."""
 
     item: Item
+    """The answer, and what scoring needs besides."""
     sample: Sample | None = None
+    """The prompt; None when its media cannot be had."""
     problem: str = ""
+    """Reason for a missing sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkQuestions:
-    """The questions of a benchmark in the order of its files, and how many rows no rule could score."""
+    """The questions of a benchmark."""
 
     entries: tuple[Question, ...]
+    """Questions in the order of the files."""
     num_unscorable: int = 0
+    """Rows left out because no rule can score their answer."""
 
     @property
     def items(self) -> dict[str, Item]:
-        """The items by id."""
+        """All items by id, those that cannot be asked included."""
         return {question.item.id: question.item for question in self.entries}
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """What a model can be asked."""
+        """Samples of the questions that can be asked."""
         return tuple(question.sample for question in self.entries if question.sample is not None)
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why some cannot be asked, by the item's id."""
+        """Reasons why questions cannot be asked, by item id."""
         return {question.item.id: question.problem for question in self.entries if question.sample is None}
 
     def digest(self) -> str:
-        """A hash over questions, answers and media, wherever the media lie."""
+        """Return a hash of questions, answers and media contents; it does not depend on where the media lie."""
         digest = hashlib.sha256()
         for question in self.entries:
             parts = question.sample.parts if question.sample else ()
-            seen = [part if isinstance(part, str) else part.sha256 for part in parts]
-            digest.update(repr((question.item, seen)).encode())
+            contents = [part if isinstance(part, str) else part.sha256 for part in parts]
+            digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
 
 
 def read_questions(
-    benchmark: str,
+    benchmark: Benchmark,
     paths: Sequence[str],
     dataset_context: DatasetContext,
     *,
@@ -99,164 +113,184 @@ def read_questions(
     media_root: str | None,
     coordinate_system: CoordinateSystem | None = None,
 ) -> BenchmarkQuestions:
-    """The questions of files; a row whose media cannot be had keeps its item. `frame` is what boxes are measured in,
-    for tables that do not say.
+    """Read the questions of files. A row whose media cannot be had keeps its item, and counts as missing.
+
+    Args:
+        benchmark: the benchmark that the files are of.
+        paths: files or folders, relative to the context's base folder.
+        dataset_context: folders, and the media that may be read.
+        split: split to read from a folder.
+        media_root: folder that relative media paths start from; the file's own when None.
+        coordinate_system: that of boxes, for files that do not say it.
 
     Raises:
-        UserError: a file cannot be read, is in no layout of the benchmark, or has rows that are no items, or one twice;
-            `frame` is missing, or not for this layout.
+        UserError: a file cannot be read, has no known layout, holds rows that are no questions, or repeats an id; or
+            `coordinate_system` is missing or not wanted.
     """
-    asked: dict[str, Question] = {}
-    bad: list[RejectedRow] = []
-    left_out = 0
-    rows = partial(
-        _read_file,
-        benchmark,
-        dataset_context=dataset_context,
-        split=split,
-        media_root=media_root,
-        coordinate_system=coordinate_system,
-        only_file=len(paths) == 1,
-    )
-    for row in chain.from_iterable(map(rows, paths)):
-        match row:
-            case None:
-                left_out += 1
-            case RejectedRow():
-                bad.append(row)
-            case Question() if row.item.id in asked:
-                bad.append(RejectedRow(row.item.id, "the id stands twice; give each question an id of its own"))
-            case Question():
-                asked[row.item.id] = row
-    if bad:
-        lines = "\n".join(f"  {reject.id}: {reject.reason}" for reject in bad[:_MAX_LISTED])
-        more = f"\n  and {len(bad) - _MAX_LISTED} more" if len(bad) > _MAX_LISTED else ""
-        raise UserError(f"{len(bad)} of {len(bad) + len(asked)} rows are no questions of {benchmark}:\n{lines}{more}")
-    if not asked:
+    questions: dict[str, Question] = {}
+    rejected: list[RejectedRow] = []
+    num_unscorable = 0
+    for path in paths:
+        reader = _FileReader(benchmark, path, dataset_context, media_root, is_only_file=len(paths) == 1)
+        for row in reader.read(split, coordinate_system):
+            match row:
+                case None:
+                    num_unscorable += 1
+                case RejectedRow():
+                    rejected.append(row)
+                case Question() if row.item.id in questions:
+                    rejected.append(
+                        RejectedRow(row.item.id, "the id stands twice; give each question an id of its own")
+                    )
+                case Question():
+                    questions[row.item.id] = row
+    if rejected:
+        _raise_rejected(benchmark, rejected, len(rejected) + len(questions))
+    if not questions:
         raise UserError(f"{', '.join(paths)}: holds no question that can be scored")
-    return BenchmarkQuestions(entries=tuple(asked.values()), num_unscorable=left_out)
+    return BenchmarkQuestions(entries=tuple(questions.values()), num_unscorable=num_unscorable)
 
 
 def questions_from_samples(samples: Iterable[Sample]) -> BenchmarkQuestions:
-    """Samples as they were made for training: what they are scored by is the run's rewards, not an item's answer."""
-    return BenchmarkQuestions(
-        entries=tuple(Question(item=_item_from_sample(sample), sample=sample) for sample in samples)
-    )
+    """Return samples of a run's data as questions. The run's rewards score them, so their items only describe them."""
+    entries = tuple(Question(item=_item_from_sample(sample), sample=sample) for sample in samples)
+    return BenchmarkQuestions(entries=entries)
 
 
-def _item_from_sample(sample: Sample) -> Item:
-    kinds: dict[AnswerType, ItemAnswerType] = {kind: name for name, kind in PROMPT_ANSWER_TYPES.items()}
-    return Item(
-        id=sample.id,
-        answer_type=kinds.get(sample.target.answer_type, "text"),
-        answer=sample.target.value,
-        coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
-        cluster=_media_cluster(sample.media) or sample.id,
-        subsets={"task": (sample.task,)},
-    )
+class _FileReader:
+    """Reader of one file or folder of a benchmark."""
 
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        path: str,
+        dataset_context: DatasetContext,
+        media_root: str | None,
+        *,
+        is_only_file: bool,
+    ) -> None:
+        self._benchmark, self._path, self._dataset_context = benchmark, path, dataset_context
+        self._media_root, self._is_only_file = media_root, is_only_file
+        self._file_name = PurePath(path).stem
 
-def _read_file(
-    benchmark: str,
-    path: str,
-    *,
-    dataset_context: DatasetContext,
-    split: str,
-    media_root: str | None,
-    coordinate_system: CoordinateSystem | None,
-    only_file: bool,
-) -> Iterator[Question | RejectedRow | None]:
-    """The questions of a file; None for a row that no rule can score. One of several files is a group of its own."""
-    if benchmark == "coco":
-        if coordinate_system is not None:
-            raise UserError(f"COCO's annotations are in pixels; leave out --frame {coordinate_system}")
-        yield from map(
-            _make_detection_question, coco.rows(dataset_context, split=split, path=path, media_root=media_root)
-        )
-        return
-    files, layouts, file = (
-        make_media_resolver(dataset_context, media_root, path),
-        get_layouts(benchmark, coordinate_system),
-        PurePath(path).stem,
-    )
-    layout = None
-    for row in open_rows(dataset_context.base_dir, path, split):
-        try:
-            if isinstance(row.cells, BadRowError):
-                raise row.cells
+    def read(self, split: str, coordinate_system: CoordinateSystem | None) -> Iterator[Question | RejectedRow | None]:
+        """Yield the questions of the file, and None for each row that no rule can score.
+
+        Raises:
+            UserError: the file cannot be read, has no known layout or no rows, or must not have a coordinate system.
+        """
+        if self._benchmark.reads_coco_annotations:
+            yield from self._read_coco(split, coordinate_system)
+            return
+        media = make_media_resolver(self._dataset_context, self._media_root, self._path)
+        layouts = get_layouts(self._benchmark.name, self._benchmark.layouts, coordinate_system)
+        layout: RowLayout | None = None
+        for row in open_rows(self._dataset_context.base_dir, self._path, split):
             try:
-                layout = layout or _select_layout(layouts, row.cells, coordinate_system)
-            except BadRowError as error:
-                raise UserError(f"{row.location}: {error}") from error
-            for asked in layout.parse_row(row.cells, files, file):
-                asked.columns.setdefault("id", row.name if only_file else f"{file}/{row.name}")
-                question = _make_question(asked, files, benchmark)
-                yield question if only_file else _add_file_subset(question, file)
-        except UnscorableRowError:
-            yield None
-        except (BadRowError, ValueError) as problem:
-            yield RejectedRow(row.name, f"{row.location}: {problem}")
-    if layout is None:
-        raise UserError(f"{path}: holds no rows")
+                if isinstance(row.cells, BadRowError):
+                    raise row.cells
+                if layout is None:
+                    layout = _select_layout(layouts, row.cells, coordinate_system, location=row.location)
+                for question_row in layout.parse_row(row.cells, media, self._file_name):
+                    yield self._make_question(question_row, row.name, media)
+            except UnscorableRowError:
+                yield None
+            except (BadRowError, ValueError) as problem:
+                yield RejectedRow(row.name, f"{row.location}: {problem}")
+        if layout is None:
+            raise UserError(f"{self._path}: holds no rows")
+
+    def _read_coco(self, split: str, coordinate_system: CoordinateSystem | None) -> Iterator[Question | RejectedRow]:
+        if coordinate_system is not None:
+            raise UserError(f"COCO's annotations are in pixels; leave out --coordinates {coordinate_system}")
+        samples = coco.rows(self._dataset_context, split=split, path=self._path, media_root=self._media_root)
+        for sample in samples:
+            yield sample if isinstance(sample, RejectedRow) else _make_detection_question(sample)
+
+    def _make_question(self, question_row: QuestionRow, row_name: str, media: MediaResolver) -> Question:
+        if self._is_only_file:
+            question_row.columns.setdefault("id", row_name)
+            return _make_question(question_row, media, self._benchmark.name)
+        # Several files repeat row numbers, so the file is part of the id; it also becomes a subset of the report.
+        question_row.columns.setdefault("id", f"{self._file_name}/{row_name}")
+        question = _make_question(question_row, media, self._benchmark.name)
+        subsets = {**question.item.subsets, "file": (self._file_name,)}
+        return replace(question, item=replace(question.item, subsets=subsets))
 
 
-def _select_layout(layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None) -> RowLayout:
-    """That of a row. Raises BadRowError where there is none, or where it says itself what boxes are measured in."""
-    layout = recognize_layout(layouts, cells)
+def _raise_rejected(benchmark: Benchmark, rejected: Sequence[RejectedRow], num_rows: int) -> None:
+    lines = "\n".join(f"  {row.id}: {row.reason}" for row in rejected[:_MAX_LISTED])
+    more = f"\n  and {len(rejected) - _MAX_LISTED} more" if len(rejected) > _MAX_LISTED else ""
+    raise UserError(f"{len(rejected)} of {num_rows} rows are no questions of {benchmark.name}:\n{lines}{more}")
+
+
+def _select_layout(
+    layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None, *, location: str
+) -> RowLayout:
+    """Return the layout of a file by its first row.
+
+    Raises:
+        UserError: no layout fits, or the layout says its coordinate system and the user named one, too.
+    """
+    try:
+        layout = recognize_layout(layouts, cells)
+    except BadRowError as error:
+        raise UserError(f"{location}: {error}") from error
     if coordinate_system is not None and not layout.needs_coordinate_system:
-        raise BadRowError(
-            f"{layout.name} says itself what boxes are measured in; leave out --frame {coordinate_system}"
+        raise UserError(
+            f"{location}: {layout.name} says itself what boxes are measured in; leave out --coordinates "
+            f"{coordinate_system}"
         )
     return layout
 
 
-def _make_question(row: QuestionRow, files: MediaResolver, benchmark: str) -> Question:
-    """A row as a question. Raises ValueError for one that is no item, BadRowError where its text is none."""
+def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: str) -> Question:
+    """Return a row as a question.
+
+    Raises:
+        ValueError: the row makes no item, or asks nothing.
+    """
     item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
     try:
-        images = row.image_refs or files.images(row.images)
-        videos = files.videos(row.videos, row.clip, row.fps)
-        written = item.question + (format_choices(item.options) if row.append_options else "")
-        parts = _drop_empty_texts(_interleave_media(written, images, videos, row.image_numbering))
+        images = row.image_refs or media_resolver.images(row.images)
+        videos = media_resolver.videos(row.videos, row.clip, row.fps)
+        text = item.question + (format_choices(item.options) if row.append_options else "")
+        parts = _interleave_media(text, images, videos, row.image_numbering)
     except BadRowError as problem:
         return Question(item=item, problem=str(problem))
+    parts = tuple(part for part in parts if part != "")
     if not any(isinstance(part, str) for part in parts):
         raise ValueError("has neither a question nor a prompt")
-    media = tuple(part for part in parts if not isinstance(part, str))
-    clustered = item if row.columns.get("cluster") else replace(item, cluster=_media_cluster(media) or item.id)
+    if not row.columns.get("cluster"):
+        media = [part for part in parts if not isinstance(part, str)]
+        item = replace(item, cluster=_media_cluster(media) or item.id)
     sample = Sample(
         id=f"{benchmark}/{item.id}", task=benchmark, parts=parts, target=_make_target(item), meta=dict(item.meta)
     )
-    return Question(item=clustered, sample=sample)
+    return Question(item=item, sample=sample)
 
 
 def _interleave_media(
     text: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], image_numbering: ImageNumbering
 ) -> Sequence[ContentPart]:
-    """Text and media in turn. Raises BadRowError where they do not go together.
+    """Return text and media in reading order.
 
-    Where a question names `some` pictures, the others are not shown: MMMU has them for its explanations. Where it names
-    `parts` of one picture, as MATH-V does with a sheet of figures, the picture comes first, and the names stay.
+    Raises:
+        BadRowError: placeholders and media do not match.
     """
     pieces = split_at_placeholders(text)
     numbers = [piece.number for piece in pieces if isinstance(piece, MediaPlaceholder)]
     if image_numbering == "parts" and len(images) == 1 and {*numbers} - {1, None}:
+        # The numbers name figures on the only image, so they stay in the text behind it.
         return (*images, text)
     if image_numbering == "some" and numbers and all(number and number <= len(images) for number in numbers):
         return [images[(piece.number or 1) - 1] if isinstance(piece, MediaPlaceholder) else piece for piece in pieces]
     return insert_media(pieces, images, videos)
 
 
-def _add_file_subset(question: Question, file: str) -> Question:
-    """The question, in the group of its file."""
-    item = question.item
-    return replace(question, item=replace(item, subsets={**item.subsets, "file": (file,)}))
-
-
 def _make_target(item: Item) -> Target:
-    """What is due, of the kind that is asked for; a point is due in the middle of its box."""
-    kind, answer = PROMPT_ANSWER_TYPES[item.answer_type], item.answer
-    frame = item.coordinate_system if item.answer_type in ("box", "boxes", "point") else None
+    """Return the item's answer in the type that the prompt asks for; for a point, the centre of the item's box."""
+    answer = item.answer
     match item.answer_type:
         case "choice":
             answer = chr(ord("A") + item.options.index(answer))
@@ -266,22 +300,31 @@ def _make_target(item: Item) -> Target:
             answer = ((answer[0] + answer[2]) / 2, (answer[1] + answer[3]) / 2)
         case "text" | "list":
             answer = str(answer[0] if isinstance(answer, list) and answer else answer)
-    return Target(answer_type=kind, value=answer, coordinate_system=frame)
-
-
-def _make_detection_question(row: Sample | RejectedRow) -> Question | RejectedRow:
-    if isinstance(row, RejectedRow):
-        return row
-    return Question(
-        item=replace(_item_from_sample(row), subsets={"category": (str(row.meta["category"]),)}), sample=row
+    return Target(
+        answer_type=PROMPT_ANSWER_TYPES[item.answer_type],
+        value=answer,
+        coordinate_system=item.coordinate_system if item.answer_type in COORDINATE_TYPES else None,
     )
 
 
+def _item_from_sample(sample: Sample) -> Item:
+    # Of several item types with one prompt type the last counts: `text` rather than `list`, `count` for numbers.
+    item_types = {prompt_type: item_type for item_type, prompt_type in PROMPT_ANSWER_TYPES.items()}
+    return Item(
+        id=sample.id,
+        answer_type=item_types.get(sample.target.answer_type, "text"),
+        answer=sample.target.value,
+        coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
+        cluster=_media_cluster(sample.media) or sample.id,
+        subsets={"task": (sample.task,)},
+    )
+
+
+def _make_detection_question(sample: Sample) -> Question:
+    item = replace(_item_from_sample(sample), subsets={"category": (str(sample.meta["category"]),)})
+    return Question(item=item, sample=sample)
+
+
 def _media_cluster(media: Sequence[MediaRef]) -> str:
-    """Questions on one picture stand or fall together."""
+    """Return the cluster of questions on the same first medium, which are right or wrong together."""
     return media[0].sha256[:16] if media else ""
-
-
-def _drop_empty_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Without texts that say nothing."""
-    return tuple(part for part in parts if part != "")

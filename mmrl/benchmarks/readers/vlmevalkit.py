@@ -1,4 +1,4 @@
-"""The tables of VLMEvalKit: pictures in base64, options in columns of their own."""
+"""Layout of VLMEvalKit's TSV files: images in base64, options in columns of their own."""
 
 from __future__ import annotations
 
@@ -27,36 +27,43 @@ _SUBSET_COLUMNS: Final = (
     *("subject", "data_type", "data_source", "ui_type", "application", "platform", "group"),
 )
 _CHOICE_QUESTION_TYPES: Final = ("multi-choice", "multi_choice", "MCQ")
-"""Types of questions that list their options."""
+"""Values of `question_type` for questions that list their options in their text."""
 _OPEN_QUESTION_OPTION: Final = "Other Answers"
-"""The second option of open questions in MMMU's table; the first is what is due."""
-_RESIZED_PIXELS: Final = CoordinateSystem.PX_RESIZED  # what a model saw is no table's business
+"""Second option of open questions in MMMU's table; the first option is the answer."""
+_NAMEABLE_COORDINATES: Final = [system for system in CoordinateSystem if system is not CoordinateSystem.PX_RESIZED]
+"""Coordinate systems a file may use; pixels of the resized image depend on the model."""
 
 
 @dataclass(slots=True, kw_only=True)
 class VlmEvalKitLayout:
-    """VLMEvalKit's TSV: pictures in base64 or as the index of an earlier row, options in columns A, B, ..; or, as for
-    MathVista, in a column `choices`, or nowhere but in the question. Those that the question does not list are listed
-    below it.
+    """VLMEvalKit's TSV: images in base64, or as the index of an earlier row with the same image.
 
-    `kind` is that of answers without options, `answer` their column, or the columns of a box's corners; boxes are
-    written as `corners` says, in `frame`, which whoever reads a table that `asks_frame` has to name. `marks` are
-    columns that tell this table from others, `named` is what numbers in questions name.
+    Options are in columns A, B, ..., in a column `choices` (MathVista), or in the question alone. Those that the
+    question does not list are listed below it.
     """
 
     open_answer_type: str
+    """Answer type of questions without options, unless the column `answer_type` says it."""
     name: str = "VLMEvalKit's TSV"
+    """Name of the layout in error messages."""
     answer_column: str | tuple[str, ...] = "answer"
+    """Column of the answer, or the columns of a box's corners."""
     box_format: str = "xyxy"
+    """`xyxy` for two corners, `xywh` for a corner with width and height."""
     coordinate_system: CoordinateSystem | None = None
+    """Coordinate system of boxes; None when answers have none, or when the user still has to name it."""
     needs_coordinate_system: bool = False
+    """True when the file does not say its coordinate system."""
     signature_columns: tuple[str, ...] = ("index",)
+    """Columns that tell this layout from a similar one."""
     image_numbering: ImageNumbering = "each"
+    """Meaning of numbered placeholders in the question."""
     images_by_index: dict[str, list[ImageRef]] = field(default_factory=dict)
+    """Images of the rows read so far, by `index`; a reading starts with none."""
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Columns that tell it from others; every row has them."""
+        """Columns that every row of this layout has."""
         return frozenset({"question", *self._answer_columns, *self.signature_columns})
 
     @property
@@ -64,63 +71,90 @@ class VlmEvalKitLayout:
         return (self.answer_column,) if isinstance(self.answer_column, str) else self.answer_column
 
     def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
-        """The question of a row. Raises BadRowError, and UserError where the frame has to be named."""
-        told = [vlmevalkit.cell_text(cells, name) for name in ("hint", "context")]
-        question = "\n".join([*filter(None, told), str(cells["question"] or cells.get("query_wo") or "")])
+        """Return the question of a row.
+
+        Raises:
+            BadRowError: a cell holds an impossible value.
+            UserError: the coordinate system must be named by the user and was not.
+        """
+        question = _parse_question(cells)
         images = vlmevalkit.read_images(cells, files, self.images_by_index)
-        options, lists = _parse_options(cells, question)
+        options, append_options = _parse_options(cells, question)
         answer = self._parse_answer(cells)
-        if options[1:] == (_OPEN_QUESTION_OPTION,):  # an open question: its options would tell the answer
+        if options[1:] == (_OPEN_QUESTION_OPTION,):
+            # The options of an open question must not be shown: the first one is the answer.
             answer, options = options[0], ()
         columns = {
             "question": question,
-            "options": [*options],
+            "options": list(options),
             "answer": answer,
             "answer_type": "choice" if options else self._answer_type(cells),
             "meta": _parse_subsets(cells),
         }
         if self.coordinate_system is not None:
             columns["frame"] = str(self.coordinate_system)
-        if (index := cells.get("index")) is not None:
+        index = cells.get("index")
+        if index is not None:
             self.images_by_index[str(index)] = images
             columns["id"] = str(index)
-        return (QuestionRow(columns, append_options=lists, image_refs=images, image_numbering=self.image_numbering),)
+        row = QuestionRow(
+            columns, append_options=append_options, image_refs=images, image_numbering=self.image_numbering
+        )
+        return (row,)
 
     def _parse_answer(self, cells: Cells) -> object:
         written = [cells[name] for name in self._answer_columns]
         if self.needs_coordinate_system and self.coordinate_system is None:
             raise UserError(
-                f"{self.name}: the table does not say what boxes such as {short_repr(written[0])} are measured in; name it "
-                f"with --frame, or `frame` of the benchmark: {', '.join(each for each in CoordinateSystem if each is not _RESIZED_PIXELS)}"
+                f"{self.name}: the table does not say what boxes such as {short_repr(written[0])} are measured in; "
+                f"name it with --coordinates, or `coordinates` of the benchmark: {', '.join(_NAMEABLE_COORDINATES)}"
             )
         if self.coordinate_system is None:
             return normalize_answer(written[0], self.box_format)
-        given = [
+        values = [
             parse_literal(cell, name) if isinstance(cell, str) else cell
             for name, cell in zip(self._answer_columns, written, strict=True)
         ]
-        answer = normalize_answer(given[0] if isinstance(self.answer_column, str) else given, self.box_format)
+        box = values[0] if isinstance(self.answer_column, str) else values
+        answer = normalize_answer(box, self.box_format)
         return check_box_range(answer, self.coordinate_system) if self.needs_coordinate_system else answer
 
     def _answer_type(self, cells: Cells) -> str:
-        kind = cells.get("answer_type")
-        return kind if kind in ITEM_ANSWER_TYPES else self.open_answer_type
+        answer_type = cells.get("answer_type")
+        return answer_type if answer_type in ITEM_ANSWER_TYPES else self.open_answer_type
+
+
+def _parse_question(cells: Cells) -> str:
+    lines = [vlmevalkit.cell_text(cells, name) for name in ("hint", "context")]
+    lines = [line for line in lines if line]
+    return "\n".join([*lines, str(cells["question"] or cells.get("query_wo") or "")])
 
 
 def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
-    """The options of a row, and whether they are still to be listed. Raises BadRowError."""
-    if below := vlmevalkit.read_options(cells):
-        return below, True
-    if given := parse_choices(cells.get("choices") or None):
-        letters = ascii_uppercase[: len(given)]
-        return given, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
-    listed = cells.get("question_type") in _CHOICE_QUESTION_TYPES
-    return (parse_option_texts(None, question, question_lists_options=True) if listed else ()), False
+    """Return the options of a row, and True when they must still be listed below the question.
+
+    Raises:
+        BadRowError: an option between two others is empty.
+    """
+    lettered = vlmevalkit.read_options(cells)
+    if lettered:
+        return lettered, True
+    choices = parse_choices(cells.get("choices") or None)
+    if choices:
+        letters = ascii_uppercase[: len(choices)]
+        return choices, not all(re.search(rf"\b{letter}[).:]", question) for letter in letters)
+    if cells.get("question_type") in _CHOICE_QUESTION_TYPES:
+        return parse_option_texts(None, question, question_lists_options=True), False
+    return (), False
 
 
 def _parse_subsets(cells: Cells) -> dict[str, object]:
-    """What breaks results down: columns, and the fields of `metadata`."""
-    groups = {name: cells[name] for name in _SUBSET_COLUMNS if cells.get(name)}
-    told = cells.get("metadata")
-    fields = parse_literal(told, "metadata") if isinstance(told, str) and told.startswith("{") else told
-    return groups | ({str(name): value for name, value in fields.items()} if isinstance(fields, Mapping) else {})
+    """Return the values that break results down: known columns, and the fields of `metadata`."""
+    subsets: dict[str, object] = {name: cells[name] for name in _SUBSET_COLUMNS if cells.get(name)}
+    metadata = cells.get("metadata")
+    if isinstance(metadata, str) and metadata.startswith("{"):
+        metadata = parse_literal(metadata, "metadata")
+    if isinstance(metadata, Mapping):
+        for name, value in metadata.items():
+            subsets[str(name)] = value
+    return subsets

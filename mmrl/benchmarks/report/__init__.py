@@ -1,1 +1,1 @@
-"""Accuracy with intervals, comparisons and their pages."""
+"""Reports on scored runs, and comparisons of two of them."""

@@ -1,81 +1,104 @@
-"""Two runs on the same questions: what flipped, and whether the difference is more than chance."""
+"""Comparison of two runs on the same questions: which answers differ, and is the difference more than chance?"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from mmrl.benchmarks.report.stats import Interval, McNemarResult, mcnemar_test, paired_cluster_bootstrap
 from mmrl.benchmarks.verdict import Verdict
 from mmrl.types import UserError
+from mmrl.utils.stats import Interval, McNemarResult, mcnemar_test, paired_cluster_bootstrap
 
-VerdictColumn = Literal["strict", "compat", "judged"]
-"""Whose verdict counts; `judged` is strict, with the judge's where the rules abstain."""
+VerdictColumn = Literal["strict", "official", "with_judge"]
+"""Verdict that is compared; `with_judge` is strict, and the judge's where the rules found no answer."""
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """Accuracies of two runs and their gap, a - b; `flips` where both have one response to each question."""
+    """Accuracies of two runs A and B, and their difference."""
 
     num_questions: int
+    """Questions that both answered."""
     accuracy_a: float
+    """Mean over questions of A, in [0, 1]."""
     accuracy_b: float
+    """Mean over questions of B, in [0, 1]."""
     difference: Interval
+    """A minus B with its 95 % interval."""
     mcnemar: McNemarResult | None
+    """Exact test on the answers that differ; None unless both have one response to each question."""
     a_only_ids: tuple[str, ...]
+    """Questions on which A is better."""
     b_only_ids: tuple[str, ...]
+    """Questions on which B is better."""
 
 
 def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn) -> RunComparison:
     """Compare two runs by one column; several responses to a question count by their mean.
 
     Raises:
-        UserError: the two are not on the same questions.
+        UserError: the runs are not on the same questions.
     """
-    ours, theirs = _correct_by_question(verdicts_a, column), _correct_by_question(verdicts_b, column)
-    if apart := ours.keys() ^ theirs.keys():
+    correct_a, correct_b = _correct_by_question(verdicts_a, column), _correct_by_question(verdicts_b, column)
+    unshared = correct_a.keys() ^ correct_b.keys()
+    if unshared:
         raise UserError(
-            f"{len(apart)} questions are in one run alone ({', '.join(sorted(apart)[:5])}); runs to compare must have "
-            "the same items"
+            f"{len(unshared)} questions are in one run alone ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
+            "runs to compare must have the same items"
         )
-    clusters = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
-    means = [[fmean(run[id]) for id in ours] for run in (ours, theirs)]
-    single = all(len(values) == 1 for run in (ours, theirs) for values in run.values())
-    flips = mcnemar_test(*({id: values[0] for id, values in run.items()} for run in (ours, theirs))) if single else None
+    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
+    means_a = [fmean(correct_a[id]) for id in correct_a]
+    means_b = [fmean(correct_b[id]) for id in correct_a]
+    paired = list(zip(correct_a, means_a, means_b, strict=True))
     return RunComparison(
-        num_questions=len(ours),
-        accuracy_a=fmean(means[0]),
-        accuracy_b=fmean(means[1]),
-        difference=paired_cluster_bootstrap(means[0], means[1], [clusters[id] for id in ours]),
-        mcnemar=flips,
-        a_only_ids=tuple(id for id, one, other in zip(ours, *means, strict=True) if one > other),
-        b_only_ids=tuple(id for id, one, other in zip(ours, *means, strict=True) if one < other),
+        num_questions=len(correct_a),
+        accuracy_a=fmean(means_a),
+        accuracy_b=fmean(means_b),
+        difference=paired_cluster_bootstrap(means_a, means_b, [cluster_of[id] for id in correct_a]),
+        mcnemar=_test_single_responses(correct_a, correct_b),
+        a_only_ids=tuple(id for id, mean_a, mean_b in paired if mean_a > mean_b),
+        b_only_ids=tuple(id for id, mean_a, mean_b in paired if mean_a < mean_b),
     )
 
 
 def compare_subsets(
     verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], column: VerdictColumn
 ) -> dict[str, dict[str, RunComparison]]:
-    """The comparison within every subset: column of metadata → value → difference, both in alphabetical order.
+    """Compare two runs within every subset.
+
+    Returns:
+        Comparisons by subset column and value, both in alphabetical order.
 
     Raises:
-        UserError: as `compare`.
+        UserError: the runs are not on the same questions.
     """
     members: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for verdict in verdicts_a:
         for name, values in verdict.subsets.items():
             for value in values:
                 members[name][value].add(verdict.id)
-    return {
-        name: {
-            value: compare_runs(_verdicts_of(ids, verdicts_a), _verdicts_of(ids, verdicts_b), column)
-            for value, ids in sorted(members[name].items())
-        }
-        for name in sorted(members)
-    }
+    comparisons: dict[str, dict[str, RunComparison]] = {}
+    for name in sorted(members):
+        comparisons[name] = {}
+        for value, ids in sorted(members[name].items()):
+            comparisons[name][value] = compare_runs(
+                _verdicts_of(ids, verdicts_a), _verdicts_of(ids, verdicts_b), column
+            )
+    return comparisons
+
+
+def _test_single_responses(
+    correct_a: Mapping[str, Sequence[bool]], correct_b: Mapping[str, Sequence[bool]]
+) -> McNemarResult | None:
+    if any(len(values) > 1 for values in (*correct_a.values(), *correct_b.values())):
+        return None
+    return mcnemar_test(
+        {id: values[0] for id, values in correct_a.items()}, {id: values[0] for id, values in correct_b.items()}
+    )
 
 
 def _verdicts_of(ids: Collection[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -83,8 +106,17 @@ def _verdicts_of(ids: Collection[str], verdicts: Sequence[Verdict]) -> list[Verd
 
 
 def _correct_by_question(verdicts: Sequence[Verdict], column: VerdictColumn) -> dict[str, list[bool]]:
-    found: dict[str, list[bool]] = defaultdict(list)
+    by_question: dict[str, list[bool]] = defaultdict(list)
     for verdict in verdicts:
-        right = {"strict": verdict.strict, "compat": verdict.official, "judged": verdict.correct_with_judge}
-        found[verdict.id].append(right[column])
-    return found
+        by_question[verdict.id].append(_is_correct(verdict, column))
+    return by_question
+
+
+def _is_correct(verdict: Verdict, column: VerdictColumn) -> bool:
+    match column:
+        case "strict":
+            return verdict.strict
+        case "official":
+            return verdict.official
+        case "with_judge":
+            return verdict.correct_with_judge

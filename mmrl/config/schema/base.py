@@ -1,4 +1,4 @@
-"""What every part of the schema is made of."""
+"""Base class and shared field types of the schema."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mmrl.types import Sample
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Identifier = Annotated[str, Field(pattern=r"^[^\W\d][\w-]*$")]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 SampleConditions = dict[str, tuple[str, ...]]
+"""Allowed values of `task`, or of a column of `meta`, by its name. All conditions must hold."""
 Component = Literal["vision", "projector", "language"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 class StrictModel(BaseModel):
-    """A mapping that refuses unknown keys and wrong types, and never changes once read."""
+    """Base of every section: refuses unknown keys and wrong types, and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
-    """Whether a sample meets every condition: allowed values of `task` or of a column of its `meta`."""
+    """Return True if a sample meets every condition; a column that its `meta` lacks meets none."""
     for name, allowed in when.items():
         if name == "task":
             value = sample.task
@@ -38,3 +42,36 @@ def matches_conditions(when: SampleConditions, sample: Sample) -> bool:
         if str(value) not in allowed:
             return False
     return True
+
+
+def describe_conditions(when: SampleConditions) -> str:
+    """Return the conditions as a phrase: "task is count or ocr and level is easy"."""
+    return " and ".join(f"{column} is {' or '.join(allowed)}" for column, allowed in when.items())
+
+
+def find_duplicate(names: list[str]) -> str | None:
+    """Return the first name that stands more than once, or None."""
+    for name in names:
+        if names.count(name) > 1:
+            return name
+    return None
+
+
+def check_rising_steps(steps: list[int]) -> None:
+    """Check that the steps of a schedule rise from point to point.
+
+    Raises:
+        ValueError: two of them are equal, or one is smaller than the one before it.
+    """
+    if steps != sorted(set(steps)):
+        raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Return "1 step", "2 steps"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Return "[0, 0.5]"."""
+    return f"[{interval[0]:g}, {interval[1]:g}]"

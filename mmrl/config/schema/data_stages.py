@@ -1,4 +1,4 @@
-"""Stages that make data rather than weights: rollouts written down, and what is chosen of them."""
+"""Stages that make data: `sample` writes rollouts down, `select` chooses samples for later stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mmrl import types
-from mmrl.config.schema.base import Identifier, PositiveInt, SampleConditions, StrictModel, matches_conditions
+from mmrl.config.schema.base import (
+    Identifier,
+    NonNegativeFloat,
+    PositiveInt,
+    SampleConditions,
+    StrictModel,
+    matches_conditions,
+)
 from mmrl.config.schema.rollout_steps import (
     GENERATE_ONLY,
     RolloutStepConfigs,
@@ -16,53 +23,48 @@ from mmrl.config.schema.rollout_steps import (
     check_plain_generation,
     check_rollout_steps,
 )
-from mmrl.config.schema.stages import SamplingConfig
-
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+from mmrl.config.schema.stages import SamplingConfig, describe_source
 
 
 class SampleStage(StrictModel):
-    """Rollouts of the policy as it is, written with their reward terms to RUN/outputs/NAME.jsonl."""
+    """Rollouts of the current policy, written with their reward terms to RUN/outputs/NAME.jsonl."""
 
     name: Identifier
     """Name in file names and on the console; unique in the run."""
     kind: Literal["sample"]
     """Selects this kind of stage."""
     from_stage: Identifier | None = None
-    """An earlier `select` stage whose samples are asked; those of `data.train` when left out."""
+    """An earlier `select` stage whose samples are used; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
-    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
+    """Samples that are used: allowed values of `task` or of a column of `meta`. All samples when empty."""
     group_size: PositiveInt = 8
     """Rollouts per prompt."""
     prompts_per_step: PositiveInt = 16
-    """Prompts that are answered at a time, and written before the next ones."""
+    """Prompts whose rollouts are generated and written together."""
     steps: PositiveInt | None = None
-    """Steps at most; every sample is asked once when left out."""
+    """Steps at most; every sample is used once when left out."""
     sampling: SamplingConfig = SamplingConfig()
-    """How rollouts are drawn."""
+    """Sampling parameters."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
-    """What is done with a prompt: generate, and perhaps second looks that take their drafts' place."""
+    """Steps from a prompt to its rollouts: generate, and perhaps rethink with `mode: replace`."""
 
     @field_validator("rollout_steps")
     @classmethod
-    def _check_plain_responses(cls, program: RolloutStepConfigs) -> RolloutStepConfigs:
-        """What is written is a text for each rollout, without who wrote which part of it."""
-        check_plain_generation(program, "a sample stage", "writes `group_size` rollouts")
-        for step in program:
+    def _check_plain_responses(cls, steps: RolloutStepConfigs) -> RolloutStepConfigs:
+        check_plain_generation(steps, "a sample stage", "writes `group_size` rollouts")
+        for step in steps:
+            # A written rollout is one text; which tokens are the policy's own is not in it.
             if isinstance(step, ToolsConfig):
                 raise ValueError(
-                    f"step {step.name!r} would write what tools say as if the policy had: a sample stage has no tools"
+                    f"step {step.name!r} would write tool results as if the policy had written them: a sample stage "
+                    "has no tools"
                 )
-        return program
+        return steps
 
     @model_validator(mode="after")
     def _check_free_tokens(self) -> SampleStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
         return self
-
-    def accepts(self, sample: types.Sample) -> bool:
-        """Whether the stage asks a sample of its source."""
-        return matches_conditions(self.when, sample)
 
     @model_validator(mode="after")
     def _check_sampling_not_greedy(self) -> SampleStage:
@@ -73,47 +75,82 @@ class SampleStage(StrictModel):
             )
         return self
 
+    def accepts(self, sample: types.Sample) -> bool:
+        """Return True if the stage uses a sample of its source."""
+        return matches_conditions(self.when, sample)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return labelled facts about the stage's data, beside those about its rollouts."""
+        return [
+            ("each step", f"{self.prompts_per_step} prompts x {self.group_size} rollouts, with their reward terms"),
+            ("samples", describe_source(self.from_stage, self.when)),
+            ("ends", "after " + ("all samples" if self.steps is None else f"{self.steps} steps")),
+        ]
+
 
 class SelectStage(StrictModel):
-    """What later stages train on: chosen of what an earlier stage found out, and written to RUN/outputs/NAME.jsonl."""
+    """Samples for later stages, chosen by the results of an earlier stage and written to RUN/outputs/NAME.jsonl."""
 
     name: Identifier
-    """Name in file names and on the console; unique in the run, and what a later stage's `source` says."""
+    """Name in file names and on the console; unique in the run. Later stages name it in `from_stage`."""
     kind: Literal["select"]
     """Selects this kind of stage."""
     from_stage: Identifier
-    """The earlier stage that found out: a `sample` stage, or an `rl` stage with `history`."""
+    """The earlier stage whose results are used: a `sample` stage, or an `rl` stage with `track_rewards`."""
     metric: Literal["pass_rate", "first_correct", "reward_mean", "reward_std", "limr"] = "pass_rate"
-    """What a sample is judged by. Of a `sample` stage: the share of its rollouts that is right, or which of them was
-    the first (one more than there are if none is). Of an `rl` stage, over the times it was drawn there: mean or
-    standard deviation of its reward, or how closely that followed the mean of all samples (LIMR)."""
+    """Number that a sample is chosen by. After a `sample` stage: the share of its rollouts that is correct, or the
+    index (from 1) of the first correct one (number of rollouts + 1 if none is). After an `rl` stage, over the times the
+    sample was drawn: mean or standard deviation of its reward, or how closely its reward followed the mean of all
+    samples (LIMR)."""
     range: tuple[NonNegativeFloat, NonNegativeFloat | None] = (0.0, None)
-    """Least and greatest value that is kept; null is no bound."""
+    """Least and largest value that is kept; null is no bound."""
     top_k: PositiveInt | None = None
-    """Then only so many, those of the greatest values."""
+    """Keep only the samples with the largest values, so many."""
     output: Literal["prompts", "responses"] = "prompts"
-    """The samples, to be asked anew; or their right responses, for an `sft` stage with `imitate: response`."""
+    """`prompts` writes the samples. `responses` writes their correct responses, for an `sft` stage with
+    `target_field: response`."""
     max_responses: PositiveInt | None = None
-    """Right responses of a sample that are kept at most, the shortest first."""
+    """Correct responses of a sample that are kept at most, the shortest first."""
     correct: tuple[str, ...] = ()
-    """Reward terms that say whether a response of a `sample` stage is right: all of them that apply to it do."""
+    """Reward terms that decide whether a response of a `sample` stage is correct: all that apply to its sample must
+    reach `threshold`."""
     threshold: float = 1.0
-    """What a term must reach to say so."""
+    """Least value of these terms."""
 
     @property
     def reads_rollouts(self) -> bool:
-        """Whether it goes by rollouts, rather than by the history of training."""
+        """True if the stage reads a `sample` stage's rollouts, False if it reads an `rl` stage's tracked rewards."""
         return self.metric in ("pass_rate", "first_correct")
 
     @model_validator(mode="after")
     def _check_options(self) -> SelectStage:
         low, high = self.range
         if high is not None and high < low:
-            raise ValueError(f"within [{low:g}, {high:g}] holds nothing; write the lower end first")
+            raise ValueError(f"range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.reads_rollouts and not self.correct:
-            raise ValueError(f"by {self.metric!r} needs `right`: the reward terms that say whether a response is right")
+            raise ValueError(
+                f"metric {self.metric!r} needs `correct`: the reward terms that decide whether a response is correct"
+            )
         if not self.reads_rollouts and (self.output == "responses" or self.correct):
-            raise ValueError(f"by {self.metric!r} goes by history, which has no responses: take out `keep` and `right`")
+            raise ValueError(
+                f"metric {self.metric!r} reads tracked rewards, which have no responses: leave out `output` and "
+                "`correct`"
+            )
         if self.max_responses is not None and self.output != "responses":
-            raise ValueError("`most` counts right responses; set `keep: responses`")
+            raise ValueError("`max_responses` limits correct responses; set `output: responses`")
         return self
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return labelled facts about the choice."""
+        low, high = self.range
+        bounds = f"{self.metric} from {low:g}" + ("" if high is None else f" to {high:g}")
+        top = f"; of these the {self.top_k} with the largest" if self.top_k else ""
+        kept = "prompts"
+        if self.output == "responses":
+            limit = f", at most {self.max_responses} of a sample, the shortest" if self.max_responses else ""
+            kept = f"their correct responses{limit}"
+        facts = [("from", f"the results of stage {self.from_stage}"), ("keeps", f"samples with {bounds}{top}")]
+        if self.correct:
+            terms = " and ".join(self.correct)
+            facts.append(("", f"correct is a response whose {terms} (where they apply) reach {self.threshold:g}"))
+        return [*facts, ("as", kept)]

@@ -1,4 +1,4 @@
-"""How a benchmark is taken: a model, how its prompts and responses look, and the law that responses are drawn from."""
+"""Settings of `mmrl eval run MODEL key=value ...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.base import NonNegativeInt, PositiveFraction, PositiveInt, StrictModel
 from mmrl.config.schema.data import MediaLimitsConfig
 from mmrl.config.schema.evaluation import EvalGenerationConfig
 from mmrl.config.schema.model import ModelConfig
@@ -15,70 +15,70 @@ from mmrl.config.schema.rollout_engine import RolloutConfig
 
 
 class EvalRunConfig(StrictModel):
-    """What is not about the model."""
+    """Settings apart from the model and its responses."""
 
     seed: NonNegativeInt = 0
-    """Every random choice derives from it."""
+    """Seed that every random choice derives from."""
     cpu_threads: NonNegativeInt = 0
-    """CPU threads; 0 takes one per core."""
+    """CPU threads; 0 is one per core."""
 
 
 class LlmJudgeConfig(StrictModel):
-    """A language model, asked about responses in which no rule finds an answer; it never overrules one."""
+    """A language model that reads responses in which no rule finds an answer; it never overrules a rule."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
-    """Of an OpenAI-compatible server's /chat/completions, such as http://127.0.0.1:8000/v1/chat/completions."""
+    """URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1/chat/completions."""
     model: str
-    """Its name there."""
+    """Name of the model on that server."""
     key_file: str | None = None
     """File that holds the bearer token."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
-    """Seconds for one answer."""
+    """Seconds that one request may take."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Further tries, with growing pauses; a response of which it then still says nothing is counted."""
+    """Retries of a failed request, with growing pauses. A response that still has no verdict then is counted."""
     max_tokens: PositiveInt = 512
-    """Longest answer of the judge."""
+    """Tokens of the judge's longest reply."""
     max_concurrency: PositiveInt = 8
-    """Requests under way at a time."""
+    """Requests in flight at a time."""
 
 
 class EvalConfig(StrictModel):
-    """The settings of `mmrl eval MODEL`. Those of a run are the run's own, unless they are set."""
+    """Settings of `mmrl eval run`. For a run directory they start from the run's own config."""
 
     run: EvalRunConfig = EvalRunConfig()
     """Seed and threads."""
     model: ModelConfig
-    """The model, and how large it sees pictures."""
+    """The model, and the size of the images it sees."""
     response_format: ResponseFormatConfig = ResponseFormatConfig()
-    """How responses are asked for and read: `answer.think=required` lets it think, `answer.think=none` does not."""
+    """Format of responses. `response_format.thinking=required` lets the model think, `none` does not."""
     rollout: RolloutConfig = RolloutConfig()
-    """What draws responses."""
+    """The engine that generates responses."""
     evaluation: EvalGenerationConfig = EvalGenerationConfig()
-    """Temperature, longest response, batches, and what is done with a prompt: forced rethinking, for example, with
-    `correct: [right]`, the verdict of the benchmark."""
+    """Generation: temperature, longest response, batches, and rollout steps such as forced rethinking, whose
+    `correct: [correct]` names the benchmark's verdict."""
     media_limits: MediaLimitsConfig = MediaLimitsConfig()
     """Safety limits on media."""
     responses_per_question: PositiveInt = 1
     """Responses to each question, for pass@k and maj@k."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: PositiveFraction = 1.0
     """Nucleus sampling: the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
-    """Sample among so many tokens; 0 is all."""
+    """Sample among the k most likely tokens; 0 is all."""
     corruption: Literal["grey", "noise", "left_out"] | None = None
-    """Hide the pictures and videos: what is then still right, was guessed."""
-
+    """Hide the images and videos: a question that is still answered correctly was guessed."""
     judge: LlmJudgeConfig | None = None
-    """Who is asked where rules abstain. Nobody, when left out."""
+    """The judge of responses in which no rule finds an answer; none when left out."""
 
     @property
     def stages(self) -> tuple[()]:
-        """Nothing is trained."""
+        """The stages of an evaluation: none, as nothing is trained."""
         return ()
 
     @model_validator(mode="after")
     def _check_sampling_not_greedy(self) -> EvalConfig:
         if self.responses_per_question > 1 and not self.evaluation.temperature:
             raise ValueError(
-                f"samples {self.responses_per_question} of a greedy law are all the same; set evaluation.temperature=1"
+                f"all {self.responses_per_question} responses to a question are the same at temperature 0; set "
+                "evaluation.temperature=1"
             )
         return self

@@ -1,39 +1,34 @@
-"""When a run looks ill: thresholds of warnings, on means over the last steps."""
+"""Section `stages[].health`: thresholds of warnings."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from mmrl.config.schema.base import Fraction, PositiveInt, StrictModel
-
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+from mmrl.config.schema.base import Fraction, PositiveFloat, PositiveInt, StrictModel
 
 
 class HealthConfig(StrictModel):
-    """Warnings with advice, each said when it begins to hold and not again while it lasts; null switches one off.
+    """Thresholds of warnings about means over the last `window` steps; null switches one off.
 
-    None of them ends a run: `max_barren_steps` and `max_bad_steps` do.
+    A warning is printed with advice when its threshold is first crossed, and not again while it stays crossed. None
+    ends a run; `max_steps_without_signal` and `max_nonfinite_steps` do.
     """
 
     window: PositiveInt = 20
-    """Steps that are averaged; nothing is said before so many."""
+    """Steps that are averaged; no warning comes before so many."""
     min_nonzero_advantage_frac: Fraction | None = 0.1
-    """Share of groups that tell better from worse."""
+    """Least share of groups with a nonzero advantage."""
     max_truncated_frac: Fraction | None = 0.5
-    """Share of rollouts cut at max_new_tokens."""
+    """Largest share of rollouts cut at max_new_tokens."""
     max_duplicate_frac: Fraction | None = 0.95
-    """Share of rollouts whose text repeats a sibling's."""
+    """Largest share of rollouts whose text repeats another of their group."""
     min_entropy: PositiveFloat | None = 0.005
-    """Nats per token."""
+    """Least entropy of the policy, in nats per token."""
     max_reference_kl: PositiveFloat | None = 1.0
-    """Nats per token from the reference."""
+    """Largest KL divergence from the reference, in nats per token."""
     max_importance_ratio: PositiveFloat | None = 20.0
-    """Largest ratio of new to old probability in a step."""
+    """Largest ratio of new to old probability of a token in a step."""
     max_failed_tool_call_frac: Fraction | None = 0.2
-    """Share of calls at which a tool raises, or is killed at its deadline."""
+    """Largest share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1
-    """How far a term's mean may lie below that of the first window while the total rises."""
+    """How far a reward term's mean may fall below its mean over the first window while the total rises."""
     min_blind_gap: float | None = 0.02
-    """Mean of a reward term minus its mean where a probe hides the media, for the term that loses most."""
+    """Least mean of a reward term minus its mean where a probe hides the media, of the term with the largest gap."""

@@ -1,12 +1,12 @@
-"""The policy: from a folder, from the hub, or tiny and new."""
+"""Section `model`: the policy, from a folder, from the hub, or tiny and new."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import COMPONENTS, Component, PositiveInt, StrictModel
+from mmrl.config.schema.base import COMPONENTS, Component, DecayRate, PositiveFloat, PositiveInt, StrictModel
 
 LoraTarget = Literal["language.attention", "language.mlp", "vision.attention", "vision.mlp", "projector.mlp"]
 
@@ -17,7 +17,7 @@ class VisionFromScratchConfig(StrictModel):
     num_layers: PositiveInt = 2
     """Transformer blocks."""
     hidden_size: PositiveInt = 64
-    """Hidden size; a multiple of 4 x `heads`."""
+    """Hidden size; a multiple of 4 x `num_heads`."""
     num_heads: PositiveInt = 4
     """Attention heads."""
     intermediate_size: PositiveInt = 128
@@ -29,8 +29,9 @@ class VisionFromScratchConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_heads(self) -> VisionFromScratchConfig:
-        if self.hidden_size % (4 * self.num_heads):  # rotary positions turn pairs along two axes
-            raise ValueError(f"width {self.hidden_size} must be a multiple of 4 x heads ({self.num_heads})")
+        # Rotary positions turn pairs of numbers, along height and along width.
+        if self.hidden_size % (4 * self.num_heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 4 x num_heads ({self.num_heads})")
         return self
 
 
@@ -40,30 +41,30 @@ class LanguageFromScratchConfig(StrictModel):
     num_layers: PositiveInt = 2
     """Transformer blocks."""
     hidden_size: PositiveInt = 96
-    """Hidden size; a multiple of 2 x `heads`."""
+    """Hidden size; a multiple of 2 x `num_heads`."""
     num_heads: PositiveInt = 4
     """Attention heads."""
     num_kv_heads: PositiveInt = 2
-    """Key and value heads; divides `heads`."""
+    """Key and value heads; divides `num_heads`."""
     intermediate_size: PositiveInt = 192
     """Inner size of the feed-forward layers."""
     vocab_size: Annotated[int, Field(ge=300)] = 448
-    """Tokens the byte-level BPE may learn, special tokens included; 256 bytes and the special tokens need 300."""
+    """Tokens of the byte-level BPE, special tokens included; 256 bytes and the special tokens need 300."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> LanguageFromScratchConfig:
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
-            raise ValueError(f"width {self.hidden_size} must be a multiple of 2 x heads ({self.num_heads})")
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"heads {self.num_heads} must be a multiple of kv_heads {self.num_kv_heads}")
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         return self
 
 
 class FromScratchConfig(StrictModel):
-    """A tiny model of a real Qwen-VL class, made on the spot: architecture, tokenizer and processor."""
+    """A tiny randomly initialised model of a real Qwen-VL class, with its own tokenizer and processor."""
 
     family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
-    """Which of transformers' model classes."""
+    """Model class of transformers."""
     vision: VisionFromScratchConfig = VisionFromScratchConfig()
     """The vision tower."""
     language: LanguageFromScratchConfig = LanguageFromScratchConfig()
@@ -73,20 +74,20 @@ class FromScratchConfig(StrictModel):
 
 
 class VideoConfig(StrictModel):
-    """How many frames of a video the model sees, and how large: the rule of qwen-vl-utils."""
+    """Number and size of the frames that the model sees of a video: the rule of qwen-vl-utils."""
 
-    fps: Annotated[float, Field(gt=0.0)] = 2.0
-    """Frames per second, as long as that is from `min_frames` to `max_frames`; otherwise fewer or more, evenly."""
+    fps: PositiveFloat = 2.0
+    """Frames per second, while that gives `min_frames` to `max_frames` frames; otherwise fewer or more, evenly."""
     min_frames: Annotated[int, Field(ge=2)] = 4
-    """Fewest frames; a video that has not so many is refused."""
+    """Fewest frames; a shorter video is refused."""
     max_frames: Annotated[int, Field(ge=2)] = 768
-    """Most frames; a longer video is seen at a lower rate, which the model is told."""
+    """Most frames; a longer video is sampled at a lower rate, which the model is told."""
     min_pixels: PositiveInt = 100352
-    """Smaller frames are enlarged to this area."""
+    """Area that smaller frames are enlarged to, in pixels."""
     max_pixels: PositiveInt = 602112
-    """Larger frames are shrunk to this area."""
+    """Area that larger frames are shrunk to, in pixels."""
     total_pixels: PositiveInt = 90316800
-    """Frames of a long video are shrunk further, to this area for all of them (half, as frames go in pairs)."""
+    """Area of all frames together that a long video is shrunk to, in pixels (half of it, as frames go in pairs)."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> VideoConfig:
@@ -103,68 +104,105 @@ class LoraConfig(StrictModel):
     """Rank of the update of a matrix."""
     alpha: PositiveInt = 32
     """The update is scaled by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of an adapter's inputs left out while learning; above 0 the learner's law is not quite the sampler's."""
+    dropout: DecayRate = 0.0
+    """Share of an adapter's inputs dropped while training; above 0 the learner's probabilities differ from the
+    sampler's."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = ("language.attention", "language.mlp")
-    """The linear layers that get an update."""
+    """Linear layers that get an update."""
     use_dora: bool = False
-    """Learn lengths and directions apart (DoRA): better at low ranks, slower."""
+    """Learn magnitude and direction separately (DoRA): better at low ranks, slower."""
     use_rslora: bool = False
-    """Scale by alpha / sqrt(rank) (rsLoRA), which keeps high ranks learning."""
+    """Scale by alpha / sqrt(rank) (rsLoRA), with which high ranks keep learning."""
+
+    def describe(self) -> str:
+        """Return the adapter and its formula."""
+        divisor = f"sqrt({self.rank})" if self.use_rslora else f"{self.rank}"
+        formula = f"W + {self.alpha} / {divisor} · B A"
+        if self.use_dora:
+            formula = f"m · V / |V|, row by row, with V = {formula} and m learned"
+        dropout = f", dropout {self.dropout:g}" if self.dropout else ""
+        return (
+            f"an adapter of rank {self.rank}{dropout}, on {', '.join(self.targets)}; all weights are frozen\n"
+            f"W' = {formula}"
+        )
+
+
+class ModelFamilyConfig(StrictModel):
+    """A model family of the user's own (docs/extending/model_family.md)."""
+
+    fn: str
+    """`module:function` or `./file.py:function`; returns a `ModelFamily`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
 
 
 class ModelConfig(StrictModel):
     """The policy."""
 
     path: str | None = None
-    """A local folder or a hub id. Exactly one of `path` and `scratch` is set."""
+    """A local folder or a hub id. Exactly one of `path` and `from_scratch` is set."""
     from_scratch: FromScratchConfig | None = None
-    """A from-scratch model; exactly one of `path` and `scratch` is set."""
+    """A from-scratch model. Exactly one of `path` and `from_scratch` is set."""
+    family: ModelFamilyConfig | None = None
+    """The family of the model at `path` where it is not one of ours: names of components, chat tokens, resize rule and
+    position ids."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of weights and activations; log-probabilities are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one."""
+    """`auto` is CUDA where there is a GPU."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     freeze: tuple[Component, ...] = ()
-    """Parts that are not trained."""
+    """Components that are not trained."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter rather than the weights. The exported model has it merged; RUN/adapter has it alone."""
     gradient_checkpointing: tuple[Literal["vision", "language"], ...] = ()
-    """Parts whose activations are recomputed in the backward pass: less memory, about a third more time."""
+    """Components whose activations are recomputed in the backward pass: less memory, about a third more time."""
     logits_chunk_tokens: PositiveInt = 1024
-    """Tokens whose logits exist at a time while learning: each takes 4 bytes per token of the vocabulary, thrice."""
+    """Tokens whose logits exist at a time while training; a token's take 12 bytes per entry of the vocabulary."""
     min_pixels: PositiveInt = 3136
-    """Smaller pictures are enlarged to this area."""
+    """Area that smaller images are enlarged to, in pixels."""
     max_pixels: PositiveInt = 1003520
-    """Larger pictures are shrunk to this area."""
+    """Area that larger images are shrunk to, in pixels."""
     video: VideoConfig = VideoConfig()
-    """How videos are seen."""
+    """Frames of videos."""
     max_prompt_tokens: PositiveInt = 8192
-    """A longer prompt is refused, never cut."""
+    """A prompt of more tokens is refused, never cut."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> ModelConfig:
         if (self.path is None) == (self.from_scratch is None):
-            raise ValueError("set exactly one of `path` (a folder or hub id) and `scratch` (a tiny new model)")
+            raise ValueError("set exactly one of `path` (a folder or hub id) and `from_scratch` (a tiny new model)")
+        if self.family is not None and self.from_scratch is not None:
+            raise ValueError(
+                "`family` describes a model that `path` names; a model from scratch has `from_scratch.family`"
+            )
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} exceeds max_pixels {self.max_pixels}")
         return self
 
     @model_validator(mode="after")
     def _check_trainable(self) -> ModelConfig:
-        frozen = [target for target in self.lora.targets if _component_of(target) in self.freeze] if self.lora else []
-        if frozen:
-            raise ValueError(f"`lora` targets {frozen[0]}, which `freeze` forbids; take it out of one of them")
+        for target in self.lora.targets if self.lora else ():
+            if _component_of(target) in self.freeze:
+                raise ValueError(f"`lora` targets {target}, which `freeze` forbids; take it out of one of them")
         if not self.trainable_components:
-            raise ValueError("`freeze` holds every part of the model; leave at least one to train")
+            raise ValueError("`freeze` holds every component of the model; leave at least one to train")
         return self
 
     @property
     def trainable_components(self) -> tuple[Component, ...]:
-        """The roles of which something is trained."""
+        """The components of which something is trained."""
         reached = {_component_of(target) for target in self.lora.targets} if self.lora else set(COMPONENTS)
-        return tuple(role for role in COMPONENTS if role in reached and role not in self.freeze)
+        return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
+
+    def describe_training(self) -> str:
+        """Return what is trained and what is frozen."""
+        if self.lora:
+            return self.lora.describe()
+        trained = self.trainable_components
+        frozen = [component for component in COMPONENTS if component not in trained]
+        return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 
 def _component_of(target: LoraTarget) -> str:

@@ -1,6 +1,7 @@
-"""Published objectives as bundles of settings: what `algorithm: NAME` of a stage puts in place of the defaults.
+"""Published settings that a name stands for: `algorithm: NAME` of a stage, `preset: NAME` of a rethink step.
 
-What the stage says itself wins over its bundle. A penalty's weight is never part of one: papers differ in it by model.
+They replace the schema's defaults, and what the config sets itself wins over them. The weight of the KL penalty is
+never among them: papers vary it by model.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ ALGORITHM_PRESETS: Mapping[AlgorithmName, Mapping[str, PresetSettings]] = {
 }
 
 RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
-    # Every attempt counts, whatever came of it: the schema's own defaults.
+    # The schema's own defaults: every continuation counts, whatever its outcome.
     "unbiased": {},
-    # VL-Rethinker, arXiv:2504.08837, as its code has it. Departures: only the answer is cut off; wrong drafts take part
-    # in groups with more than 0.7 right too; responses that say "wait" five times are not sorted out.
+    # VL-Rethinker, arXiv:2504.08837, as its code has it. Departures: only the answer is cut off; incorrect first
+    # responses are continued in groups with more than 0.7 correct too; responses that say "wait" five times are kept.
     "paper": {
         "min_free_tokens": 1024,
         "fraction": 0.65,
@@ -85,9 +86,22 @@ RETHINK_PRESETS: Mapping[RethinkPreset, PresetSettings] = {
 }
 
 
-def check_preset_applied(bundle: str, settings: PresetSettings, given: Collection[str], part: str = "") -> None:
-    """Raises ValueError where a setting of a bundle is neither given nor filled in; `part` is where they stand."""
-    if missing := settings.keys() - given:
+def check_preset_applied(preset: str, settings: PresetSettings, given: Collection[str], section: str = "") -> None:
+    """Check that every setting of a preset was given or filled in.
+
+    Loading a config file fills presets in; a model built in Python from the name alone would keep the defaults.
+
+    Args:
+        preset: "algorithm 'dapo'", for the message.
+        settings: the preset.
+        given: keys that are set.
+        section: prefix of the keys in the message, "loss." for example.
+
+    Raises:
+        ValueError: a setting is missing.
+    """
+    missing = settings.keys() - given
+    if missing:
         raise ValueError(
-            f"{bundle} stands for {part}{min(missing)} too, which only loading a config file fills in; set it"
+            f"{preset} stands for {section}{min(missing)} too, which only loading a config file fills in; set it"
         )

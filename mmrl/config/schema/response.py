@@ -1,45 +1,55 @@
-"""How responses are written, and how they are scored."""
+"""Sections `response_format` and `rewards`: how a response is written, and how it is scored."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.config.schema.base import NonNegativeInt, SampleConditions, StrictModel, TagName, matches_conditions
+from mmrl.config.schema.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    SampleConditions,
+    StrictModel,
+    TagName,
+    check_rising_steps,
+    find_duplicate,
+    format_interval,
+    matches_conditions,
+)
 from mmrl.types import Sample
 
 
 class ResponseSectionConfig(StrictModel):
-    """A part of a response before the answer, besides the thinking: an observation, say."""
+    """A part of a response before its answer, besides the thinking: an observation, for example."""
 
     tag: TagName
-    """Its name."""
+    """Name of the tag, or of the JSON field."""
     required: bool = True
-    """Whether a response may leave it out."""
+    """False if a response may leave it out."""
     after_thinking: bool = False
-    """Whether it stands between thinking and answer, rather than before both."""
+    """It stands between thinking and answer, rather than before both."""
 
 
 class ResponseFormatConfig(StrictModel):
-    """How a response is written. One statement drives prompt text, parser, demonstrations and the format reward."""
+    """Format of a response; it drives the prompt's instruction, the parser, demonstrations and the format reward."""
 
     thinking: Literal["none", "optional", "required"] = "none"
-    """Whether the response opens with <think>...</think>."""
+    """Thinking in <think>...</think> before the answer: never, optional or required."""
     style: Literal["tags", "boxed", "json"] = "tags"
-    """Where the answer stands: in <answer>...</answer>; in \\boxed{...}, with free words before it; or as the last
-    field of one JSON object, whose other fields are the thinking and the sections."""
+    """Place of the answer: in <answer>...</answer>; in \\boxed{...}, after free text; or as the last field of one JSON
+    object, whose other fields are the thinking and the sections."""
     answer_tag: TagName = "answer"
     """Name of the answer's tag, or of its JSON field."""
     think_tag: TagName = "think"
     """Name of the thinking's tag, or of its JSON field."""
     sections: tuple[ResponseSectionConfig, ...] = ()
-    """Other parts that come before the answer, in their order."""
+    """Other parts before the answer, in their order."""
     stop_at_answer: bool = False
-    """End a response at the closing tag of its answer. Otherwise it goes on until it ends itself, as demonstrations do,
-    and learns to do so."""
+    """End a response at the closing tag of its answer. Otherwise it goes on until its end-of-sequence token, which
+    demonstrations have, so that the model learns it."""
     stop_strings: tuple[str, ...] = ()
     """Other strings that end a response."""
     add_instruction: bool = True
@@ -47,9 +57,9 @@ class ResponseFormatConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_unique_tags(self) -> ResponseFormatConfig:
-        names = [self.answer_tag, self.think_tag, *(section.tag for section in self.sections)]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two parts of a response are named {twice[0]!r}")
+        duplicate = find_duplicate([self.answer_tag, self.think_tag, *(section.tag for section in self.sections)])
+        if duplicate is not None:
+            raise ValueError(f"two parts of a response are named {duplicate!r}")
         return self
 
     @model_validator(mode="after")
@@ -57,133 +67,202 @@ class ResponseFormatConfig(StrictModel):
         if self.stop_at_answer and self.style != "tags":
             raise ValueError(f"stop_at_answer needs `style: tags`: style {self.style!r} has no closing tag to stop at")
         if "" in self.stop_strings:
-            raise ValueError("more_stops has an empty string, which would end every response before it begins")
+            raise ValueError("stop_strings has an empty string, which would end every response before it begins")
         return self
 
 
 class RewardTransformConfig(StrictModel):
-    """What a value goes through before it counts, in this order; metrics and gates see the value itself."""
+    """Changes to a reward's value before it enters the total, in this order; metrics and `requires` see the value
+    itself.
+    """
 
     clip: tuple[float, float] | None = None
-    """Ends it is cut at."""
+    """Least and largest value; others are set to them."""
     threshold: float | None = None
-    """1 if it reaches this, else 0."""
-    power: Annotated[float, Field(gt=0.0)] = 1.0
+    """1 if the value reaches this, else 0."""
+    power: PositiveFloat = 1.0
     """Exponent; for values from 0 up."""
     rescale_to: tuple[float, float] | None = None
-    """Ends that its range is stretched to: [-1, 1] makes the worst a penalty."""
+    """Interval that the reward's range is stretched to: [-1, 1] makes the worst value a penalty."""
+
+    def describe(self) -> list[str]:
+        """Return the changes in their order."""
+        phrases = []
+        if self.clip is not None:
+            phrases.append(f"clipped to {format_interval(self.clip)}")
+        if self.threshold is not None:
+            phrases.append(f"1 from {self.threshold:g} up, else 0")
+        if self.power != 1.0:
+            phrases.append(f"to the power of {self.power:g}")
+        if self.rescale_to is not None:
+            phrases.append(f"stretched to {format_interval(self.rescale_to)}")
+        return phrases
 
 
 class WeightScheduleConfig(StrictModel):
-    """A factor on the weight over the steps of a stage. Evaluation has none, so that looks compare."""
+    """A factor on the weight over the steps of a stage. Evaluation has none, so that its results are comparable."""
 
-    points: Annotated[tuple[tuple[NonNegativeInt, Annotated[float, Field(ge=0.0)]], ...], Field(min_length=1)]
-    """Pairs of step (from 0) and factor; before the first and after the last it stays."""
+    points: Annotated[tuple[tuple[NonNegativeInt, NonNegativeFloat], ...], Field(min_length=1)]
+    """Pairs of a step (from 0) and a factor, constant before the first and after the last."""
     interpolation: Literal["linear", "steps"] = "linear"
-    """Between two points: a straight line, or the earlier one's factor."""
+    """Between two points: linear, or the factor of the earlier one."""
 
     @model_validator(mode="after")
     def _check_points(self) -> WeightScheduleConfig:
-        steps = [step for step, _ in self.points]
-        if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ValueError(f"steps must rise from point to point, got {', '.join(map(str, steps))}")
+        check_rising_steps([step for step, _ in self.points])
         return self
 
     def factor_at(self, step: int) -> float:
-        """The factor at a step."""
-        after = bisect_right([at for at, _ in self.points], step)
+        """Return the factor at a step."""
+        after = bisect_right([point_step for point_step, _ in self.points], step)
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
         (start, low), (end, high) = self.points[after - 1 : after + 1]
         return low if self.interpolation == "steps" else low + (high - low) * (step - start) / (end - start)
 
+    def describe(self) -> str:
+        """Return the schedule as a phrase."""
+        points = ", ".join(f"{factor:g} at step {step}" for step, factor in self.points)
+        between = "in steps" if self.interpolation == "steps" else "linear between"
+        return f"its weight times {points}, {between}"
+
 
 class BaseRewardConfig(StrictModel):
-    """What a function pays, to which samples, and how much it counts."""
+    """A function that scores responses, the samples it applies to, and its weight."""
 
     fn: str
     """`module:function` or `./file.py:function`."""
     name: str | None = None
     """Name in metrics; the function's own name when left out."""
     weight: float = 1.0
-    """Factor in the total; exponent where totals are products."""
+    """Factor in the total; the exponent where totals are products."""
     schedule: WeightScheduleConfig | None = None
-    """How the weight changes over the steps of a stage."""
+    """Change of the weight over the steps of a stage."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of the function."""
     when: SampleConditions = Field(default_factory=dict)
-    """Samples the term applies to, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
+    """Samples that it applies to: allowed values of `task` or of a column of `meta`. All samples when empty."""
 
     def applies_to(self, sample: Sample) -> bool:
-        """Whether the sample meets every condition of `when`."""
+        """Return True if the sample meets every condition of `when`."""
         return matches_conditions(self.when, sample)
 
     def weight_at(self, step: int | None) -> float:
-        """The weight at a step of the stage, or the one without a schedule."""
+        """Return the weight at a step of the stage; without a step, the weight without its schedule."""
         return self.weight if step is None or self.schedule is None else self.weight * self.schedule.factor_at(step)
+
+    def describe(self) -> str:
+        """Return weight, name, function and conditions as a line."""
+        name = self.name or self.fn.rpartition(":")[2]
+        conditions = [f"only where {column} is {' or '.join(allowed)}" for column, allowed in self.when.items()]
+        conditions += self._describe_options()
+        if self.schedule is not None:
+            conditions.append(self.schedule.describe())
+        return f"{self.weight:+g} · {name} ({', '.join([self.fn, *conditions])})"
+
+    def _describe_options(self) -> list[str]:
+        return []
 
 
 class RewardTermConfig(BaseRewardConfig):
-    """One reward term."""
+    """A reward term."""
 
     training_only: bool = False
-    """Leave the term out of evaluation totals (a shaping bonus, say)."""
+    """Leave the term out of evaluation totals (a shaping bonus, for example)."""
     requires: str | None = None
-    """Name of another term; unless that one's value exceeds `gate_above`, and its own gate is open, this one counts
-    0."""
+    """Name of another term. Unless that term's value exceeds `requires_above`, and its own `requires` is met, this
+    term counts 0."""
     requires_above: float = 0.0
-    """What the value of the gate must exceed."""
+    """Value that the required term must exceed."""
     transform: RewardTransformConfig = RewardTransformConfig()
-    """From the reward's value to what counts."""
+    """Changes to the value before it enters the total."""
     fallback: float | None = None
-    """Value that stands in for a failed call where the policy is `fallback`, and in evaluation; the low end of the
+    """Value in place of a failed call, where the failure policy is `fallback` and in evaluation; the lower end of the
     reward's range when left out."""
-    timeout_s: Annotated[float, Field(gt=0.0)] | None = None
-    """Seconds a call may take; the term then runs in worker processes even where `rewards.workers` is 0."""
+    timeout_s: PositiveFloat | None = None
+    """Seconds a call may take. With it, the term runs in worker processes even where `rewards.workers` is 0."""
+
+    def _describe_options(self) -> list[str]:
+        phrases = ["only in training"] if self.training_only else []
+        if self.requires is not None:
+            phrases.append(f"0 unless {self.requires} > {self.requires_above:g}")
+        return phrases + self.transform.describe()
 
 
 RewardFailurePolicy = Literal["stop", "skip", "skip_group", "fallback"]
 
 
 class ScoringConfig(StrictModel):
-    """What holds for all terms."""
+    """Options that all reward terms share."""
 
     combine: Literal["sum", "product", "min", "lexicographic"] = "sum"
-    """From terms to the total: sum of weight x value; product of value^weight; the worst value; or the first term,
-    and where two responses are within 1/100 of its range, the second, and so on."""
+    """From terms to the total: sum of weight x value; product of value^weight; the smallest value; or the first term,
+    then the second where two responses differ by less than 1/100 of the first one's range, and so on."""
     workers: NonNegativeInt = 0
-    """Processes that call rewards. With 0, this process does, and a call that hangs would hang the run: rewards that
-    declare a deadline, as they may hang, have a process of their own even so."""
-    timeout_s: Annotated[float, Field(gt=0.0)] = 10.0
-    """Seconds a call in a worker may take, unless the term or the reward says otherwise; then the worker is killed."""
+    """Processes that call rewards. 0 calls them in the main process, where a call that hangs would hang the run;
+    rewards that declare a deadline have a process of their own even then."""
+    timeout_s: PositiveFloat = 10.0
+    """Seconds a call in a worker may take, unless the term or the reward sets its own, before the worker is killed."""
     on_unscorable: RewardFailurePolicy = "skip"
-    """When a reward cannot judge a response, is killed at its deadline or dies: end the run, leave the rollout or its
-    whole group out of the step, or take the term's `fallback`. Counted in `reward/<term>/...`. Before the first step
-    and in evaluation nothing is left out."""
+    """After a reward abstains, exceeds its deadline or kills its process: end the run, leave the rollout or its whole
+    group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step and in
+    evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
-    """The same, when a reward raises anything else or returns no number in its range: a bug."""
+    """The same, after a reward raises any other exception or returns no number in its range: a bug."""
 
 
 class GroupRewardConfig(BaseRewardConfig):
-    """What a response earns by comparison with its siblings, in training only: see `mmrl.algo.group_rewards`.
+    """A reward for comparing a response with its group, in training only; see `mmrl.algo.group_rewards`.
 
-    Its option `correct` names the reward terms that say whether a response is right.
+    Its option `correct` names the reward terms that decide whether a response is correct.
     """
+
+    def _describe_options(self) -> list[str]:
+        return ["compares the responses of a group", "only in training"]
 
 
 class RewardsConfig(ScoringConfig):
-    """How a response is scored."""
+    """Scores of a response."""
 
     terms: Annotated[tuple[RewardTermConfig, ...], Field(min_length=1)]
-    """The terms."""
+    """The reward terms."""
     group_rewards: tuple[GroupRewardConfig, ...] = ()
-    """Added to the totals of a group before they become advantages."""
+    """Rewards added to the totals of a group before they become advantages."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardsConfig:
-        weighted = [term.fn for term in self.terms if term.weight != 1.0 or term.schedule is not None]
-        if self.combine in ("min", "lexicographic") and weighted:
-            raise ValueError(f"combine {self.combine} takes no weights, and {weighted[0]} has one; use `transform`")
+        if self.combine in ("min", "lexicographic"):
+            for term in self.terms:
+                if term.weight != 1.0 or term.schedule is not None:
+                    raise ValueError(f"combine {self.combine} takes no weights, and {term.fn} has one; use `transform`")
         if self.combine == "product" and any(term.weight < 0 for term in self.terms):
             raise ValueError("combine product takes weights as exponents: they must be 0 or more")
         return self
+
+    @property
+    def non_additive_part(self) -> str:
+        """A clause naming what makes the total more than a constant weighted sum of terms; empty if nothing does."""
+        if self.combine != "sum":
+            return f"rewards.combine {self.combine!r} does not"
+        for term in self.terms:
+            if term.requires is not None or term.transform != RewardTransformConfig():
+                return f"term {term.fn} has `requires` or a transform, which that would ignore"
+        for reward in (*self.terms, *self.group_rewards):
+            if reward.schedule is not None:
+                return f"term {reward.fn} has a schedule, which that would ignore"
+        return ""
+
+    def describe(self) -> str:
+        """Return the total as a formula, then its terms, a line each."""
+        match self.combine:
+            case "sum":
+                formula = "the sum of weight · value over"
+            case "product":
+                formula = "the product of value^weight over"
+            case "min":
+                formula = "the least value of"
+            case "lexicographic":
+                formula = "the values, the earlier ones outweighing all later ones, of"
+        rewards = [reward.describe() for reward in (*self.terms, *self.group_rewards)]
+        failures = f"a response that cannot be scored: {self.on_unscorable}; a reward that raises: {self.on_error}"
+        return "\n".join([f"R_i = {formula}", *rewards, failures])

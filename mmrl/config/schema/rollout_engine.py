@@ -1,50 +1,53 @@
-"""What draws rollouts: the learner's own model, or vLLM beside it."""
+"""Section `rollout`: the engine that generates rollouts, transformers or vLLM."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from mmrl.config.schema.base import NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.base import NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt, StrictModel
+from mmrl.config.schema.custom_rollouts import CustomEngineConfig, find_engine_form
 
-Seconds = Annotated[float, Field(gt=0.0)]
-Nats = Annotated[float, Field(gt=0.0)]
+EngineChoice = Annotated[
+    Annotated[Literal["hf", "vllm", "vllm_server"], Tag("name")] | Annotated[CustomEngineConfig, Tag("function")],
+    Discriminator(find_engine_form),
+]
 
 
 class VllmConfig(StrictModel):
-    """How a vLLM engine is started; its type, and its longest sequence, follow from `model` and the stages."""
+    """Options of a vLLM engine; its dtype and longest sequence follow from `model` and the stages."""
 
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    """Share of a GPU's memory for its weights and caches, where there is a GPU."""
+    gpu_memory_utilization: PositiveFraction = 0.4
+    """Share of a GPU's memory for its weights and caches."""
     cpu_kv_cache_mib: PositiveInt = 512
-    """Memory for keys and values, where there is none."""
+    """Memory for keys and values on a machine without a GPU, in MiB."""
     max_num_seqs: PositiveInt = 256
-    """Sequences it decodes at a time."""
+    """Sequences generated at a time."""
     tensor_parallel_size: PositiveInt = 1
-    """GPUs that a server's replica is spread over."""
+    """GPUs that one replica of a server spans."""
     max_restarts: NonNegativeInt = 1
-    """An engine in a run's only process that fails is started anew so often, and asked once more."""
+    """Restarts of an engine that fails in a run of one process; it is asked once more after each."""
 
 
 class VllmServerConfig(StrictModel):
-    """Servers of vLLM (`vllm serve`): started by the run, or running already."""
+    """Servers of vLLM (`vllm serve`), started by the run or running already."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = ()
-    """Servers that run already, which docs/vllm.md says how to start; none are started then."""
+    """Servers that run already, started as docs/vllm.md says; none are started then."""
     replicas: PositiveInt = 1
-    """Servers to start; prompts are shared out among them."""
+    """Servers to start; prompts are divided among them."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it they see what the run sees."""
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; without it each sees the GPUs of the run."""
     weight_transfer: Literal["file", "nccl", "ipc"] = "file"
-    """How new weights reach it: files in shared memory (works everywhere, on one machine), NCCL (another GPU, or
-    machine), CUDA IPC (the learner's own GPU)."""
-    startup_timeout_s: Seconds = 900.0
-    """A replica that is not up within this time has failed."""
-    timeout_s: Seconds = 600.0
-    """An answer that takes longer is a failure."""
+    """Transport of new weights: `file` through shared memory (works everywhere, on one machine), `nccl` to another GPU
+    or machine, `ipc` on the learner's own GPU."""
+    startup_timeout_s: PositiveFloat = 900.0
+    """Seconds after which a replica that does not answer has failed."""
+    timeout_s: PositiveFloat = 600.0
+    """Seconds after which a request has failed."""
     max_restarts: NonNegativeInt = 1
-    """A replica that failed is started anew so often, and asked once more what it left unanswered."""
+    """Restarts of a replica that failed; its open prompts are asked once more after each."""
 
     @model_validator(mode="after")
     def _check_urls_or_replicas(self) -> VllmServerConfig:
@@ -56,35 +59,41 @@ class VllmServerConfig(StrictModel):
 
 
 class LogprobCheckConfig(StrictModel):
-    """How far the engine's log-probabilities are from the learner's: probed as a stage starts, and then on."""
+    """Comparison of the engine's log-probabilities with the learner's, at the start of a stage and between syncs."""
 
     every: NonNegativeInt = 0
-    """Syncs of weights between probes. 0: only as a stage starts, and not at all with the engine `hf`."""
+    """Weight syncs from one check to the next. 0 checks at the start of a stage alone, and never the engine `hf`."""
     prompts_per_modality: PositiveInt = 4
-    """Prompts of each sort (text alone, with pictures, with video) in a probe."""
+    """Prompts of each modality (text alone, with images, with video) in a check."""
     max_new_tokens: PositiveInt = 32
-    """Tokens drawn for each, at most."""
-    warn_above: Nats = 0.05
-    """Mean absolute gap of a token's log-probability, of any sort of prompts, that is warned of."""
-    stop_above: Nats = 0.5
-    """Gap that ends the run."""
+    """Tokens generated for each prompt at most."""
+    warn_above: PositiveFloat = 0.05
+    """Mean |difference| of a token's log-probability in any modality, in nats, above which a warning is printed."""
+    stop_above: PositiveFloat = 0.5
+    """Mean |difference|, in nats, above which the run ends."""
 
 
 class RolloutConfig(StrictModel):
-    """What draws rollouts, in training and evaluation."""
+    """The engine that generates rollouts, in training and evaluation."""
 
-    engine: Literal["hf", "vllm", "vllm_server"] = "hf"
+    engine: EngineChoice = "hf"
     """`hf`: transformers, with the learner's own weights; `vllm`: an engine in this process, which takes turns with
-    the learner; `vllm_server`: engines in processes of their own, on this machine or others."""
+    the learner; `vllm_server`: engines in processes of their own, on this machine or others; `{fn: .., args: ..}`: one
+    of the user's own, docs/extending/rollout_engine.md."""
     vllm: VllmConfig = VllmConfig()
-    """How a vLLM engine is started."""
+    """Options of a vLLM engine."""
     server: VllmServerConfig = VllmServerConfig()
-    """Of the engine `vllm_server`."""
+    """Servers of the engine `vllm_server`."""
     logprob_check: LogprobCheckConfig = LogprobCheckConfig()
-    """Whether engine and learner agree."""
+    """Comparison of engine and learner."""
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> RolloutConfig:
         if self.engine == "vllm" and self.vllm.tensor_parallel_size > 1:
-            raise ValueError("`vllm.tensor_parallel` is for the engine vllm_server; in this process it uses one GPU")
+            raise ValueError("`vllm.tensor_parallel_size` is for the engine vllm_server; `vllm` uses one GPU")
         return self
+
+    @property
+    def engine_name(self) -> str:
+        """The engine in a word: its name, or the function that makes one of the user's own."""
+        return self.engine.fn if isinstance(self.engine, CustomEngineConfig) else self.engine

@@ -1,111 +1,138 @@
-"""What is done with a prompt until it has its rollouts: a list of steps, each taking over what the one before left."""
+"""Key `rollout_steps`: the steps from a prompt to its finished rollouts, each working on what the step before left."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from mmrl.config.schema.base import Fraction, Identifier, NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.base import (
+    Fraction,
+    Identifier,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    StrictModel,
+    find_duplicate,
+)
+from mmrl.config.schema.custom_rollouts import CustomStepConfig, find_step_kind
 from mmrl.config.schema.presets import RETHINK_PRESETS, RethinkPreset, check_preset_applied
 
-PositiveFloat = Annotated[float, Field(gt=0.0)]
 RewardTermNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class GenerateConfig(StrictModel):
-    """`group_size` responses to each prompt: the first step, and often the only one.
+    """Generate `group_size` responses to each prompt: the first step, and often the only one.
 
-    With `chunk`, groups that take long go on in later steps, each token under the weights it was drawn with (APRIL).
+    With `partial_rollout_tokens`, long groups go on in later steps. Each token is trained under the policy version
+    that sampled it (APRIL).
     """
 
     kind: Literal["generate"]
     """Selects this kind of step."""
     partial_rollout_tokens: PositiveInt | None = None
-    """Tokens drawn of every open response before a look at which groups are complete; without it, all are completed."""
+    """Tokens generated for every unfinished response before counting complete groups; without it all responses are
+    completed in their step."""
     oversampling: Annotated[float, Field(ge=1.0, le=16.0)] = 1.0
-    """Prompts asked at once, relative to `prompts_per_step`: as soon as that many groups are complete the step goes on,
-    and the others wait for the next."""
+    """Prompts in flight, relative to `prompts_per_step`. The step goes on as soon as `prompts_per_step` groups are
+    complete; the others wait for the next step."""
     max_tokens_per_step: PositiveInt | None = None
-    """Tokens drawn in a step, about: then the step goes on with the groups that are complete, one at least."""
+    """Tokens generated in a step, about. After so many the step goes on with the complete groups, at least one."""
 
     @model_validator(mode="after")
     def _check_partial_rollouts(self) -> GenerateConfig:
         if self.partial_rollout_tokens is None and (self.oversampling > 1.0 or self.max_tokens_per_step is not None):
-            raise ValueError("over_sample and token_budget need `chunk`: how often to look at what is complete")
+            raise ValueError(
+                "oversampling and max_tokens_per_step need `partial_rollout_tokens`: the tokens between two counts of "
+                "complete groups"
+            )
         return self
+
+    def describe(self) -> list[str]:
+        """Return the step as a line, or no line for plain generation."""
+        if self.partial_rollout_tokens is None:
+            return []
+        spent = ""
+        if self.max_tokens_per_step is not None:
+            spent = f", or {self.max_tokens_per_step} tokens are generated"
+        return [
+            f"generate: {self.oversampling:g} times as many prompts at once, {self.partial_rollout_tokens} tokens at a "
+            f"time, until as many groups as a step has are complete{spent}; the others go on in the next step"
+        ]
 
 
 class RethinkTriggerConfig(StrictModel):
-    """Words that the model is made to say, and that it never learns."""
+    """Text forced into a response; it is never trained on."""
 
     text: Annotated[str, Field(min_length=1)]
-    """The words, with the blank that parts them from the draft."""
+    """The text, with the white space that separates it from the first response."""
     weight: PositiveFloat = 1.0
-    """How often they are taken, relative to other triggers."""
+    """Probability relative to other triggers."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """Drafts they are for. Words for right or for wrong drafts alone tell the model what its draft was worth."""
+    """First responses it is for. A trigger for correct or for incorrect ones alone tells the model its verdict."""
 
 
 class RethinkConfig(StrictModel):
-    """Forced rethinking: finished responses go on behind a trigger, and the last answer counts.
+    """Forced rethinking: finished responses are continued behind a trigger, and the last answer counts.
 
-    Who takes part does not depend on whether a draft is right, unless this says so; `mmrl explain` names what does.
+    A response is continued whether it is correct or not, unless a key below says otherwise; `mmrl explain` warns of
+    every such key.
     """
 
     kind: Literal["rethink"]
     """Selects this kind of step."""
     name: Identifier = "rethink"
-    """Its name in metrics."""
+    """Name in metrics."""
     preset: RethinkPreset = "unbiased"
-    """`paper` is what VL-Rethinker's code does: other defaults for all below. Its group means are biased: only right
-    second answers enter, and half of the triggers tell whether the draft is right."""
+    """`paper` is what VL-Rethinker's code does: other defaults for all keys below. Its group means are biased: only
+    correct continuations enter a group, and half of the triggers reveal whether the first response was correct."""
     correct: RewardTermNames
-    """Reward terms that say whether a response is right: all of those that apply to its sample must reach
-    `threshold`."""
+    """Reward terms that decide whether a response is correct: all that apply to its sample must reach `threshold`."""
     threshold: float = 1.0
-    """What they must reach."""
+    """Least value of these terms."""
     only: Literal["any", "correct", "incorrect"] = "any"
-    """Drafts that take part."""
+    """First responses that may be continued."""
     accuracy_range: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Groups that take part: their share of right drafts, both ends included."""
+    """Groups that take part: their share of correct first responses, both ends included."""
     min_free_tokens: NonNegativeInt = 0
-    """Tokens of `sampling.max_new_tokens` that a draft must have left over to take part."""
-    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of these drafts that are drawn to go on."""
+    """Tokens of `sampling.max_new_tokens` that a first response must have left over to be continued."""
+    fraction: PositiveFraction = 1.0
+    """Share of these responses that is drawn for continuation."""
     max_attempts_per_group: PositiveInt | None = None
-    """At most this many of a group."""
+    """Continuations per group at most."""
     triggers: Annotated[tuple[RethinkTriggerConfig, ...], Field(min_length=1)] = (
         RethinkTriggerConfig(text="\n\nWait, let me check."),
     )
-    """What they go on behind, drawn by weight."""
+    """Texts to continue behind, drawn by weight."""
     cut_answer_fraction: Fraction = 0.0
-    """Share of attempts in which the draft's last answer is cut off before the trigger; otherwise it stays."""
+    """Share of continuations whose first response loses its last answer before the trigger."""
     temperature: PositiveFloat | None = None
-    """Temperature of what follows; that of the drafts when left out."""
+    """Temperature of the continuation; that of first responses when left out."""
     max_new_tokens: PositiveInt = 512
     """Tokens that may follow the trigger."""
     min_new_tokens: NonNegativeInt = 0
-    """An attempt of fewer tokens is dropped, and its draft stays."""
+    """A continuation of fewer tokens is dropped, and its first response stays."""
     keep: Literal["all", "correct", "improved"] = "all"
-    """Attempts that count: all; those that end right; or those that turn wrong into right. The others are dropped, and
-    the group looks better than the policy is."""
+    """Continuations that count: all; those that end correct; or those that turn incorrect into correct. Dropping the
+    others makes a group look better than the policy is."""
     max_kept_per_group: PositiveInt | None = None
-    """At most this many of a group; the others are dropped."""
+    """Continuations per group that count at most; the others are dropped."""
     mode: Literal["replace", "add"] = "replace"
-    """An attempt takes the place of its draft, or stands beside it."""
+    """A continuation replaces its first response, or joins the group beside it."""
 
     @model_validator(mode="after")
     def _check_options(self) -> RethinkConfig:
-        if self.accuracy_range[0] > self.accuracy_range[1]:
-            raise ValueError(f"band [{self.accuracy_range[0]:g}, {self.accuracy_range[1]:g}] is empty")
+        low, high = self.accuracy_range
+        if low > high:
+            raise ValueError(f"accuracy_range [{low:g}, {high:g}] is empty; write the lower end first")
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
         for verdict in ("correct", "incorrect") if self.only == "any" else (self.only,):
             if not any(trigger.only in ("any", verdict) for trigger in self.triggers):
-                raise ValueError(f"no trigger is for {verdict} drafts; add one, or set `which`")
+                raise ValueError(f"no trigger is for {verdict} first responses; add one, or set `only`")
         if self.keep == "improved" and self.only == "correct":
-            raise ValueError("keep improved drops every attempt where `which` is right")
+            raise ValueError("`keep: improved` drops every continuation where `only` is correct")
         return self
 
     @model_validator(mode="after")
@@ -115,169 +142,284 @@ class RethinkConfig(StrictModel):
 
     @property
     def correctness_dependent_key(self) -> str:
-        """The first key by which it matters whether a draft is right; empty when none does."""
-        told = any(trigger.only != "any" for trigger in self.triggers)
-        uses = {
-            "which": self.only != "any",
-            "band": self.accuracy_range != (0.0, 1.0),
-            "triggers": told,
-            "keep": self.keep != "all",
-        }
-        return next((key for key, used in uses.items() if used), "")
+        """The first key that makes this step depend on whether a first response is correct; empty if none does."""
+        if self.only != "any":
+            return "only"
+        if self.accuracy_range != (0.0, 1.0):
+            return "accuracy_range"
+        if self._has_verdict_triggers:
+            return "triggers"
+        return "keep" if self.keep != "all" else ""
+
+    @property
+    def _has_verdict_triggers(self) -> bool:
+        return any(trigger.only != "any" for trigger in self.triggers)
+
+    def describe(self, temperature: float) -> list[str]:
+        """Return the step in two lines, and a warning for each bias; `temperature` is that of first responses."""
+        lines = [self._describe_attempts(temperature), self._describe_kept()]
+        if self._has_verdict_triggers:
+            lines.append(
+                "WARNING: some triggers are for correct or incorrect responses alone, and tell the model its verdict"
+            )
+        if self.keep != "all" or self.max_kept_per_group:
+            lines.append("WARNING: continuations are dropped by their outcome, so group means exceed the policy's own")
+        return lines
+
+    def _describe_attempts(self, temperature: float) -> str:
+        text = f"{self.name}: {'all' if self.fraction == 1.0 else f'{self.fraction:.0%}'} of the responses"
+        if self.only != "any":
+            text += f" that are {self.only} and"
+        text += " that end themselves"
+        if self.min_free_tokens:
+            text += f" and leave {self.min_free_tokens} tokens free"
+        low, high = self.accuracy_range
+        if (low, high) != (0.0, 1.0):
+            text += f", of groups with {low:g} to {high:g} correct"
+        if self.max_attempts_per_group is not None:
+            text += f", at most {self.max_attempts_per_group} of a group"
+        text += f" are continued behind {self._describe_triggers()}"
+        used = temperature if self.temperature is None else self.temperature
+        text += f" at temperature {used:g}, with at most {self.max_new_tokens} tokens"
+        if self.cut_answer_fraction:
+            text += f"; in {self.cut_answer_fraction:.0%} the last answer is cut off first"
+        return text
+
+    def _describe_triggers(self) -> str:
+        return "a forced trigger" if len(self.triggers) == 1 else f"one of {len(self.triggers)} forced triggers"
+
+    def _describe_kept(self) -> str:
+        match self.keep:
+            case "all":
+                kept = "every continuation counts"
+            case "correct":
+                kept = "those that end correct count"
+            case "improved":
+                kept = "those that turn incorrect into correct count"
+        if self.max_kept_per_group is not None:
+            kept += f", at most {self.max_kept_per_group} of a group"
+        if self.min_new_tokens:
+            kept += f", not those of fewer than {self.min_new_tokens} tokens"
+        place = "in place of its first response" if self.mode == "replace" else "beside its first response"
+        return f"{kept}, {place}; correct is {' and '.join(self.correct)} >= {self.threshold:g}"
 
 
 class ToolConfig(StrictModel):
-    """Something a response may call."""
+    """A function that a response may call."""
 
     fn: str
     """`module:function` or `./file.py:function`, such as `mmrl.rollout.tools.builtin:search`."""
     name: Identifier | None = None
-    """What the model calls it; the function's own name when left out."""
+    """Name by which the model calls it; the function's own when left out."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of the function; what the model writes are its arguments."""
+    """Options of the function. The model writes its arguments."""
 
     @property
     def call_name(self) -> str:
-        """What the model calls it."""
+        """The name by which the model calls it."""
         return self.name or self.fn.rpartition(":")[2]
 
 
-_MEDIA_TOOLS = tuple(f"mmrl.rollout.tools.builtin:{name}" for name in ("zoom", "frames", "passage"))
+_MEDIA_TOOLS: Final = (
+    "mmrl.rollout.tools.builtin:zoom",
+    "mmrl.rollout.tools.builtin:frames",
+    "mmrl.rollout.tools.builtin:passage",
+)
 
 
 class ToolsConfig(StrictModel):
-    """A response that ends in <tool_call>{"name": .., "arguments": {..}}</tool_call> goes on behind what the tool says,
-    which it never learns. The last answer counts.
+    """Tool calls: a response that ends in <tool_call>{"name": .., "arguments": {..}}</tool_call> goes on behind the
+    tool's result, which is never trained on. The last answer counts.
     """
 
     kind: Literal["tools"]
     """Selects this kind of step."""
     name: Identifier = "tools"
-    """Its name in metrics."""
+    """Name in metrics."""
     tools: Annotated[tuple[ToolConfig, ...], Field(min_length=1)]
     """The tools."""
     max_turns: PositiveInt = 4
-    """Calls of a response that are answered; one more ends it."""
+    """Calls per response that get a result; one more ends the response."""
     max_total_tokens: PositiveInt = 4096
-    """A response of more tokens, those of tools included, gets no further answer."""
+    """Tokens of a response, results included, beyond which a call gets no result."""
     max_result_chars: PositiveInt = 2000
-    """Characters of a tool's text that are shown."""
+    """Characters of a result that the model sees; the rest is cut."""
     max_media: NonNegativeInt = 0
-    """Pictures and videos that tools, such as `mmrl.rollout.tools.builtin:zoom`, may show in a response."""
+    """Images and videos per response that tools such as `mmrl.rollout.tools.builtin:zoom` may show."""
     timeout_s: PositiveFloat = 10.0
-    """Seconds a call may take; then its process is killed."""
+    """Seconds a call may take before its process is killed."""
     workers: PositiveInt = 1
-    """Processes that call tools at once."""
+    """Processes that run tools."""
     on_error: Literal["feedback", "stop"] = "feedback"
-    """A tool that raises, or is killed at its deadline: the model is told, or the run ends. Counted either way."""
+    """After a tool raises or exceeds its deadline: `feedback` tells the model, `stop` ends the run; always counted."""
     result_prefix: str = "\n<tool_response>\n"
-    """What stands before a tool's text; marks of the chat template may be among it."""
+    """Text before a result; it may hold special tokens of the chat template."""
     result_suffix: str = "\n</tool_response>\n"
-    """What stands behind it."""
+    """Text after a result."""
 
     @model_validator(mode="after")
     def _check_max_media(self) -> ToolsConfig:
-        if not self.max_media and (shows := [tool.fn for tool in self.tools if tool.fn in _MEDIA_TOOLS]):
-            raise ValueError(f"{shows[0]} shows pictures or videos, and `max_views` allows none; say how many")
+        for tool in self.tools:
+            if not self.max_media and tool.fn in _MEDIA_TOOLS:
+                raise ValueError(f"{tool.fn} shows images or videos, and `max_media` allows none; say how many")
         return self
 
     @field_validator("tools")
     @classmethod
     def _check_unique_names(cls, tools: tuple[ToolConfig, ...]) -> tuple[ToolConfig, ...]:
-        names = [tool.call_name for tool in tools]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two tools are called {twice[0]!r}; give one another `name`")
+        duplicate = find_duplicate([tool.call_name for tool in tools])
+        if duplicate is not None:
+            raise ValueError(f"two tools are called {duplicate!r}; give one another `name`")
         return tools
+
+    def describe(self) -> list[str]:
+        """Return the step as a line."""
+        shown = f", and is shown {self.max_media} images or videos at most" if self.max_media else ""
+        failed = "the model is told" if self.on_error == "feedback" else "the run ends"
+        return [
+            f"{self.name}: a response may call {self._list_tools()}, {self.max_turns} times at most and up to "
+            f"{self.max_total_tokens} tokens; results are never trained on{shown}; where a tool fails or takes more "
+            f"than {self.timeout_s:g} s, {failed}"
+        ]
+
+    def describe_for_demonstrations(self) -> str:
+        """Return the step as a line, for a stage that trains on demonstrations."""
+        return (
+            f"{self.name}: calls in demonstrations are answered by {self._list_tools()} itself; results are never "
+            "trained on"
+        )
+
+    def _list_tools(self) -> str:
+        return ", ".join(f"{tool.call_name} ({tool.fn})" for tool in self.tools)
 
 
 class BlindProbeConfig(StrictModel):
-    """More rollouts, of a prompt that hides what is to be looked at; second looks and tools go on with them as with all
-    others. They never train: they measure whether the model looks. Metric `probe/blind_gap/<name>/<term>`: mean of a
-    reward term with, minus without.
+    """Extra rollouts of prompts whose media are hidden, to measure whether the model looks; they never train.
+
+    Later steps of kind rethink and tools treat them like all others. Metric `probe/blind_gap/<name>/<term>`: mean of
+    a reward term with the media, minus without.
     """
 
     kind: Literal["probe"]
     """Selects this kind of step."""
     corruption: Literal["left_out", "grey", "noise", "swapped", "shuffled", "cropped"]
-    """What is done to pictures and videos: left out, with everything that says where they were; painted grey; replaced
-    by noise; exchanged for another training sample's; the frames of videos put in another order; pictures cut down to
-    a part of them that chance places."""
+    """Change of the images and videos: left out with their placeholders; painted grey; replaced by noise; swapped with
+    another training sample's; video frames shuffled; images cropped to a random part."""
     crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """What is left of a picture's width and height where `what` is `cropped`; half of them when left out."""
+    """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
     name: Identifier | None = None
-    """Its name in metrics and for the group term `contrast`; that of `what` when left out."""
+    """Name in metrics and for the group reward `contrast`; that of `corruption` when left out."""
     rollouts_per_prompt: PositiveInt = 1
-    """How many for each prompt."""
+    """Extra rollouts of each prompt."""
     every: PositiveInt = 1
     """Steps from one probe to the next."""
 
     @model_validator(mode="after")
     def _check_crop_fraction(self) -> BlindProbeConfig:
         if self.crop_fraction is not None and self.corruption != "cropped":
-            raise ValueError(
-                f"share is what `cropped` leaves of a picture, and what is {self.corruption!r}; leave it out"
-            )
+            raise ValueError(f"crop_fraction is for `corruption: cropped`, not for {self.corruption!r}; leave it out")
         return self
+
+    def describe(self) -> list[str]:
+        """Return the step as a line."""
+        often = "every step" if self.every == 1 else f"every {self.every} steps"
+        return [
+            f"probe {step_name(self)}: {often}, {self.rollouts_per_prompt} more of each prompt "
+            f"{self._describe_corruption()}; they are scored and never train"
+        ]
+
+    def _describe_corruption(self) -> str:
+        match self.corruption:
+            case "left_out":
+                return "without its images and videos"
+            case "grey":
+                return "with its images and videos painted grey"
+            case "noise":
+                return "with noise in place of its images and videos"
+            case "swapped":
+                return "with the images and videos of another sample"
+            case "shuffled":
+                return "with the frames of its videos in another order"
+            case "cropped":
+                return f"with {self.crop_fraction or 0.5:g} of the width and height of each image"
 
 
 RolloutStepConfig = Annotated[
-    GenerateConfig | RethinkConfig | ToolsConfig | BlindProbeConfig, Field(discriminator="kind")
+    Annotated[GenerateConfig, Tag("generate")]
+    | Annotated[RethinkConfig, Tag("rethink")]
+    | Annotated[ToolsConfig, Tag("tools")]
+    | Annotated[BlindProbeConfig, Tag("probe")]
+    | Annotated[CustomStepConfig, Tag("custom")],
+    Discriminator(find_step_kind),
 ]
 RolloutStepConfigs = Annotated[tuple[RolloutStepConfig, ...], Field(min_length=1)]
 GENERATE_ONLY: RolloutStepConfigs = (GenerateConfig(kind="generate"),)
-"""The simplest program."""
-
-
-def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
-    """Refuse a program that does not begin by generating, or where two steps have one name.
-
-    Raises:
-        ValueError: it is one.
-    """
-    kinds = [step.kind for step in steps]
-    if kinds[0] != "generate" or kinds.count("generate") > 1:
-        raise ValueError(f"a program begins with one step of kind generate; got {', '.join(kinds)}")
-    names = [name for step in steps if (name := step_name(step))]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two steps of a program are named {twice[0]!r}; give one another `name`")
-    return steps
-
-
-def check_plain_generation(steps: RolloutStepConfigs, who: str, writes: str) -> None:
-    """Refuse what training alone can do: `who` completes what it draws, probes nothing, and `writes` no more than that.
-
-    Raises:
-        ValueError: a step does.
-    """
-    for step in steps:
-        if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
-            raise ValueError(f"{who} completes every response: leave out `chunk`")
-        if isinstance(step, BlindProbeConfig):
-            raise ValueError(f"a probe measures a step of training; {who} has none")
-        if isinstance(step, RethinkConfig) and step.mode == "add":
-            raise ValueError(f"step {step.name!r} has `place: add`, but {who} {writes}")
-
-
-def check_free_tokens(steps: RolloutStepConfigs, longest: int) -> None:
-    """Refuse a second look that wants drafts to leave more room than the `longest` has tokens.
-
-    Raises:
-        ValueError: one does.
-    """
-    for step in steps:
-        if isinstance(step, RethinkConfig) and step.min_free_tokens >= longest:
-            raise ValueError(
-                f"step {step.name!r} wants drafts that leave {step.min_free_tokens} of sampling.max_new_tokens={longest}, "
-                "which none does; lower `room`, or raise that"
-            )
 
 
 def step_name(step: RolloutStepConfig) -> str:
-    """What metrics call a step; nothing for the first."""
+    """Return a step's name in metrics; empty for the generate step."""
     match step:
         case BlindProbeConfig():
             return step.name or step.corruption
         case RethinkConfig() | ToolsConfig():
             return step.name
+        case CustomStepConfig():
+            return step.name or step.fn.rpartition(":")[2]
         case GenerateConfig():
             return ""
+
+
+def describe_rollout_steps(steps: RolloutStepConfigs, temperature: float) -> str:
+    """Return every step but plain generation, a line or more each; `temperature` is that of first responses."""
+    lines: list[str] = []
+    for step in steps:
+        lines += step.describe(temperature) if isinstance(step, RethinkConfig) else step.describe()
+    return "\n".join(lines)
+
+
+def check_rollout_steps(steps: RolloutStepConfigs) -> RolloutStepConfigs:
+    """Check that the first step generates, no other does, and names are unique.
+
+    Raises:
+        ValueError: a check fails.
+    """
+    kinds = [step.kind for step in steps]
+    if kinds[0] != "generate" or kinds.count("generate") > 1:
+        raise ValueError(f"rollout_steps begin with one step of kind generate; got {', '.join(kinds)}")
+    names = [step_name(step) for step in steps if step.kind != "generate"]
+    duplicate = find_duplicate(names)
+    if duplicate is not None:
+        raise ValueError(f"two rollout_steps are named {duplicate!r}; give one another `name`")
+    return steps
+
+
+def check_plain_generation(steps: RolloutStepConfigs, owner: str, limit: str) -> None:
+    """Refuse partial rollouts, probes and added rollouts where `owner` ("evaluation") has no use for them.
+
+    `limit` ends the message about added rollouts: "writes `group_size` rollouts".
+
+    Raises:
+        ValueError: a step does one of these.
+    """
+    for step in steps:
+        if isinstance(step, GenerateConfig) and step.partial_rollout_tokens is not None:
+            raise ValueError(f"{owner} completes every response: leave out `partial_rollout_tokens`")
+        if isinstance(step, BlindProbeConfig):
+            raise ValueError(f"a probe measures a step of training; {owner} has none")
+        if isinstance(step, RethinkConfig) and step.mode == "add":
+            raise ValueError(f"step {step.name!r} has `mode: add`, but {owner} {limit}")
+
+
+def check_free_tokens(steps: RolloutStepConfigs, max_new_tokens: int) -> None:
+    """Check that a first response of `max_new_tokens` at most can leave `min_free_tokens` over.
+
+    Raises:
+        ValueError: a rethink step asks for more.
+    """
+    for step in steps:
+        if isinstance(step, RethinkConfig) and step.min_free_tokens >= max_new_tokens:
+            raise ValueError(
+                f"step {step.name!r} needs first responses that leave {step.min_free_tokens} of "
+                f"sampling.max_new_tokens={max_new_tokens} free, which none does; lower `min_free_tokens`, or raise "
+                "max_new_tokens"
+            )

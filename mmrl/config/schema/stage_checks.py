@@ -1,114 +1,148 @@
-"""Stages that build on each other, on the data and on the model: what each of them needs must be there before it."""
+"""Checks of a stage against earlier stages, the data and the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmrl.config.schema.data import DataConfig
 from mmrl.config.schema.data_order import MixtureOrderConfig, ShuffledOrderConfig
 from mmrl.config.schema.data_stages import SampleStage, SelectStage
+from mmrl.config.schema.response import ResponseFormatConfig
 from mmrl.config.schema.stages import RlStage, SftStage
 
 AnyStage = SftStage | RlStage | SampleStage | SelectStage
 
 
 def check_stage_dependencies(stages: Sequence[AnyStage], sections: Mapping[str, Any]) -> None:
-    """Hold each stage against those before it and the config's `sections`, as far as these are valid.
+    """Check each stage against those before it and against the config's `sections`, as far as these are valid.
 
     Raises:
-        ValueError: something a stage needs is not there.
+        ValueError: something that a stage needs is missing.
     """
     for index, stage in enumerate(stages):
         if stage.from_stage is not None:
             _check_from_stage(stage, stages[:index], stages[index:])
-        if (
-            isinstance(stage, SampleStage)
-            and stage.from_stage is None
-            and "data" in sections
-            and sections["data"].streaming
-        ):
-            raise ValueError(f"stage {stage.name!r} asks every sample once, and `data.stream` has no end of them")
-        if isinstance(stage, SftStage | RlStage):
-            _check_data_order(stage, sections.get("data"))
+        if "data" in sections:
+            _check_data(stage, sections["data"])
+        elif isinstance(stage, SftStage | RlStage):
+            _check_mixture_source(stage)
         if isinstance(stage, SftStage) and "response_format" in sections:
             _check_drop_thinking(stage, sections["response_format"])
-        if isinstance(stage, RlStage) and stage.reference.init_from == "base" and "model" in sections:
-            if sections["model"].lora is None:
-                raise ValueError(
-                    f"stage {stage.name!r}: `reference.start: base` is an adapter's base: set `model.lora`"
-                )
-            if not stage.loss.kl.coef:
-                raise ValueError(f"stage {stage.name!r}: reference.start has no effect without `loss.kl.coef`")
+        if isinstance(stage, RlStage) and "model" in sections:
+            _check_base_reference(stage, has_adapter=sections["model"].lora is not None)
 
 
 def _check_from_stage(stage: AnyStage, before: Sequence[AnyStage], after: Sequence[AnyStage]) -> None:
-    who = f"stage {stage.name!r} has `source: {stage.from_stage}`"
+    setting = f"stage {stage.name!r} has `from_stage: {stage.from_stage}`"
     if any(other.name == stage.from_stage for other in after):
-        raise ValueError(f"{who}, which is no earlier stage; move that one before it")
-    found = next((other for other in before if other.name == stage.from_stage), None)
-    if found is None:
+        raise ValueError(f"{setting}, which is no earlier stage; move that one before it")
+    source = next((other for other in before if other.name == stage.from_stage), None)
+    if source is None:
         earlier = ", ".join(other.name for other in before) or "none"
-        raise ValueError(f"{who}, and no stage is called that; the earlier ones: {earlier}")
-    if not isinstance(stage, SelectStage):
-        if not isinstance(found, SelectStage):
-            raise ValueError(f"{who}, which is of kind {found.kind}; only a `select` stage has samples for others")
-        if isinstance(stage, RlStage | SampleStage) and found.output == "responses":
-            raise ValueError(f"{who}, which keeps responses; they are for an sft stage with `imitate: response`")
-        if isinstance(stage, SftStage) and stage.target_field == "response" and found.output == "prompts":
+        raise ValueError(f"{setting}, and no stage is called that; the earlier ones: {earlier}")
+    if isinstance(stage, SelectStage):
+        _check_select_source(stage, source, setting)
+    else:
+        _check_sample_source(stage, source, setting)
+
+
+def _check_select_source(stage: SelectStage, source: AnyStage, setting: str) -> None:
+    if stage.reads_rollouts and not isinstance(source, SampleStage):
+        raise ValueError(
+            f"{setting} and `metric: {stage.metric}`, which needs a stage of kind `sample`, not {source.kind}"
+        )
+    if not stage.reads_rollouts and not (isinstance(source, RlStage) and source.track_rewards):
+        raise ValueError(f"{setting} and `metric: {stage.metric}`, which needs an `rl` stage with `track_rewards`")
+
+
+def _check_sample_source(stage: SftStage | RlStage | SampleStage, source: AnyStage, setting: str) -> None:
+    if not isinstance(source, SelectStage):
+        raise ValueError(f"{setting}, which is of kind {source.kind}; only a `select` stage has samples for others")
+    if isinstance(stage, SftStage):
+        if stage.target_field == "response" and source.output == "prompts":
             raise ValueError(
-                f"stage {stage.name!r} has `imitate: response` and `source: {stage.from_stage}`, which keeps prompts; set "
-                "`keep: responses` there"
+                f"{setting} and `target_field: response`, but that stage keeps prompts; set `output: responses` there"
             )
-    elif stage.reads_rollouts and not isinstance(found, SampleStage):
+    elif source.output == "responses":
+        raise ValueError(f"{setting}, which keeps responses; they are for an sft stage with `target_field: response`")
+
+
+def _check_data(stage: AnyStage, data: DataConfig) -> None:
+    match stage:
+        case SelectStage():
+            return
+        case SampleStage():
+            if stage.from_stage is None and data.streaming:
+                raise ValueError(f"stage {stage.name!r} uses every sample once, but `data.streaming` has no end")
+        case SftStage() | RlStage():
+            _check_mixture_source(stage)
+            if stage.when and stage.from_stage is None:
+                _check_conditions(stage, data)
+            _check_data_order(stage, data)
+            if stage.repeat_samples_to is not None and stage.from_stage is None:
+                _check_repeats(stage, data)
+
+
+def _check_mixture_source(stage: SftStage | RlStage) -> None:
+    if isinstance(stage.data_order, MixtureOrderConfig) and stage.from_stage is not None:
         raise ValueError(
-            f"{who} and goes by {stage.metric}, which a stage of kind `sample` finds out, not {found.kind}"
+            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `from_stage` is none of them"
         )
-    elif not stage.reads_rollouts and not (isinstance(found, RlStage) and found.track_rewards):
-        raise ValueError(f"{who} and goes by {stage.metric}, which an `rl` stage finds out that has `history`")
 
 
-def _check_when_sources(stage: SftStage | RlStage, data: Any) -> None:  # noqa: ANN401
-    """Shares of sources, and streams of them, are of all that they hold."""
-    shares = isinstance(stage.data_order, MixtureOrderConfig) or any(origin.weight is not None for origin in data.train)
-    if shares or data.streaming:
+def _check_conditions(stage: SftStage | RlStage, data: DataConfig) -> None:
+    """Refuse `when` beside weights, which are shares of all samples of a source, and beside streams."""
+    has_shares = isinstance(stage.data_order, MixtureOrderConfig) or data.has_weights
+    if has_shares or data.streaming:
+        reason = "sources have weights" if has_shares else "data.streaming is set"
         raise ValueError(
-            f"stage {stage.name!r} has `when`, and {'sources have weights' if shares else 'data.stream is set'}: "
-            "choose its sources by `order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
+            f"stage {stage.name!r} has `when`, and {reason}: "
+            "choose its sources by `data_order: {kind: mixture, points: ...}`, with a weight of 0 for the others"
         )
 
 
-def _check_data_order(stage: SftStage | RlStage, data: Any) -> None:  # noqa: ANN401
+def _check_data_order(stage: SftStage | RlStage, data: DataConfig) -> None:
     order = stage.data_order
-    if isinstance(order, MixtureOrderConfig) and stage.from_stage is not None:
-        raise ValueError(
-            f"stage {stage.name!r}: a mixture is of the sources of data.train, and `source` is none of them"
-        )
-    if data is None:
-        return
-    if stage.when and stage.from_stage is None:
-        _check_when_sources(stage, data)
     if isinstance(order, MixtureOrderConfig):
         for step, weights in order.points:
             if len(weights) != len(data.train):
                 raise ValueError(
-                    f"stage {stage.name!r}: order.points has {len(weights)} weights at step {step}, and data.train "
-                    f"{len(data.train)} sources"
+                    f"stage {stage.name!r}: data_order.points has {len(weights)} weights at step {step}, and "
+                    f"data.train {len(data.train)} sources"
                 )
     elif data.streaming and stage.from_stage is None and not isinstance(order, ShuffledOrderConfig):
         raise ValueError(
-            f"stage {stage.name!r}: order {order.kind!r} has to know all samples, which `data.stream` forbids"
+            f"stage {stage.name!r}: data_order {order.kind!r} has to know all samples, which `data.streaming` forbids"
         )
-    if stage.repeat_samples_to is None or stage.from_stage is not None:
-        return
-    if any(origin.weight is not None for origin in data.train):
-        raise ValueError(f"stage {stage.name!r}: repeat_to does not go with the weights of data.train; take out one")
-    if data.streaming:
-        raise ValueError(f"stage {stage.name!r}: repeat_to has to know all samples, which `data.stream` forbids")
 
 
-def _check_drop_thinking(stage: SftStage, answer: Any) -> None:  # noqa: ANN401
-    if stage.drop_thinking_prob and (answer.think != "optional" or answer.style == "json"):
+def _check_repeats(stage: SftStage | RlStage, data: DataConfig) -> None:
+    if data.has_weights:
         raise ValueError(
-            f"stage {stage.name!r}: thought_dropout makes responses without thinking, which `answer.think: optional` "
-            "(in tags or boxed style) allows"
+            f"stage {stage.name!r}: repeat_samples_to cannot be combined with the weights of data.train; take out one"
         )
+    if data.streaming:
+        raise ValueError(
+            f"stage {stage.name!r}: repeat_samples_to has to know all samples, which `data.streaming` forbids"
+        )
+
+
+def _check_drop_thinking(stage: SftStage, response_format: ResponseFormatConfig) -> None:
+    allowed = response_format.thinking == "optional" and response_format.style != "json"
+    if stage.drop_thinking_prob and not allowed:
+        raise ValueError(
+            f"stage {stage.name!r}: drop_thinking_prob makes responses without thinking, which "
+            "`response_format.thinking: optional` (in tags or boxed style) allows"
+        )
+
+
+def _check_base_reference(stage: RlStage, *, has_adapter: bool) -> None:
+    if stage.reference.init_from != "base":
+        return
+    if not has_adapter:
+        raise ValueError(
+            f"stage {stage.name!r}: `reference.init_from: base` is the base of an adapter: set `model.lora`"
+        )
+    if not stage.loss.kl.coef:
+        raise ValueError(f"stage {stage.name!r}: reference.init_from has no effect without `loss.kl.coef`")

@@ -1,4 +1,4 @@
-"""What is done: imitation and reinforcement, stage by stage."""
+"""Stages that train: `sft` on demonstrations, `rl` on groups of rollouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from mmrl.config.schema.base import (
     DecayRate,
     Fraction,
     Identifier,
+    NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     SampleConditions,
     StrictModel,
+    describe_conditions,
     matches_conditions,
+    pluralize,
 )
 from mmrl.config.schema.data_order import (
     CurriculumOrderConfig,
@@ -39,80 +44,113 @@ from mmrl.config.schema.rollout_steps import (
 )
 from mmrl.types import Sample
 
-LearningRate = Annotated[float, Field(gt=0.0)]
-
 
 class SamplingConfig(StrictModel):
-    """The law that rollouts are drawn from."""
+    """Sampling parameters of rollouts."""
 
-    temperature: Annotated[float, Field(ge=0.0)] = 1.0
-    """0 is greedy; allowed in evaluation only."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus mass."""
+    temperature: NonNegativeFloat = 1.0
+    """Temperature; 0 is greedy, which evaluation alone allows."""
+    top_p: PositiveFraction = 1.0
+    """Nucleus sampling: the smallest set of tokens with this probability."""
     top_k: NonNegativeInt = 0
-    """Keep only the k likeliest tokens; 0 keeps all."""
+    """Sample among the k most likely tokens; 0 is all."""
     max_new_tokens: PositiveInt = 512
     """A rollout that reaches this many tokens is cut and counted as truncated."""
 
+    def describe(self) -> str:
+        """Return the parameters as a phrase."""
+        top_p = f"top-p {self.top_p:g}" if self.top_p < 1 else "no top-p"
+        top_k = f"top-k {self.top_k}" if self.top_k > 0 else "no top-k"
+        return f"temperature {self.temperature:g}, {top_p}, {top_k}, at most {self.max_new_tokens} tokens each"
+
 
 class ComponentLrConfig(StrictModel):
-    """Peak learning rates of parts of the model; the stage's `lr` where there is none."""
+    """Peak learning rates of model components; the stage's `lr` where none is set."""
 
-    vision: LearningRate | None = None
-    """Of the vision tower."""
-    projector: LearningRate | None = None
-    """Of the projector."""
-    language: LearningRate | None = None
-    """Of the language model."""
+    vision: PositiveFloat | None = None
+    """That of the vision tower."""
+    projector: PositiveFloat | None = None
+    """That of the projector."""
+    language: PositiveFloat | None = None
+    """That of the language model."""
 
 
 class OptimizerConfig(StrictModel):
     """AdamW with warm-up and decay."""
 
-    lr: LearningRate = 1e-6
+    lr: PositiveFloat = 1e-6
     """Peak learning rate."""
     lr_by_component: ComponentLrConfig = ComponentLrConfig()
-    """Peak learning rates of parts of the model; warm-up and decay are the same for all."""
+    """Peak learning rates of model components; warm-up and decay are the same for all."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay of the moment estimates."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decay rates of the moment estimates."""
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """What decays: every parameter, or all but biases, norms and other vectors."""
+    """Parameters that decay: all, or all but biases, norms and other vectors."""
     warmup_steps: NonNegativeInt = 0
-    """Linear rise from 0."""
+    """Steps of a linear rise from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Fall from the peak to `final_lr_frac` over the steps after warm-up."""
     final_lr_frac: Fraction = 0.0
     """Share of the peak rate left at the last step."""
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
 
-    def component_lr(self, role: Component) -> float:
-        """Peak learning rate of a part of the model."""
-        own: float | None = getattr(self.lr_by_component, role)
+    def component_lr(self, component: Component) -> float:
+        """Return the peak learning rate of a component."""
+        own: float | None = getattr(self.lr_by_component, component)
         return self.lr if own is None else own
+
+    def describe(self) -> str:
+        """Return the optimizer as a phrase."""
+        rates = f"lr {self.lr:g}"
+        for component, lr in self.lr_by_component.model_dump(exclude_none=True).items():
+            rates += f", {component} {lr:g}"
+        if self.warmup_steps:
+            rates += f", rising over {pluralize(self.warmup_steps, 'step')}"
+        if self.lr_schedule == "constant":
+            rates += ", constant"
+        else:
+            rates += f", then {self.lr_schedule} to {self.lr * self.final_lr_frac:g}"
+        decaying = " of matrices" if self.weight_decay_on == "matrices" else ""
+        return (
+            f"AdamW, {rates}; betas {self.betas[0]:g}, {self.betas[1]:g}; "
+            f"weight decay{decaying} {self.weight_decay:g}; gradient norm at most {self.max_grad_norm:g}"
+        )
 
 
 class ValidationConfig(StrictModel):
-    """Looks at the validation sources during a stage; a stage may end by what they show rather than by its steps."""
+    """Evaluation on `data.validation` during a stage, and an early end of the stage by its reward."""
 
     every: PositiveInt = 50
-    """Steps between looks."""
+    """Steps between evaluations."""
     stop_at_mean_reward: float | None = None
     """Mean reward, averaged over tasks, that ends the stage."""
     stop_at_task_reward: float | None = None
-    """What every task's reward must also reach to end it, when set."""
+    """Reward that every task must also reach to end it."""
 
     @model_validator(mode="after")
     def _check_task_reward(self) -> ValidationConfig:
         if self.stop_at_task_reward is not None and self.stop_at_mean_reward is None:
-            raise ValueError("`until_each` adds a condition to `until`: set that too")
+            raise ValueError("`stop_at_task_reward` adds a condition to `stop_at_mean_reward`: set that too")
         return self
+
+    def describe_early_end(self) -> str:
+        """Return the condition that ends the stage, empty if there is none."""
+        if self.stop_at_mean_reward is None:
+            return ""
+        tasks = ""
+        if self.stop_at_task_reward is not None:
+            tasks = f" and every task's reaches {self.stop_at_task_reward:g}"
+        return (
+            f"once the validation reward reaches {self.stop_at_mean_reward:g}{tasks} "
+            f"(measured every {pluralize(self.every, 'step')})"
+        )
 
 
 class TrainingStage(StrictModel):
-    """What every stage that trains has."""
+    """Keys of every stage that trains."""
 
     name: Identifier
     """Name in metrics, file names and on the console; unique in the run."""
@@ -121,81 +159,120 @@ class TrainingStage(StrictModel):
     from_stage: Identifier | None = None
     """An earlier `select` stage whose samples are trained on; those of `data.train` when left out."""
     when: SampleConditions = Field(default_factory=dict)
-    """Those of them that are taken, all when empty: allowed values of `task` or of a column of the sample's `meta`."""
+    """Samples that are trained on: allowed values of `task` or of a column of `meta`. All samples when empty."""
     repeat_samples_to: PositiveInt | None = None
-    """Samples are repeated, each time under an id and with random numbers of its own, until there are so many
-    (one-example RLVR)."""
+    """Repeat samples, each time under an id and with random numbers of its own, until there are so many (one-example
+    RLVR)."""
     data_order: DataOrderConfig = ShuffledOrderConfig(kind="shuffled")
-    """The order in which samples come."""
+    """Order of samples."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """A stage starts with a fresh optimizer."""
+    """Optimizer; each stage starts with a fresh one."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens per forward pass, at most: a larger group is split, and its prompt repeated. A sequence that is longer
-    alone goes alone. The gradient does not depend on it."""
+    """Tokens per forward pass at most: a larger group is split, and its prompt repeated. A longer sequence goes alone.
+    The gradient does not depend on it."""
     validation: ValidationConfig | None = None
-    """Looks at held-out reward, and an early end by it; needs `data.validation`."""
+    """Evaluation during the stage, and an early end by its reward; needs `data.validation`."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
-    """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group; the
-    gradient is the same without, and the first ones are computed both ways to make sure. `auto` does so wherever
-    `model.attention` is not `eager`."""
+    """Pack sequences into one row without padding, and in an rl stage encode media and prompt once per group. The
+    gradient is the same without; the first ones are computed both ways to make sure. `auto` does so unless
+    `model.attn_implementation` is `eager`."""
     max_nonfinite_steps: PositiveInt = 5
-    """A step whose gradient is not finite changes no weight; this many in a row end the run, their samples kept."""
+    """Steps in a row without a finite gradient that end the run. Such a step changes no weight, and its samples are
+    kept."""
 
     def accepts(self, sample: Sample) -> bool:
-        """Whether the stage trains on a sample of its source."""
+        """Return True if the stage trains on a sample of its source."""
         return matches_conditions(self.when, sample)
 
     @property
     def order_depends_on_rewards(self) -> bool:
-        """Whether the order of samples depends on how earlier ones fared."""
-        phases = self.data_order.phases if isinstance(self.data_order, CurriculumOrderConfig) else ()
-        return isinstance(self.data_order, PriorityOrderConfig) or any(phase.plateau for phase in phases)
+        """True if the order of samples depends on the rewards of earlier ones."""
+        if isinstance(self.data_order, CurriculumOrderConfig):
+            return any(phase.plateau for phase in self.data_order.phases)
+        return isinstance(self.data_order, PriorityOrderConfig)
+
+    def describe_data(self) -> list[tuple[str, str]]:
+        """Return labelled facts about the samples and their order."""
+        source = describe_source(self.from_stage, self.when)
+        if self.repeat_samples_to:
+            source += f", repeated to {self.repeat_samples_to}"
+        return [("samples", source), ("order", self.data_order.describe())]
+
+    def describe_end(self) -> str:
+        """Return the end of the stage as a phrase."""
+        last = f"after {pluralize(self.steps, 'step')}"
+        early = self.validation.describe_early_end() if self.validation else ""
+        return f"{early}, at the latest {last}" if early else last
 
 
 class SftStage(TrainingStage):
-    """Imitation of demonstrations (a cold start)."""
+    """Supervised training on demonstrations (a cold start)."""
 
     kind: Literal["sft"]
     """Selects this kind of stage."""
     batch_size: PositiveInt = 32
     """Samples per optimizer step."""
     micro_batch_sequences: PositiveInt = 8
-    """Demonstrations per forward pass, at most. The gradient does not depend on it."""
+    """Demonstrations per forward pass at most. The gradient does not depend on it."""
     target_field: Literal["label", "target", "response"] = "label"
-    """Learn the annotator's label, the exact target, or the sample's whole response as it stands (one that a `select`
-    stage kept, say)."""
+    """Text that is trained on: the annotator's label or the exact target, written as a response; or the sample's whole
+    response as it is (from a `select` stage, for example)."""
     drop_thinking_prob: Fraction = 0.0
-    """Share of demonstrations without their thinking, drawn anew each time (TON); needs `answer.think: optional`."""
+    """Probability of leaving out a demonstration's thinking, drawn anew each time (TON); needs
+    `response_format.thinking: optional`."""
     loss_on: Literal["response", "answer"] = "response"
-    """What of a demonstration is learned: all of it, or only the answer, given what comes before it."""
+    """Tokens that are trained on: all of the demonstration, or those of its answer, given what comes before it."""
     rollout_steps: Annotated[tuple[ToolsConfig, ...], Field(max_length=1)] = ()
-    """A step of kind `tools`, as an rl stage has it: calls in the sample's response are answered by the tools
-    themselves, and only the response is learned."""
+    """A step of kind `tools`, as in an rl stage: the tools answer the calls in the sample's response, and only the
+    response is trained on."""
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that a step draws."""
+        """Samples drawn for a step."""
         return self.batch_size
 
     @property
     def max_prompts_in_flight(self) -> int:
-        """Samples that a round has room for."""
+        """Samples worked on at a time."""
         return self.batch_size
 
     @model_validator(mode="after")
     def _check_tools_target(self) -> SftStage:
         if self.rollout_steps and self.target_field != "response":
             raise ValueError(
-                f"only a whole response can call a tool, and imitate is {self.target_field!r}; set `imitate: response`, or "
-                "leave out `program`"
+                f"only a whole response can call a tool, and target_field is {self.target_field!r}; set "
+                "`target_field: response`, or leave out `rollout_steps`"
             )
         return self
 
     @model_validator(mode="after")
     def _check_data_order(self) -> SftStage:
         if self.order_depends_on_rewards:
-            raise ValueError(f"order {self.data_order.kind!r} goes by rewards here, and an sft stage has none")
+            raise ValueError(f"data_order {self.data_order.kind!r} follows rewards here, and an sft stage has none")
         return self
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return labelled facts about the stage's objective."""
+        match self.target_field:
+            case "label":
+                target = "the annotator's label written as a response"
+            case "target":
+                target = "the exact target written as a response"
+            case "response":
+                target = "the sample's response as it is"
+        if self.drop_thinking_prob:
+            target += f", without its thinking {self.drop_thinking_prob:.0%} of the time"
+        counted = "response token" if self.loss_on == "response" else "token of the answer, the only part trained on,"
+        facts = [
+            ("each step", f"{self.batch_size} samples, one optimizer step"),
+            (
+                "objective",
+                f"L = -(1/N) Σ_t log π(y_t | image, question, y_<t), y {target}\n"
+                f"N counts every {counted} of the whole step",
+            ),
+        ]
+        facts += [("tools", step.describe_for_demonstrations()) for step in self.rollout_steps]
+        return [*facts, ("rewards", "none in the loss; they measure validation and test responses alone")]
 
 
 class RlStage(TrainingStage):
@@ -208,56 +285,69 @@ class RlStage(TrainingStage):
     group_size: PositiveInt = 8
     """Rollouts per prompt."""
     micro_batch_groups: PositiveInt = 8
-    """Groups per forward pass, at most. The gradient does not depend on it."""
+    """Groups per forward pass at most. The gradient does not depend on it."""
     sampling: SamplingConfig = SamplingConfig()
-    """How rollouts are drawn."""
+    """Sampling parameters."""
     rollout_steps: Annotated[RolloutStepConfigs, AfterValidator(check_rollout_steps)] = GENERATE_ONLY
-    """What is done with a prompt: generate, and what follows."""
+    """Steps from a prompt to its rollouts: generate, then rethinking, tools or probes."""
     async_rollouts: bool = False
-    """Draw the next step's rollouts while this step is learned: one step off-policy. It saves time where the engine has
+    """Generate the next step's rollouts while this step trains: one step off-policy. Saves time where the engine has
     devices of its own (`vllm_server`); with `hf` it takes a second copy of the model, and `vllm` cannot."""
     algorithm: AlgorithmName = "grpo"
-    """A published objective: other defaults for `advantage` and `loss`, which may still be set one by one."""
+    """A published objective: other defaults for `advantage` and `loss`, each of which may still be set."""
     advantage: AdvantageConfig = AdvantageConfig()
     """From rewards to advantages."""
     loss: LossConfig = LossConfig()
     """From advantages to gradients."""
     reference: ReferenceConfig = ReferenceConfig()
-    """What the KL penalty measures from."""
+    """The model that the KL penalty measures from."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Which groups are learned; all where there is none."""
+    """Groups that are trained on; all of them without it."""
     replay: ReplayConfig | None = None
-    """What of earlier steps is learned again; nothing where there is none."""
+    """Rollouts of earlier steps that are trained on again; none without it."""
     ppo_epochs: PositiveInt = 1
     """Passes over the same rollouts."""
     num_mini_batches: PositiveInt = 1
-    """Optimizer steps of a pass: the step's groups are dealt into so many batches, each with a gradient and
+    """Optimizer steps of a pass: the step's groups are divided into so many batches, each with a gradient and
     denominators of its own (PPO; verl's rollout and mini-batch sizes)."""
     track_rewards: tuple[str, ...] = ()
-    """Reward terms whose mean over a group is noted for its sample each time it is drawn, for `order`, and for later
+    """Reward terms whose group mean is recorded for its sample each time it is drawn, for `data_order`, and for later
     `select` stages in RUN/outputs/NAME.jsonl."""
     health: HealthConfig = HealthConfig()
-    """When to warn."""
+    """Thresholds of warnings."""
     max_steps_without_signal: PositiveInt = 20
-    """This many steps in a row without a single informative group end the run with an explanation."""
+    """Steps in a row without a nonzero advantage that end the run with an explanation."""
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that a round of prompts draws."""
+        """Samples drawn for a round of prompts."""
         return self.prompts_per_step
+
+    @property
+    def max_prompts_in_flight(self) -> int:
+        """Prompts worked on at a time, those left unfinished by the step before included."""
+        return ceil(self.prompts_per_step * self._generate_step.oversampling)
+
+    @property
+    def has_partial_rollouts(self) -> bool:
+        """True if unfinished groups may wait for later steps."""
+        return self._generate_step.partial_rollout_tokens is not None
+
+    @property
+    def _generate_step(self) -> GenerateConfig:
+        return next(step for step in self.rollout_steps if isinstance(step, GenerateConfig))
 
     @model_validator(mode="after")
     def _check_data_order(self) -> RlStage:
         if self.order_depends_on_rewards and not self.track_rewards:
             raise ValueError(
-                f"order {self.data_order.kind!r} goes by rewards: name the terms it is to go by in `history`"
+                f"data_order {self.data_order.kind!r} follows rewards: name the terms to follow in `track_rewards`"
             )
         return self
 
     @model_validator(mode="after")
     def _check_group_size(self) -> RlStage:
-        within = {self.advantage.baseline, self.advantage.scale} & {"group_mean", "leave_one_out", "group_std"}
-        if self.group_size < 2 and within and self.advantage.fn is None:
+        if self.group_size < 2 and self.advantage.compares_within_group:
             raise ValueError(
                 f"group_size {self.group_size} leaves a group nothing to compare: every advantage would be 0; "
                 "use 2 or more"
@@ -272,50 +362,91 @@ class RlStage(TrainingStage):
     def _check_mini_batches(self) -> RlStage:
         if self.num_mini_batches > self.prompts_per_step:
             raise ValueError(
-                f"mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
+                f"num_mini_batches {self.num_mini_batches} leaves some without a group of prompts_per_step "
                 f"{self.prompts_per_step}"
             )
-        from_start = {
-            "loss.old_logprobs: recomputed": self.loss.old_logprobs == "recomputed",
-            "loss.kl.place: reward": self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward",
-            "replay.ratio: recomputed": self.replay is not None and self.replay.old_logprobs == "recomputed",
-        }
-        if self.num_mini_batches > 1 and (taken := [key for key, is_so in from_start.items() if is_so]):
+        key = self._key_needing_start_logprobs
+        if self.num_mini_batches > 1 and key:
             raise ValueError(
-                f"mini_batches with `{taken[0]}`: that needs the learner's probabilities as the step began, which the "
-                "first mini-batch changes; take one of them out"
+                f"num_mini_batches with `{key}`: that needs the learner's log-probabilities at the start of the step, "
+                "which the first mini-batch changes; take one of them out"
             )
         return self
 
     @property
-    def max_prompts_in_flight(self) -> int:
-        """Prompts that a round works on, those that wait from the step before included."""
-        (first,) = (step for step in self.rollout_steps if isinstance(step, GenerateConfig))
-        return ceil(self.prompts_per_step * first.oversampling)
+    def _key_needing_start_logprobs(self) -> str:
+        if self.loss.old_logprobs == "recomputed":
+            return "loss.old_logprobs: recomputed"
+        if self.loss.kl.coef > 0.0 and self.loss.kl.apply_to == "reward":
+            return "loss.kl.apply_to: reward"
+        if self.replay is not None and self.replay.old_logprobs == "recomputed":
+            return "replay.old_logprobs: recomputed"
+        return ""
 
     @model_validator(mode="after")
     def _check_free_tokens(self) -> RlStage:
         check_free_tokens(self.rollout_steps, self.sampling.max_new_tokens)
         return self
 
-    @property
-    def has_partial_rollouts(self) -> bool:
-        """Whether groups may wait for later steps, half-drawn."""
-        return any(isinstance(step, GenerateConfig) and step.partial_rollout_tokens for step in self.rollout_steps)
-
     @model_validator(mode="after")
     def _check_async_rollouts(self) -> RlStage:
         if self.async_rollouts and self.has_partial_rollouts:
             raise ValueError(
-                "`chunk` lets groups wait for any number of steps, and `overlap` promises rollouts that are one step "
-                "old at most; take out one of them"
+                "`partial_rollout_tokens` lets groups wait for any number of steps, and `async_rollouts` promises "
+                "rollouts that are one step old at most; take out one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> RlStage:
         for part, settings in ALGORITHM_PRESETS[self.algorithm].items():
-            check_preset_applied(
-                f"algorithm {self.algorithm!r}", settings, getattr(self, part).model_fields_set, f"{part}."
-            )
+            given = getattr(self, part).model_fields_set
+            check_preset_applied(f"algorithm {self.algorithm!r}", settings, given, f"{part}.")
         return self
+
+    def describe_step(self) -> str:
+        """Return the size of a step as a phrase."""
+        rollouts = self.prompts_per_step * self.group_size
+        updates = pluralize(self.ppo_epochs * self.num_mini_batches, "optimizer step")
+        if self.num_mini_batches > 1:
+            updates += f", each with 1/{self.num_mini_batches} of the prompts,"
+        return (
+            f"{self.prompts_per_step} prompts x {self.group_size} rollouts = {rollouts} rollouts, "
+            f"then {updates} on them"
+        )
+
+    def describe_objective(self) -> str:
+        """Return the loss and its parts, a line each."""
+        denominator = self.loss.describe_denominator(num_mini_batches=self.num_mini_batches)
+        if self.advantage.compares_within_group:
+            denominator += "; a group of equal rewards has A = 0 and no gradient"
+        lines = [
+            self.loss.describe_formula(self.sampling.max_new_tokens),
+            self._describe_ratio(),
+            *self.loss.describe_clips(),
+            *self.loss.rollout_correction.describe(),
+            denominator,
+            *self.loss.describe_added_terms(),
+        ]
+        return "\n".join(lines)
+
+    def _describe_ratio(self) -> str:
+        loss = self.loss
+        # Rollouts of the step before have another policy's log-probabilities even in a step of one update.
+        stale = self.async_rollouts and loss.rollout_correction.method == "none"
+        old = "as recorded while sampling"
+        if loss.old_logprobs == "recomputed":
+            old = "computed by the learner as the step begins"
+            if stale:
+                old += ", of rollouts that are a version old as recorded while sampling"
+        clipping = f"clipped per {loss.importance_ratio_level}".replace("_", " ")
+        if self.ppo_epochs == 1 and self.num_mini_batches == 1 and not stale:
+            reason = "as each rollout is used once" if self.replay is None else "but for replayed rollouts"
+            clipping = f"1 up to rounding, {reason}"
+        return f"{loss.describe_ratio()}, π_old {old}; {clipping}"
+
+
+def describe_source(from_stage: str | None, when: SampleConditions) -> str:
+    """Return the samples of a stage as a phrase."""
+    source = "those of data.train" if from_stage is None else f"those that stage {from_stage} kept"
+    return f"{source} of which {describe_conditions(when)}" if when else source

@@ -1,1 +1,1 @@
-"""Engines that sample responses: transformers and vLLM."""
+"""Engines that sample responses: transformers, vLLM, and an engine of the user's own."""

@@ -1,4 +1,4 @@
-"""Rollouts by an engine beside the learner: what it is asked, what it answers, and when it gets new weights."""
+"""Sampling by an engine beside the learner: requests, completions, and the weights that the engine has."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_roll
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
 
-_SEED_LIMIT = 2**62  # siblings count on from it, and it must stay a signed number
+# vLLM reads a seed as a signed 64-bit number and gives sibling i the seed plus i; the bound leaves room for both.
+_SEED_LIMIT = 2**62
+
+# The least bias that vLLM accepts. It leaves a banned token e^-100 of its probability, which is nothing in float32.
+_BANNED_LOGIT_BIAS = -100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Go on `times` times behind what there is of a response; the i-th sibling draws with the seed `seed + i`."""
+    """One request to an engine: continue a response `num_samples` times."""
 
     rollout: Rollout
+    """Prompt and response so far; the response may be empty."""
     num_samples: int
+    """Independent continuations."""
     seed: int
+    """Random seed of the first continuation; continuation i draws with `seed + i`."""
     sampling_params: SamplingParams
+    """Distribution and limits of the new tokens."""
 
     def to_vllm_params(self, eos_id: int) -> dict[str, Any]:
-        """As fields of vLLM's SamplingParams: the law's own distribution, and log-probabilities under it.
-
-        vLLM takes no bias below -100, which leaves a banned token e^-100 of its probability: nothing in float32.
-        """
+        """Return the fields of vLLM's `SamplingParams` for this request."""
         return {
             "n": self.num_samples,
             "seed": self.seed,
@@ -38,11 +43,12 @@ class GenerationRequest:
             "top_p": self.sampling_params.top_p,
             "top_k": self.sampling_params.top_k,
             "max_tokens": self.sampling_params.max_new_tokens,
-            "logprobs": 0,
-            "logit_bias": dict.fromkeys(self.sampling_params.banned_token_ids, -100.0),
+            "logprobs": 0,  # of the sampled token alone
+            "logit_bias": dict.fromkeys(self.sampling_params.banned_token_ids, _BANNED_LOGIT_BIAS),
             "stop": list(self.sampling_params.stop),
             "stop_token_ids": [eos_id],
-            "ignore_eos": True,  # a model's own config may name more tokens than the one that ends a response here
+            # A model's generation config may name more end tokens than the one that ends a response here.
+            "ignore_eos": True,
             "detokenize": bool(self.sampling_params.stop),
         }
 
@@ -50,30 +56,38 @@ class GenerationRequest:
 def parse_completion(
     ids: Sequence[int], logps: Sequence[float], finish_reason: str | None, stop_reason: object
 ) -> GeneratedTokens:
-    """A completion in vLLM's words.
+    """Read one completion of vLLM.
+
+    Args:
+        ids: token ids, end token included.
+        logps: their log-probabilities, nats.
+        finish_reason: vLLM's own, "length" or "stop" for a completion that can be used.
+        stop_reason: the stop string that ended it, or the id of the end token.
 
     Raises:
-        RuntimeError: it is no completion: aborted, or without a token.
+        RuntimeError: the completion was aborted, or has no token.
     """
-    reasons = {
-        "length": FinishReason.LENGTH,
-        "stop": FinishReason.STOP if isinstance(stop_reason, str) else FinishReason.EOS,
-    }
-    if finish_reason not in reasons or not ids or len(ids) != len(logps):
+    reason: FinishReason | None = None
+    match finish_reason:
+        case "length":
+            reason = FinishReason.LENGTH
+        case "stop":
+            reason = FinishReason.STOP if isinstance(stop_reason, str) else FinishReason.EOS
+    if reason is None or not ids or len(ids) != len(logps):
         raise RuntimeError(
             f"the rollout engine gave {len(ids)} tokens, finished by {finish_reason!r}: that is no response"
         )
-    return GeneratedTokens(tuple(ids), tuple(logps), reasons[finish_reason])
+    return GeneratedTokens(tuple(ids), tuple(logps), reason)
 
 
 class RolloutEngine(Protocol):
-    """Something that draws tokens with weights of its own."""
+    """An engine that generates tokens with weights of its own."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
-        """The siblings of each request, in order."""
+        """Return the continuations of each request, in order."""
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Take over weights, forget what was computed with the old ones, and make sure that they arrived.
+        """Load weights, drop caches that the old ones filled, and verify that the new ones arrived.
 
         Raises:
             UserError: they are another model's.
@@ -81,17 +95,17 @@ class RolloutEngine(Protocol):
         """
 
     def load_adapter(self, folder: Path) -> None:
-        """Use the adapter that peft wrote, in place of the one before."""
+        """Use the LoRA adapter that peft saved in `folder`, in place of the one before."""
 
     def sleep(self) -> None:
-        """Leave the memory of a shared device to the learner, until there is something to load or to draw."""
+        """Give the memory of a shared device to the learner. The next call that needs it takes it back."""
 
     def close(self) -> None:
-        """End it."""
+        """Shut the engine down."""
 
 
 class WeightPublisher:
-    """Brings the policy to an engine, once for each version, however many samplers ask."""
+    """Sends the policy's weights to an engine, once for each version, however many samplers ask for it."""
 
     def __init__(self, engine: RolloutEngine, send_weights: Callable[[RolloutEngine], None]) -> None:
         self.engine = engine
@@ -99,26 +113,31 @@ class WeightPublisher:
         self._published_version: int | None = None
 
     def publish(self, version: int) -> None:
-        """Make `version` the engine's. Raises as `Engine.load`."""
+        """Send the weights unless the engine has those of `version`.
+
+        Raises:
+            UserError: the engine runs another model.
+            RuntimeError: the weights did not arrive.
+        """
         if version != self._published_version:
             self._send_weights(self.engine)
             self._published_version = version
 
 
 class SleepDuringLearning:
-    """A learner while whose steps the engine leaves it the device."""
+    """A learner before whose steps the engine on its device goes to sleep."""
 
     def __init__(self, learner: Learner, engine: RolloutEngine) -> None:
         self._learner, self._engine = learner, engine
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """As the learner does."""
+        """Put the engine to sleep, then take the learner's step."""
         self._engine.sleep()
         return self._learner.step(experiences, step=step)
 
 
 class EngineSampler:
-    """Samples by an engine that several samplers share; whoever made the engine closes it."""
+    """Samples with an engine that several samplers share, each with random numbers of its own."""
 
     def __init__(
         self,
@@ -129,68 +148,83 @@ class EngineSampler:
         salt: Sequence[str | int],
         version: int = 0,
     ) -> None:
-        """`longest` is how many tokens of a sequence the engine takes."""
+        """Create a sampler.
+
+        Args:
+            publisher: the engine, and the way to its weights.
+            processor: parses responses.
+            max_model_len: tokens of the longest sequence that the engine takes, prompt included.
+            salt: sets this sampler's random numbers apart from those of others.
+            version: policy version that the engine has.
+        """
         self._publisher, self._processor, self._max_model_len = publisher, processor, max_model_len
         self._salt, self._version = tuple(salt), version
 
     def sync(self, version: int) -> None:
-        """Bring the learner's weights to the engine. Raises as `Engine.load`."""
+        """Send the learner's weights to the engine and stamp further segments with `version`.
+
+        Raises:
+            UserError: the engine runs another model.
+            RuntimeError: the weights did not arrive.
+        """
         self._publisher.publish(version)
         self._version = version
 
     def close(self) -> None:
-        """The engine stays: it outlives a stage."""
+        """Leave the engine running: it serves other samplers and later stages."""
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> list[list[Rollout]]:
-        """`group_size` rollouts per prompt, in order. Raises UserError where one has no room."""
-        requests = [
-            GenerationRequest(
+        """Return `group_size` rollouts for each prompt, in order.
+
+        Raises:
+            UserError: a prompt and the longest response exceed the engine's limit.
+        """
+        requests = []
+        for prompt in prompts:
+            request = GenerationRequest(
                 rollout=empty_rollout(prompt, 0, sampling_params),
                 num_samples=group_size,
                 seed=self._derive_seed(step, prompt.sample.id),
                 sampling_params=sampling_params,
             )
-            for prompt in prompts
-        ]
-        groups = zip(prompts, self._generate(requests), strict=True)
-        return [
-            [
-                self._append_generated(empty_rollout(prompt, i, sampling_params), one, sampling_params)
-                for i, one in enumerate(of)
-            ]
-            for prompt, of in groups
-        ]
+            requests.append(request)
+        groups = []
+        for prompt, continuations in zip(prompts, self._generate(requests), strict=True):
+            group = []
+            for index, generated in enumerate(continuations):
+                empty = empty_rollout(prompt, index, sampling_params)
+                group.append(self._append_generated(empty, generated, sampling_params))
+            groups.append(group)
+        return groups
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY.
+        """Continue each rollout behind its last token, with one more segment by POLICY.
 
         Raises:
-            UserError: one has no room for as many tokens as the law allows.
+            UserError: a rollout and `max_new_tokens` more exceed the engine's limit.
         """
-        requests = [
-            GenerationRequest(
-                rollout=rollout,
-                num_samples=1,
-                seed=self._derive_seed(step, rollout.prompt.sample.id, rollout.index, len(rollout.segments)),
-                sampling_params=sampling_params,
+        requests = []
+        for rollout in rollouts:
+            # The number of segments is part of the seed, so that a rollout that is continued twice draws new numbers.
+            seed = self._derive_seed(step, rollout.prompt.sample.id, rollout.index, len(rollout.segments))
+            requests.append(
+                GenerationRequest(rollout=rollout, num_samples=1, seed=seed, sampling_params=sampling_params)
             )
-            for rollout in rollouts
-        ]
-        answers = self._generate(requests)
-        return [
-            self._append_generated(rollout, one, sampling_params)
-            for rollout, (one,) in zip(rollouts, answers, strict=True)
-        ]
+        extended = []
+        for rollout, continuations in zip(rollouts, self._generate(requests), strict=True):
+            extended.append(self._append_generated(rollout, continuations[0], sampling_params))
+        return extended
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
         for request in requests:
             length = len(request.rollout.prompt.token_ids) + request.rollout.num_tokens
-            if length + request.sampling_params.max_new_tokens > self._max_model_len:
+            max_new_tokens = request.sampling_params.max_new_tokens
+            if length + max_new_tokens > self._max_model_len:
                 raise UserError(
-                    f"sample {request.rollout.prompt.sample.id}: {length} tokens, and {request.sampling_params.max_new_tokens} more, "
-                    f"are beyond the {self._max_model_len} that the rollout engine takes"
+                    f"sample {request.rollout.prompt.sample.id}: {length} tokens, and {max_new_tokens} more, are "
+                    f"beyond the {self._max_model_len} that the rollout engine takes"
                 )
         return self._publisher.engine.generate(requests)
 

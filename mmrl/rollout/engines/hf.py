@@ -1,7 +1,7 @@
-"""Rollouts by transformers: a prompt and its media are encoded once, then the cache is repeated for its rollouts.
+"""Sampling with transformers: each prompt is encoded once, and its KV cache repeated for the rollouts of its group.
 
-Letters: B prompts, P prompt columns, R rows (one per rollout), K cached columns, S columns of what there is of a
-response already, T new tokens, V vocabulary.
+Suffixes of tensors: B prompts, P columns of padded prompts, R rows (one per rollout), K columns of the KV cache, T new
+tokens, V vocabulary; 3 is the axes of a position (time, height, width).
 """
 
 from __future__ import annotations
@@ -26,22 +26,29 @@ if TYPE_CHECKING:
 
 _MAX_BATCH_TOKENS = 2**18
 
+_NO_TOKEN = -1
+"""Fills the places of `ids_RT` behind the end of a row; no token id is negative."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeState:
-    """What stands before the next token of each rollout: its logits, key mask and position."""
+    """The model's state before the next token of each rollout."""
 
     cache: Cache
+    """Keys and values [R, heads, K, channels] of each layer."""
     logits_RV: torch.Tensor
+    """Logits of the next token, in the model's dtype."""
     keep_RK: torch.Tensor
+    """1 for a column that the row attends to, 0 for padding; int64."""
     next_position_R: torch.Tensor
+    """M-RoPE position of the next token, equal on all three axes; int64."""
 
 
 class HfSampler:
-    """Samples from the live policy; a row's random numbers derive from (salt, step, sample id, index) alone.
+    """Samples from the learner's own model.
 
-    Rows are drawn in parts whose caches hold at most `tokens_at_once` tokens, padding included; what is drawn does not
-    depend on it.
+    A row's random numbers derive from (salt, step, sample id, rollout index, number of segments) alone, so a rollout
+    does not depend on the others of its batch, nor on how rows are divided into batches.
     """
 
     def __init__(
@@ -52,115 +59,162 @@ class HfSampler:
         salt: Sequence[str | int],
         version: int = 0,
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
+        copy_policy: bool = False,
     ) -> None:
-        self._policy = policy
+        """Create a sampler.
+
+        Args:
+            policy: the learner's policy.
+            processor: encodes prompts and parses responses.
+            salt: sets this sampler's random numbers apart from those of others.
+            version: policy version of the weights.
+            max_batch_tokens: tokens in the KV caches of one batch at most, padding included.
+            copy_policy: sample from a copy, which takes over the weights at each sync, so that the learner may update
+                the policy meanwhile. Frozen weights are shared.
+        """
+        self._learner_policy = policy
+        self._policy = _copy_policy(policy) if copy_policy else policy
         self._processor = processor
         self._salt = tuple(salt)
         self._version = version
         self._max_batch_tokens = max_batch_tokens
         self._eos_id: int = processor.tokenizer.eos_token_id
 
+    @torch.no_grad()
     def sync(self, version: int) -> None:
-        """The weights are shared with the learner, so only the version changes."""
+        """Stamp further segments with `version`. The weights are the learner's own, unless this has a copy of them."""
         self._version = version
+        if self._policy is not self._learner_policy:
+            learned = self._learner_policy.trained
+            for name, weight in self._policy.trained.items():
+                weight.copy_(learned[name])
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: this sampler has started nothing."""
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> list[list[Rollout]]:
-        """`group_size` rollouts per prompt, in order."""
+        """Return `group_size` rollouts for each prompt, in order."""
         empty = [empty_rollout(prompt, index, sampling_params) for prompt in prompts for index in range(group_size)]
-        drawn = self.extend(empty, sampling_params, step=step)
-        return [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
+        rollouts = self.extend(empty, sampling_params, step=step)
+        return [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
 
     def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> list[Rollout]:
-        """Go on behind each rollout's last token; what is drawn becomes one more segment of POLICY."""
-        stops = StopStringMatcher(sampling_params.stop, self._processor.decode)
-        drawn = [
-            row
-            for part in self._split_into_batches(rollouts, sampling_params)
-            for row in self._generate_batch(part, sampling_params, stops, step)
-        ]
-        return [self._append_generated(*row, sampling_params, stops) for row in zip(rollouts, drawn, strict=True)]
+        """Continue each rollout behind its last token, with one more segment by POLICY."""
+        matcher = StopStringMatcher(sampling_params.stop, self._processor.decode)
+        extended: list[Rollout] = []
+        for batch in self._split_into_batches(rollouts, sampling_params):
+            generated = self._generate_batch(batch, sampling_params, matcher, step)
+            for rollout, (ids, logps) in zip(batch, generated, strict=True):
+                extended.append(self._append_generated(rollout, ids, logps, sampling_params, matcher))
+        return extended
 
     def _split_into_batches(
         self, rollouts: Sequence[Rollout], sampling_params: SamplingParams
     ) -> Iterator[list[Rollout]]:
-        part: list[Rollout] = []
+        """Divide rollouts, in order, so that the padded sequences of each batch fit into `max_batch_tokens`."""
+        batch: list[Rollout] = []
         longest = 0
         for rollout in rollouts:
             length = len(rollout.prompt.token_ids) + rollout.num_tokens + sampling_params.max_new_tokens
-            if part and max(longest, length) * (len(part) + 1) > self._max_batch_tokens:
-                yield part
-                part, longest = [], 0
-            part.append(rollout)
+            if batch and max(longest, length) * (len(batch) + 1) > self._max_batch_tokens:
+                yield batch
+                batch, longest = [], 0
+            batch.append(rollout)
             longest = max(longest, length)
-        if part:
-            yield part
+        if batch:
+            yield batch
 
     @torch.no_grad()
     def _generate_batch(
-        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, stop_matcher: StopStringMatcher, step: int
-    ) -> Iterator[tuple[list[int], list[float]]]:
-        """New tokens and their log-probs, rollout by rollout."""
-        prefix = self._prefill(rollouts)
+        self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, matcher: StopStringMatcher, step: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return new token ids and their log-probabilities (nats) for each rollout."""
+        state = self._prefill(rollouts)
         uniforms = np.stack([self._draw_uniforms(rollout, sampling_params, step) for rollout in rollouts])
-        ids_RT, logps_RT = self._decode(
-            prefix, sampling_params, stop_matcher, torch.from_numpy(uniforms).to(self._policy.device)
-        )
+        uniforms_RT = torch.from_numpy(uniforms).to(self._policy.device)
+        ids_RT, logps_RT = self._decode(state, sampling_params, matcher, uniforms_RT)
+        generated = []
         for ids, logps in zip(ids_RT.tolist(), logps_RT.tolist(), strict=True):
-            count = ids.index(-1) if -1 in ids else len(ids)
-            yield ids[:count], logps[:count]
+            count = ids.index(_NO_TOKEN) if _NO_TOKEN in ids else len(ids)
+            generated.append((ids[:count], logps[:count]))
+        return generated
 
     def _prefill(self, rollouts: Sequence[Rollout]) -> _DecodeState:
-        """Each prompt is encoded once; behind it, row by row, what there is of the responses."""
+        """Encode each prompt once, repeat its cache for its rollouts, and append what their responses have already."""
         device = self._policy.device
         prompts = {rollout.prompt.digest: rollout.prompt for rollout in rollouts}
-        places = {digest: place for place, digest in enumerate(prompts)}
         batch = collate_prompts(list(prompts.values()), self._processor, pad_id=self._eos_id)
         cache, logits_BV = self._policy.prefill(batch)
-        of_R = torch.tensor([places[rollout.prompt.digest] for rollout in rollouts], device=device)
-        cache.batch_select_indices(of_R)
-        logits_RV, keep_RK = logits_BV[of_R], batch.attention_mask_BP.to(device)[of_R]
-        next_R = (batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[of_R]
+        row_of = {digest: row for row, digest in enumerate(prompts)}
+        prompt_of_R = torch.tensor([row_of[rollout.prompt.digest] for rollout in rollouts], device=device)
+        cache.batch_select_indices(prompt_of_R)
+        state = _DecodeState(
+            cache=cache,
+            logits_RV=logits_BV[prompt_of_R],
+            keep_RK=batch.attention_mask_BP.to(device)[prompt_of_R],
+            next_position_R=(batch.position_ids_3BP.amax(dim=(0, 2)) + 1).to(device)[prompt_of_R],
+        )
         if any(rollout.num_tokens for rollout in rollouts):
-            tails = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(device)
-            keep_RK = torch.cat([keep_RK, tails.attention_mask_BP], dim=1)
-            begun_R = tails.attention_mask_BP.any(dim=1)
-            tails = replace(tails, position_ids_3BP=tails.position_ids_3BP + next_R[:, None])
-            after_RV = self._policy.append(cache, tails, keep_RK)
-            logits_RV = torch.where(begun_R[:, None], after_RV, logits_RV)
-            next_R = torch.where(begun_R, tails.position_ids_3BP.amax(dim=(0, 2)) + 1, next_R)
-        return _DecodeState(cache=cache, logits_RV=logits_RV, keep_RK=keep_RK, next_position_R=next_R)
+            return self._append_responses(state, rollouts)
+        return state
+
+    def _append_responses(self, state: _DecodeState, rollouts: Sequence[Rollout]) -> _DecodeState:
+        """Run the responses' tokens through the model behind their prompts. A row may have no token yet."""
+        tails = collate_responses(rollouts, self._processor, pad_id=self._eos_id).to(self._policy.device)
+        keep_RK = torch.cat([state.keep_RK, tails.attention_mask_BP], dim=1)
+        has_tokens_R = tails.attention_mask_BP.any(dim=1)
+        tails = replace(tails, position_ids_3BP=tails.position_ids_3BP + state.next_position_R[:, None])
+        logits_RV = self._policy.append(state.cache, tails, keep_RK)
+        return _DecodeState(
+            cache=state.cache,
+            logits_RV=torch.where(has_tokens_R[:, None], logits_RV, state.logits_RV),
+            keep_RK=keep_RK,
+            next_position_R=torch.where(
+                has_tokens_R, tails.position_ids_3BP.amax(dim=(0, 2)) + 1, state.next_position_R
+            ),
+        )
 
     def _decode(
         self,
         state: _DecodeState,
         sampling_params: SamplingParams,
-        stop_matcher: StopStringMatcher,
+        matcher: StopStringMatcher,
         uniforms_RT: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token by token until every row has ended. Ended rows leave the computation; their tokens stay at -1."""
+        """Sample token by token until every row has ended.
+
+        Rows that have ended leave the computation. Here R counts the rows that go on, except in `ids_RT`, `logps_RT`
+        and `uniforms_RT`, which keep a row for every rollout.
+
+        Args:
+            state: the model's state before the first new token.
+            sampling_params: distribution and limits.
+            matcher: recognizes stop strings.
+            uniforms_RT: one uniform number in [0, 1) for each token, float64.
+
+        Returns:
+            `ids_RT` (int64, `_NO_TOKEN` behind the end of a row) and `logps_RT` (float32, nats), on the CPU.
+        """
         cache, logits_RV, keep_RK, next_R = state.cache, state.logits_RV, state.keep_RK, state.next_position_R
-        rows, steps = len(logits_RV), sampling_params.max_new_tokens
-        ids_RT = torch.full((rows, steps), -1, device=logits_RV.device)
-        logps_RT = torch.zeros(rows, steps, device=logits_RV.device)
-        alive = torch.arange(rows, device=logits_RV.device)
-        for t in range(steps):
+        num_rows, max_new_tokens = len(logits_RV), sampling_params.max_new_tokens
+        ids_RT = torch.full((num_rows, max_new_tokens), _NO_TOKEN, device=logits_RV.device)
+        logps_RT = torch.zeros(num_rows, max_new_tokens, device=logits_RV.device)
+        alive = torch.arange(num_rows, device=logits_RV.device)  # row numbers of the rollouts that go on
+        for t in range(max_new_tokens):
             logps_RV = compute_logprobs(
                 logits_RV, sampling_params.effective_temperature, sampling_params.banned_token_ids
             )
             token_R = sample_tokens(logps_RV, sampling_params, uniforms_RT[alive, t])
             ids_RT[alive, t] = token_R
             logps_RT[alive, t] = logps_RV.gather(-1, token_R[:, None]).squeeze(-1)
-            goes_R = token_R != self._eos_id
+            goes_on_R = token_R != self._eos_id
             if sampling_params.stop:
-                lately = ids_RT[alive, max(0, t + 1 - stop_matcher.window_tokens) : t + 1].tolist()
-                goes_R &= ~torch.tensor([*map(stop_matcher.matches_end, lately)], device=goes_R.device)
-            going = goes_R.nonzero().squeeze(-1)
-            if not len(going) or t + 1 == steps:
+                recent = ids_RT[alive, max(0, t + 1 - matcher.window_tokens) : t + 1].tolist()
+                goes_on_R &= ~torch.tensor(list(map(matcher.matches_end, recent)), device=goes_on_R.device)
+            going = goes_on_R.nonzero().squeeze(-1)
+            if not len(going) or t + 1 == max_new_tokens:
                 break
             if len(going) < len(alive):
                 cache.batch_select_indices(going)
@@ -170,25 +224,34 @@ class HfSampler:
         return ids_RT.cpu(), logps_RT.cpu()
 
     def _draw_uniforms(self, rollout: Rollout, sampling_params: SamplingParams, step: int) -> np.ndarray:
-        begun = (len(rollout.segments),) if rollout.segments else ()
-        seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *begun)
+        """Return one uniform number in [0, 1) for each token that may be drawn: float64 [max_new_tokens]."""
+        continued = (len(rollout.segments),) if rollout.segments else ()
+        seed = derive_seed(*self._salt, step, rollout.prompt.sample.id, rollout.index, *continued)
         return np.random.Generator(np.random.Philox(seed)).random(sampling_params.max_new_tokens)
 
     def _append_generated(
         self,
         rollout: Rollout,
-        generated: tuple[list[int], list[float]],
+        ids: list[int],
+        logps: list[float],
         sampling_params: SamplingParams,
-        stop_matcher: StopStringMatcher,
+        matcher: StopStringMatcher,
     ) -> Rollout:
-        """A rollout with one more segment."""
-        ids, logps = generated
-        finish = FinishReason.STOP if stop_matcher.matches_end(ids) else FinishReason.LENGTH
-        finish = FinishReason.EOS if ids[-1] == self._eos_id else finish
-        return append_generated(
-            rollout,
-            GeneratedTokens(ids, logps, finish),
-            sampling_params,
-            version=self._version,
-            processor=self._processor,
-        )
+        """Append a segment of new tokens, with the reason why it ends there."""
+        finish_reason = FinishReason.LENGTH
+        if ids[-1] == self._eos_id:
+            finish_reason = FinishReason.EOS
+        elif matcher.matches_end(ids):
+            finish_reason = FinishReason.STOP
+        generated = GeneratedTokens(ids, logps, finish_reason)
+        return append_generated(rollout, generated, sampling_params, version=self._version, processor=self._processor)
+
+
+def _copy_policy(policy: Policy) -> Policy:
+    """Return a copy of a policy to sample from."""
+    copy = policy.frozen_copy()
+    for weight in copy.trained.values():
+        # No gradient is ever computed here, but torch rounds products differently where none can be: with this flag the
+        # copy samples the very tokens that the learner's own model would.
+        weight.requires_grad_()
+    return copy

@@ -1,4 +1,4 @@
-"""vLLM in this process, beside the learner and taking turns with it."""
+"""vLLM in the learner's process and on its device. The two take turns."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
 _ADAPTER_NAME = "policy"
-# vLLM reads these as it is imported. One process, so that weights are handed over rather than sent; threads stay with
-# whom they were given to; on a CPU nothing is compiled, which would take longer than it saves.
+
+# vLLM reads these variables when it is imported.
 _ENV_VARS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, so that tensors need not be sent to it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else vLLM would pin the learner's threads to cores
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
 
 def vllm_env_vars(*, cuda: bool) -> dict[str, str]:
-    """Variables that have to be set before vLLM is imported."""
-    return _ENV_VARS | ({} if cuda else {"TORCHDYNAMO_DISABLE": "1"})
+    """Return the environment variables that must be set before vLLM is imported."""
+    if cuda:
+        return dict(_ENV_VARS)
+    # On a CPU, compiling takes longer than it saves.
+    return {**_ENV_VARS, "TORCHDYNAMO_DISABLE": "1"}
 
 
 class VllmEngine:
-    """An engine of this process, which can have one only: a second would end the first one's groups."""
+    """A vLLM engine in this process. There can be one only, since vLLM's process groups are global."""
 
     def __init__(
         self,
@@ -59,13 +62,19 @@ class VllmEngine:
         restarts: int,
         warn: Callable[[str], None],
     ) -> None:
-        """Start it on the folder or hub id `model`; random numbers and threads of this process stay as they are.
+        """Start the engine. Random number generators and threads of this process stay as they are.
 
-        One that fails is started anew `restarts` times, and `warn` is told.
+        Args:
+            model: folder or hub id.
+            processor: encodes prompts and media.
+            engine_args: arguments of vLLM's `LLM`.
+            cuda: True if the engine runs on a GPU, where it can sleep.
+            restarts: times that the engine may be restarted after a failure.
+            warn: told of each restart.
 
         Raises:
             UserError: vLLM is not installed, or refuses the model or the arguments.
-            RuntimeError: this process has an engine.
+            RuntimeError: this process has a vLLM engine already.
         """
         for name, value in vllm_env_vars(cuda=cuda).items():
             os.environ.setdefault(name, value)
@@ -81,18 +90,19 @@ class VllmEngine:
         self._model, self._processor, self._engine_args = model, processor, engine_args
         self._eos_id: int = processor.tokenizer.eos_token_id
         self._can_sleep, self._restarts_left, self._warn = cuda, restarts, warn
-        self._shares_process_groups = torch.distributed.is_initialized()  # the groups of torch are the learner's
+        # The learner's process groups existed before; `close` must leave them alone.
+        self._shares_process_groups = torch.distributed.is_initialized()
         self._asleep = False
         self._lora_request: Any = None
         self._reload_weights: Callable[[], None] = lambda: None
         self._llm = self._start()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[GeneratedTokens]]:
-        """The siblings of each request, in order.
+        """Return the continuations of each request, in order.
 
         Raises:
-            UserError: placeholders, grids and patches disagree.
-            RuntimeError: the engine failed, once more than it may.
+            UserError: placeholders, grids and patches of a prompt disagree.
+            RuntimeError: the engine failed more often than it may be restarted.
         """
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
@@ -104,15 +114,16 @@ class VllmEngine:
             except RuntimeError as failure:
                 if not self._restarts_left:
                     failure.add_note(
-                        "the rollout engine may not be started anew, or not again (rollout.vllm.restarts); the same "
-                        "command goes on from the last checkpoint"
+                        "the rollout engine may not be started anew, or not again (rollout.vllm.max_restarts); the "
+                        "same command goes on from the last checkpoint"
                     )
                     raise
-                why = str(failure)
-            self._restart(why)  # out here, as an exception that is being handled keeps what it came from in memory
+                reason = str(failure)
+            # Not inside the handler: the exception's traceback would keep the old engine, and its memory, alive.
+            self._restart(reason)
 
     def load_weights(self, weights: WeightStream) -> None:
-        """Hand over the very tensors, by vLLM's own reloading.
+        """Load the learner's tensors without a copy, by vLLM's own reloading.
 
         Raises:
             UserError: they are another model's.
@@ -131,29 +142,29 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         self._wake_up()
-        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True)
-        self._llm.llm_engine.add_lora(self._lora_request)
-        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))  # or every request would read the files again
+        self._llm.llm_engine.add_lora(LoRARequest(_ADAPTER_NAME, 1, str(folder), load_inplace=True))
+        # Generation uses a request without `load_inplace`, with which vLLM would read the files again each time.
+        self._lora_request = LoRARequest(_ADAPTER_NAME, 1, str(folder))
         self._reset_caches()
         self._reload_weights = lambda: self.load_adapter(folder)
 
     def sleep(self) -> None:
-        """On a GPU: move the weights to the host, give up the caches."""
+        """Move the weights to host memory and free the caches. Does nothing without a GPU."""
         if self._can_sleep and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True
 
     def close(self) -> None:
-        """Shut the engine down, and end its process groups; those that it found stay."""
-        client = self._llm.llm_engine.engine_core
+        """Shut the engine down with the process groups that it created; those of the learner stay."""
+        engine_core = self._llm.llm_engine.engine_core
         del self._llm
         with _keep_process_groups() if self._shares_process_groups else nullcontext():
-            client.shutdown()
-        del client
-        gc.collect()  # its memory, which a successor must find free
+            engine_core.shutdown()
+        del engine_core
+        gc.collect()  # an engine that is started next must find this one's memory free
 
     def _start(self) -> LLM:
-        """A new engine, which has drawn a token: what its kernels cannot do, they say as they run."""
+        """Start an engine and generate one token: kernels that cannot run here fail now and not in training."""
         from vllm import LLM, SamplingParams
 
         with _preserve_rng_and_threads():
@@ -165,7 +176,7 @@ class VllmEngine:
         return llm
 
     def _restart(self, reason: str) -> None:
-        """Start the engine anew, with the weights that it had last."""
+        """Restart the engine with the weights that it had last."""
         self._restarts_left -= 1
         self._warn(f"the rollout engine failed ({reason}); it is started anew, and asked again")
         self.close()
@@ -180,19 +191,25 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         engine = self._llm.llm_engine
-        for number, (request, ready) in enumerate(zip(requests, inputs, strict=True)):
-            parameters = SamplingParams(
+        for number, (request, engine_input) in enumerate(zip(requests, inputs, strict=True)):
+            vllm_params = SamplingParams(
                 **request.to_vllm_params(self._eos_id), output_kind=RequestOutputKind.FINAL_ONLY
             )
-            engine.add_request(str(number), ready, parameters, lora_request=self._lora_request)
+            engine.add_request(str(number), engine_input, vllm_params, lora_request=self._lora_request)
         finished: dict[int, RequestOutput] = {}
         while engine.has_unfinished_requests():
-            finished |= {int(output.request_id): output for output in engine.step() if output.finished}
-        for number, ready in enumerate(inputs):
-            if finished[number].prompt_token_ids != ready["prompt_token_ids"]:
-                name = requests[number].rollout.prompt.sample.id
-                raise RuntimeError(f"sample {name}: the rollout engine read other tokens than it was given")
-        return [[_parse_output(one) for one in finished[number].outputs] for number in range(len(requests))]
+            for output in engine.step():
+                if output.finished:
+                    finished[int(output.request_id)] = output
+        completions = []
+        for number, engine_input in enumerate(inputs):
+            # vLLM reports the prompt that it has read. If it had expanded or cut anything, the learner would train on
+            # other tokens than these.
+            if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
+                sample_id = requests[number].rollout.prompt.sample.id
+                raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
+            completions.append([_parse_output(output) for output in finished[number].outputs])
+        return completions
 
     def _wake_up(self) -> None:
         if self._asleep:
@@ -200,55 +217,61 @@ class VllmEngine:
             self._asleep = False
 
     def _reset_caches(self) -> None:
-        """What was computed with other weights: keys and values, and encoded media in both places that keep them."""
+        """Empty the caches of keys and values, of media, and of encoded media: old weights have filled them."""
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
     def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
+        """Return the fingerprints of the weights that the engine holds; it has one worker."""
         from mmrl.rollout.engines.vllm_weight_transfer import parse_fingerprints
 
-        (plain,) = self._llm.collective_rpc("prints")
-        return parse_fingerprints(plain)
+        return parse_fingerprints(self._llm.collective_rpc("fingerprints")[0])
 
 
 def _parse_output(completion: CompletionOutput) -> GeneratedTokens:
-    logps = [found[token].logprob for token, found in zip(completion.token_ids, completion.logprobs, strict=True)]
+    logps = []
+    for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+        logps.append(logprobs[token_id].logprob)
     return parse_completion(completion.token_ids, logps, completion.finish_reason, completion.stop_reason)
 
 
 @contextmanager
 def _keep_process_groups() -> Iterator[None]:
-    """An engine that shuts down ends every process group of torch: let it end its own alone.
+    """Have an engine that shuts down inside this block destroy its own process groups alone.
 
-    Its picture of the world is one of them: a successor would find in it what torch has ended since.
+    vLLM's shutdown destroys all process groups of torch, the learner's included. In its place the engine's own are
+    destroyed here, and vLLM's record of the world is cleared: an engine started next would take it for its own.
     """
     from vllm.distributed import parallel_state
     from vllm.v1.engine import core
 
-    def end_own() -> None:
+    def destroy_own_groups() -> None:
         parallel_state.destroy_model_parallel()
         parallel_state.get_world_group().destroy()
         parallel_state._WORLD = parallel_state._NODE_COUNT = None
 
-    kept = core.cleanup_dist_env_and_memory
-    core.cleanup_dist_env_and_memory = end_own
+    vllm_cleanup = core.cleanup_dist_env_and_memory
+    core.cleanup_dist_env_and_memory = destroy_own_groups
     try:
         yield
     finally:
-        core.cleanup_dist_env_and_memory = kept
+        core.cleanup_dist_env_and_memory = vllm_cleanup
 
 
 @contextmanager
 def _preserve_rng_and_threads() -> Iterator[None]:
-    """An engine that starts seeds every generator, and takes `torch.set_num_threads` away: put them back."""
-    kept, threads = torch.set_num_threads, torch.get_num_threads()
-    states = random.getstate(), np.random.get_state()
+    """Restore random number generators and thread count after this block.
+
+    An engine that starts seeds every generator and replaces `torch.set_num_threads` by a function that does nothing.
+    """
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
             yield
         finally:
-            torch.set_num_threads = kept
-            torch.set_num_threads(threads)
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            torch.set_num_threads = set_num_threads
+            torch.set_num_threads(num_threads)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

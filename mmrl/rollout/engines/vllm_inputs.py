@@ -1,15 +1,14 @@
-"""Prompts as vLLM's engine takes them ready-made: ids expanded, media resized and cut into patches.
+"""Prompts as vLLM takes them when tokens are expanded and media encoded already.
 
-Given raw media, vLLM resizes, cuts and expands with a processor of its own. Given these, it does nothing of the kind:
-the very ids, patches and grids that the learner sees go to the engine, with word of where each medium stands.
+Given raw media, vLLM resizes them, cuts them into patches and expands placeholders with a processor of its own. Given
+the inputs that are built here it does none of that: the engine sees the token ids, patches and grids of the learner.
 
-Letters: N patches, D values a patch, M media of one modality.
+Suffixes of tensors: M patches, D values of a patch, I images, V videos; 3 is a grid (t, h, w, in patches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 import torch
 from vllm.inputs import EngineInput, mm_input, tokens_input
@@ -22,31 +21,33 @@ from mmrl.types import Rollout
 
 
 def build_engine_input(rollout: Rollout, processor: QwenProcessor) -> EngineInput:
-    """What `LLMEngine.add_request` takes for a prompt and what there is of the response: all tokens, all media.
+    """Return the input of `LLMEngine.add_request` for a prompt and the response so far: all tokens and all media.
 
-    What the engine encodes, it keeps under the digest of the prompt, or of what a tool showed.
+    vLLM caches what it encodes by the keys given here: the digest of the prompt, or of the media that a tool showed.
 
     Raises:
-        UserError: as `QwenProcessor.tensors` and `seen`; or placeholders, grids and patches disagree.
+        UserError: a file has changed since the run started, or placeholders, grids and patches disagree.
     """
-    stretches = TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor)
-    ids = [token for stretch in stretches for token in stretch.ids]
-    media = collect_media(stretches)
-    keys = {name: list(found) for name, found in (("image", media.image_keys), ("video", media.video_keys)) if found}
-    if not keys:
-        return tokens_input(ids)
-    ranges = {name: found for name, found in _placeholder_ranges(ids, media, processor).items() if found}
-    seconds = [part.second_per_grid_V for stretch in stretches for part in stretch.tensors]
-    timed = (
-        {"second_per_grid_ts": torch.cat(seconds)}
-        if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS
-        else {}
-    )
-    return mm_input(ids, _multimodal_kwargs(media, timed), keys, ranges)
+    spans = (TokenSpan.from_prompt(rollout.prompt, processor), TokenSpan.from_response(rollout, processor))
+    token_ids = [token for span in spans for token in span.ids]
+    media = collect_media(spans)
+    cache_keys: dict[str, list[str]] = {}
+    if media.image_keys:
+        cache_keys["image"] = list(media.image_keys)
+    if media.video_keys:
+        cache_keys["video"] = list(media.video_keys)
+    if not cache_keys:
+        return tokens_input(token_ids)
+    timing_tensors: dict[str, torch.Tensor] = {}
+    if processor.encoder.family.video_time is VideoTimeEncoding.SECONDS:
+        seconds_per_grid = [tensors.second_per_grid_V for span in spans for tensors in span.tensors]
+        timing_tensors["second_per_grid_ts"] = torch.cat(seconds_per_grid)
+    ranges = _placeholder_ranges(token_ids, media, processor)
+    return mm_input(token_ids, _multimodal_kwargs(media, timing_tensors), cache_keys, ranges)
 
 
 def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Tensor]) -> MultiModalKwargsItems:
-    """What the engine's model is called with, cut into one part per medium."""
+    """Return the arguments that vLLM's model is called with, divided into one item for each image and video."""
     arguments = {
         "pixel_values": media.image_patches_MD,
         "image_grid_thw": media.image_grids_I3,
@@ -54,43 +55,52 @@ def _multimodal_kwargs(media: BatchMedia, timing_tensors: Mapping[str, torch.Ten
         "video_grid_thw": media.video_grids_V3,
         **timing_tensors,
     }
-    cuts = {
+    fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", media.image_grids_I3.prod(dim=1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
         "pixel_values_videos": MultiModalFieldConfig.flat_from_sizes("video", media.video_grids_V3.prod(dim=1)),
         "video_grid_thw": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
         "second_per_grid_ts": MultiModalFieldConfig.batched("video", keep_on_cpu=True),
     }
-    return MultiModalKwargsItems.from_hf_inputs(arguments, cuts)
+    return MultiModalKwargsItems.from_hf_inputs(arguments, fields)
 
 
 def _placeholder_ranges(
-    ids: Sequence[int], media: BatchMedia, processor: QwenProcessor
+    token_ids: Sequence[int], media: BatchMedia, processor: QwenProcessor
 ) -> dict[str, list[PlaceholderRange]]:
-    """Where the media stand in the ids."""
-    known = processor.placeholders
-    images, videos = (
-        grids.prod(dim=1) // known.merge_size**2 for grids in (media.image_grids_I3, media.video_grids_V3)
-    )
-    stamped = processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
-    return {
-        "image": [
-            PlaceholderRange(places[0], len(places)) for places in _placeholder_positions(ids, known.image_id, images)
-        ],
-        "video": [
-            _timestamped_range(ids, places) if stamped else PlaceholderRange(places[0], len(places))
-            for places in _placeholder_positions(ids, known.video_id, videos)
-        ],
-    }
+    """Return the places of the media's placeholders in the token ids, by modality; absent ones have no entry."""
+    placeholders = processor.placeholders
+    # A merged square of patches is one token, hence one placeholder.
+    image_counts = (media.image_grids_I3.prod(dim=1) // placeholders.merge_size**2).tolist()
+    video_counts = (media.video_grids_V3.prod(dim=1) // placeholders.merge_size**2).tolist()
+    has_timestamps = processor.encoder.family.video_time is VideoTimeEncoding.TEXT_TIMESTAMPS
+    ranges: dict[str, list[PlaceholderRange]] = {}
+    for positions in _placeholder_positions(token_ids, placeholders.image_id, image_counts):
+        ranges.setdefault("image", []).append(PlaceholderRange(positions[0], len(positions)))
+    for positions in _placeholder_positions(token_ids, placeholders.video_id, video_counts):
+        if has_timestamps:
+            video_range = _timestamped_range(token_ids, positions)
+        else:
+            video_range = PlaceholderRange(positions[0], len(positions))
+        ranges.setdefault("video", []).append(video_range)
+    return ranges
 
 
-def _placeholder_positions(ids: Sequence[int], placeholder_id: int, counts_M: torch.Tensor) -> Iterator[list[int]]:
-    """The places of the placeholder `token`, medium by medium."""
-    places = (place for place, found in enumerate(ids) if found == placeholder_id)
-    return (list(islice(places, count)) for count in counts_M.tolist())
+def _placeholder_positions(token_ids: Sequence[int], placeholder_id: int, counts: Sequence[int]) -> list[list[int]]:
+    """Return the positions of `placeholder_id`, divided into one list for each medium by its number of tokens."""
+    positions = [position for position, token_id in enumerate(token_ids) if token_id == placeholder_id]
+    divided = []
+    start = 0
+    for count in counts:
+        divided.append(positions[start : start + count])
+        start += count
+    return divided
 
 
-def _timestamped_range(ids: Sequence[int], positions: Sequence[int]) -> PlaceholderRange:
-    """A video with words between its frames; it begins with the <|vision_start|> by which the engine finds frames."""
+def _timestamped_range(token_ids: Sequence[int], positions: Sequence[int]) -> PlaceholderRange:
+    """Return the range of a video with text between its frames, with a mask of its own tokens.
+
+    It begins at the <|vision_start|> before the first frame, by which vLLM finds the frames.
+    """
     start, end = positions[0] - 1, positions[-1] + 1
-    return PlaceholderRange(start, end - start, is_embed=torch.tensor(ids[start:end]) == ids[positions[0]])
+    return PlaceholderRange(start, end - start, is_embed=torch.tensor(token_ids[start:end]) == token_ids[positions[0]])

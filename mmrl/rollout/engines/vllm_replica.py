@@ -1,4 +1,4 @@
-"""One server of vLLM: started, asked, given weights, started again."""
+"""One vLLM server: it is started, sent requests and weights, and restarted after a failure."""
 
 from __future__ import annotations
 
@@ -27,98 +27,103 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mmrl.config.schema import VllmServerConfig
 from mmrl.rollout.engines.vllm_weight_transfer import FileTrainerInitInfo, FingerprintedSource, parse_fingerprints
-from mmrl.rollout.weight_sync import WeightStream, check_same_model, check_weights_arrived
+from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, check_same_model, check_weights_arrived
 from mmrl.types import UserError
 
 ADAPTER_NAME = "policy"
+
 _ENV_VARS = {
-    "VLLM_SERVER_DEV_MODE": "1",  # weights, caches and workers can be reached
+    "VLLM_SERVER_DEV_MODE": "1",  # opens the endpoints for weights, caches and calls of workers
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_HEALTH_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.2
+_STOP_TIMEOUT_S = 10.0
+_LOG_TAIL_CHARS = 3000
 _START_HINT = "start it as docs/vllm.md says"
 
 
 class ReplicaError(Exception):
-    """A replica did not answer, or answered that it is broken."""
+    """A replica did not answer, or answered with an error of its own. A restart may help."""
 
 
 class Replica:
-    """One server, at a URL; ours to start again where `command` says how."""
+    """A client of one vLLM server, which owns the server's process if `command` starts one."""
 
     def __init__(
         self, url: str, options: VllmServerConfig, *, command: Sequence[str] = (), device: str = "", log: Path = Path()
     ) -> None:
+        """Create the client; nothing is started yet.
+
+        Args:
+            url: address of the server, without a slash at the end.
+            options: timeouts, restarts and the way that weights are transferred.
+            command: command line that starts the server; empty for one that runs already.
+            device: CUDA_VISIBLE_DEVICES of the server; empty for that of the run.
+            log: file that the server's output is appended to.
+        """
         self.url = url
+        self.adapter_loaded = False
         self._options, self._command, self._device, self._log = options, command, device, log
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
         self._sender: Any = None
         self._source: FingerprintedSource | None = None
-        self.adapter_loaded = False
 
     def start(self) -> None:
-        """Start it, if it is ours; `wait` until it answers."""
+        """Start the server, if it belongs to the run. It answers when `wait_until_ready` returns."""
         if not self._command:
             return
-        chosen = {"CUDA_VISIBLE_DEVICES": self._device} if self._device else {}
+        visible_devices = {"CUDA_VISIBLE_DEVICES": self._device} if self._device else {}
         self._num_starts += 1
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **_ENV_VARS, **chosen},
+                env={**os.environ, **_ENV_VARS, **visible_devices},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the run's business, which ends its servers itself
+                start_new_session=True,  # Ctrl-C must not reach the server: the run ends it after the step
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into the kernel, which takes no lock
             )
 
     def wait_until_ready(self) -> None:
-        """Return once it is up and, if it is ours, has drawn a token: what kernels cannot do, they say as they run.
+        """Wait until the server answers and, if it belongs to the run, has generated a token.
 
         Raises:
-            UserError: it is not, within the deadline, or cannot.
+            UserError: it does not answer in time, has ended, or cannot generate.
         """
-        deadline = time.monotonic() + (self._options.startup_timeout_s if self._command else self._options.timeout_s)
+        timeout_s = self._options.startup_timeout_s if self._command else self._options.timeout_s
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with suppress(ReplicaError):
-                self.request_json("health", timeout=5.0)
+                self.request_json("health", timeout=_HEALTH_TIMEOUT_S)
                 return self._generate_test_token()
             if self._process is not None and self._process.poll() is not None:
                 raise UserError(
                     f"the rollout server {self.url} ended as it started; its last words:\n{self._log_tail()}"
                 )
-            time.sleep(0.2)
+            time.sleep(_POLL_INTERVAL_S)
         if self._command:
             raise UserError(
-                f"the rollout server {self.url} is not up within {self._options.startup_timeout_s:g} s (rollout.server.start_s); "
+                f"the rollout server {self.url} is not up within {timeout_s:g} s (rollout.server.startup_timeout_s); "
                 f"its last words:\n{self._log_tail()}"
             )
         raise UserError(f"no rollout server answers at {self.url}; {_START_HINT}, or correct rollout.server.urls")
 
-    def _generate_test_token(self) -> None:
-        if not self._command:
-            return
-        try:
-            self.request_json("inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
-        except ReplicaError as failure:
-            raise UserError(
-                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
-            ) from failure
-
     def restart(self, failure: ReplicaError) -> None:
-        """Start it again.
+        """Restart the server after `failure`, without weights of the learner.
 
         Raises:
-            UserError: it is not ours, or has been started often enough.
+            UserError: it does not belong to the run, or was restarted `max_restarts` times already.
         """
         if self._num_starts == 0 or self._num_starts > self._options.max_restarts:
-            words = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {_START_HINT}"
-            raise UserError(f"the rollout server {self.url} failed: {failure}; {words}") from failure
+            hint = f"its last words:\n{self._log_tail()}" if self._command else f"if it is gone, {_START_HINT}"
+            raise UserError(f"the rollout server {self.url} failed: {failure}; {hint}") from failure
         self.stop()
         self._sender = None
         self.adapter_loaded = False
@@ -126,57 +131,67 @@ class Replica:
         self.wait_until_ready()
 
     def stop(self) -> None:
-        """End it, and the workers it has started."""
+        """End the server and the workers that it has started, if it belongs to the run."""
         if self._process is None:
             return
-        for how in (signal.SIGTERM, signal.SIGKILL):
+        # The second signal is sent even if the server has ended: its workers are in its session and may not have.
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
+                os.killpg(self._process.pid, signal_number)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10.0)
+                self._process.wait(timeout=_STOP_TIMEOUT_S)
         self._process = None
 
     def request_json(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """POST `body` as JSON, or GET where there is none; the reply, from JSON. Raises as `tell`, and Failed where it
-        is no JSON.
-        """
-        text = self.request(path, body, timeout=timeout)
-        try:
-            found: dict[str, Any] = json.loads(text) if text else {}
-        except ValueError as error:
-            raise ReplicaError(f"{path} answers {text[:200]!r}, which is no JSON") from error
-        return found
-
-    def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:
-        """POST `body` as JSON, or GET where there is none; the reply as it is.
+        """Send a request as `request` does, and return the reply, read from JSON; {} for an empty one.
 
         Raises:
-            Failed: no reply within the deadline, or an error of the server's.
+            ReplicaError: no reply in time, an error of the server's, or a reply that is not JSON.
             UserError: the server refuses the request.
+        """
+        reply = self.request(path, body, timeout=timeout)
+        try:
+            parsed: dict[str, Any] = json.loads(reply) if reply else {}
+        except ValueError as error:
+            raise ReplicaError(f"{path} answers {reply[:200]!r}, which is no JSON") from error
+        return parsed
+
+    def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> bytes:
+        """POST `body` as JSON, or GET if there is none, and return the reply.
+
+        Args:
+            path: path below the server's URL.
+            body: fields of the request.
+            timeout: seconds to wait; `timeout_s` of the options by default.
+
+        Raises:
+            ReplicaError: no reply in time, or an error of the server's (a status of 500 or above).
+            UserError: the server refuses the request (another status that is an error).
         """
         timeout = timeout or self._options.timeout_s
         data = None if body is None else json.dumps(body).encode()
-        asked = http.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
+        outgoing = http.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
         try:
-            with http.build_opener(http.ProxyHandler({})).open(asked, timeout=timeout) as reply:
-                text: bytes = reply.read()
+            # Without proxies: those of the environment would be asked for servers on this machine, too.
+            with http.build_opener(http.ProxyHandler({})).open(outgoing, timeout=timeout) as response:
+                reply: bytes = response.read()
         except HTTPError as error:
-            said = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
+            status = f"status {error.code}: {error.read(2000).decode(errors='replace')}"
             if error.code == HTTPStatus.NOT_FOUND:
-                raise UserError(f"the rollout server {self.url} has no {path} ({said}); {_START_HINT}") from error
-            if error.code < 500:
-                raise UserError(f"the rollout server {self.url} refuses {path}: {said}") from error
-            raise ReplicaError(said) from error
+                raise UserError(f"the rollout server {self.url} has no {path} ({status}); {_START_HINT}") from error
+            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise UserError(f"the rollout server {self.url} refuses {path}: {status}") from error
+            raise ReplicaError(status) from error
         except TimeoutError as error:
-            raise ReplicaError(f"no answer to {path} within {timeout:g} s (rollout.server.deadline_s)") from error
+            raise ReplicaError(f"no answer to {path} within {timeout:g} s (rollout.server.timeout_s)") from error
         except (OSError, HTTPException) as error:
             raise ReplicaError(f"unreachable ({error})") from error
-        return text
+        return reply
 
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence that it takes.
+        """Return the tokens of the longest sequence that the server takes, prompt included.
 
         Raises:
             UserError: it does not say.
@@ -189,29 +204,31 @@ class Replica:
             ) from error
 
     def load_weights(self, weights: WeightStream, num_workers: int) -> None:
-        """Send it weights by the transfer that the options name, and compare prints.
+        """Transfer weights to the server's workers, and compare fingerprints afterwards.
 
         Raises:
             UserError: they are another model's.
-            Failed: it died of it.
+            ReplicaError: the server failed meanwhile.
             RuntimeError: they did not arrive.
         """
         if self._sender is None or self._source is None:
             check_same_model(weights, self._read_fingerprints())
             self._source = FingerprintedSource(weights)
-            client = _WeightSyncClient(self.request_json)
             self._sender = WeightTransferTrainerFactory.trainer_init(
-                _transfer_init_info(self._options, num_workers), client=client, source=self._source
+                _transfer_init_info(self._options, num_workers),
+                client=_WeightSyncClient(self.request_json),
+                source=self._source,
             )
-        self._source.weights = weights
+        self._source.weights = weights  # a sender keeps the source that it was created with
         self._sender.send_weights()
         self._reset_caches()
         check_weights_arrived(self._source.fingerprints, self._read_fingerprints())
 
     def load_adapter(self, folder: Path) -> None:
-        """Use the adapter in `folder`, which it must be able to read; the one before, of another run perhaps, goes.
+        """Use the adapter in `folder`, which the server must be able to read, in place of the one before.
 
-        Loaded in place of that one it would be read from the files again for every step of decoding.
+        The old adapter is unloaded first, also one that an earlier run has left. If the new one were loaded in its
+        place, vLLM would read its files again for every step of decoding.
         """
         if any(model["id"] == ADAPTER_NAME for model in self.request_json("v1/models")["data"]):
             self.request("v1/unload_lora_adapter", {"lora_name": ADAPTER_NAME})
@@ -219,20 +236,33 @@ class Replica:
         self.adapter_loaded = True
         self._reset_caches()
 
+    def _generate_test_token(self) -> None:
+        """Generate a token on a server that the run has started. Kernels that cannot run fail here, not in training."""
+        if not self._command:
+            return
+        try:
+            self.request_json("inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
+        except ReplicaError as failure:
+            raise UserError(
+                f"rollout.engine: vLLM cannot run this model here: {failure}; its last words:\n{self._log_tail()}"
+            ) from failure
+
     def _reset_caches(self) -> None:
+        """Empty the caches of keys and values, of media, and of encoded media: old weights have filled them."""
         for cache in ("prefix", "mm", "encoder"):
             self.request_json(f"reset_{cache}_cache", {})
 
-    def _read_fingerprints(self) -> dict[str, Any]:
-        (plain, *_) = self.request_json("collective_rpc", {"method": "prints"})["results"]
-        return parse_fingerprints(plain)
+    def _read_fingerprints(self) -> dict[str, TensorFingerprint]:
+        """Return the fingerprints of the weights that the first worker holds."""
+        results = self.request_json("collective_rpc", {"method": "fingerprints"})["results"]
+        return parse_fingerprints(results[0])
 
     def _log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
+        return self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
 
 class _WeightSyncClient(HTTPVLLMWeightSyncClient):
-    """vLLM's own, with our deadlines and words for failures."""
+    """vLLM's client for weight transfers, with our timeouts and error messages."""
 
     def __init__(self, request_json: Callable[..., Any]) -> None:
         self._request_json = request_json
@@ -241,7 +271,16 @@ class _WeightSyncClient(HTTPVLLMWeightSyncClient):
         self._request_json(path, json or {})
 
 
+def find_free_port() -> int:
+    """Return a port of this machine that nobody listens on. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _transfer_init_info(options: VllmServerConfig, num_workers: int) -> TrainerInitInfo:
+    """Return what vLLM's sender needs to know of this transfer; the learner is rank 0."""
     match options.weight_transfer:
         case "file":
             return FileTrainerInitInfo(rank=0)
@@ -254,14 +293,6 @@ def _transfer_init_info(options: VllmServerConfig, num_workers: int) -> TrainerI
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, however that may be: a server would keep its GPU."""
+    """Have the kernel end this process when its parent dies. A server that outlives a killed run would keep its GPU."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def find_free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

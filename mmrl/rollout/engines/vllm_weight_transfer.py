@@ -1,8 +1,8 @@
-"""What vLLM's own processes need of us: weights through files in shared memory, and prints of the weights they hold.
+"""Code that runs inside vLLM's processes: weight transfer through files, and fingerprints of the weights they hold.
 
-vLLM brings transfers of its own for GPUs (nccl, ipc). This one, registered beside them, needs none: the learner writes
-the weights in pieces of bounded size, and the workers of a server on the same machine read each as they are told of it.
-vLLM finds `register` by an entry point of pyproject.toml, in each of its processes.
+vLLM brings transfers for GPUs (nccl, ipc). The one registered here needs none: the learner writes the weights to files
+of bounded size in shared memory, and the workers of a server on the same machine read each file when they are told to.
+vLLM finds `register` by an entry point in pyproject.toml, in each of its processes.
 """
 
 from __future__ import annotations
@@ -32,39 +32,44 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from mmrl.rollout.weight_sync import TensorFingerprint, WeightStream, fingerprint, iter_with_fingerprints
 
 BACKEND = "mmrl_file"
+"""Name of the transfer in vLLM's `weight_transfer_config`."""
+
 _SHARED_MEMORY_DIR = Path("/dev/shm")
 
 
 def register() -> None:
-    """Make the transfer known to vLLM, in this process; once or more often."""
-    for factory, name in (
+    """Register the transfer with vLLM in this process. Calling it again does nothing."""
+    for factory, class_name in (
         (WeightTransferEngineFactory, "FileReceiver"),
         (WeightTransferTrainerFactory, "FileSender"),
     ):
-        with suppress(ValueError):  # it is known: plug-ins may be called twice
-            factory.register_engine(BACKEND, __name__, name)
+        with suppress(ValueError):  # registered already: vLLM may load a plug-in more than once
+            factory.register_engine(BACKEND, __name__, class_name)
 
 
 class FingerprintExtension:
-    """Mixed into vLLM's workers."""
+    """Adds a method to vLLM's workers, whose class vLLM derives from this one."""
 
     model_runner: Any
 
     def fingerprints(self) -> dict[str, Any]:
-        """The print of every weight that the worker holds, as plain data."""
-        held = ((name, fingerprint(tensor)) for name, tensor in self.model_runner.get_model().named_parameters())
-        return {name: [list(found.shape), found.digest] for name, found in held}
+        """Return shape and digest of every weight of this worker, as JSON can hold them."""
+        plain: dict[str, Any] = {}
+        for name, tensor in self.model_runner.get_model().named_parameters():
+            found = fingerprint(tensor)
+            plain[name] = [list(found.shape), found.digest]
+        return plain
 
 
 def parse_fingerprints(plain: dict[str, Any]) -> dict[str, TensorFingerprint]:
-    """What `Prints.prints` made plain."""
-    return {name: TensorFingerprint(shape=tuple(sizes), digest=digest) for name, (sizes, digest) in plain.items()}
+    """Return what `FingerprintExtension.fingerprints` has sent."""
+    return {name: TensorFingerprint(shape=tuple(shape), digest=digest) for name, (shape, digest) in plain.items()}
 
 
 class FingerprintedSource(WeightSource):
-    """Our weights as vLLM's senders take them; each pass leaves prints of what it brought.
+    """A stream of weights as vLLM's senders read it, with the fingerprints of the last pass.
 
-    A sender keeps the source it was made with, so it is here that `weights` change.
+    A sender keeps the source that it was created with, so `weights` is set anew for another transfer.
     """
 
     def __init__(self, weights: WeightStream) -> None:
@@ -72,68 +77,74 @@ class FingerprintedSource(WeightSource):
         self.fingerprints: dict[str, TensorFingerprint] = {}
 
     def metadata(self) -> list[ParamMeta]:
-        """Names, types and shapes."""
-        return [ParamMeta(*shape) for shape in self.weights.specs()]
+        """Return name, dtype and shape of each weight."""
+        return [ParamMeta(*spec) for spec in self.weights.specs()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass over them."""
+        """Yield name and tensor of each weight."""
         self.fingerprints.clear()
         return iter_with_fingerprints(self.weights, self.fingerprints)
 
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """There is nothing to agree on."""
+    """Tells a receiver nothing: files need no connection."""
 
 
 @dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):
-    """A piece: a file of safetensors."""
+    """Tells a receiver to read one file."""
 
     path: str
+    """A safetensors file with some of the weights."""
 
 
 class FileReceiver(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
-    """In a worker: reads pieces into the model, as vLLM's own receivers do with what comes over NCCL."""
+    """Reads files of weights into a worker's model."""
 
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Keep what belongs together (query, key and value, say) until it is complete, however pieces are cut."""
+        """Prepare the model for weights that come in pieces.
+
+        vLLM then holds back weights that it fuses (query, key and value, say) until all of them are there, so a file
+        may end between them.
+        """
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Read one piece. The tensors outlive the file, which is gone when the call returns."""
+        """Read one file. The sender overwrites it as soon as this returns."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Read one piece."""
+        """Load the weights of one file into the model."""
         weights = load_file(update_info.path, device=str(self.device))
         self.model.load_weights(weights.items())
 
     def finish_weight_update(self) -> None:
-        """Put in place what was kept."""
+        """Put the weights that were held back in place."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection to close."""
 
 
 @dataclass
 class FileTrainerInitInfo(TrainerInitInfo):
-    """`piece_bytes` bounds what lies in shared memory at a time; a larger tensor goes alone."""
+    """Options of a sender."""
 
     backend: ClassVar[str] = BACKEND
 
     piece_bytes: int = 2**28
+    """Bytes of one file, and of shared memory at a time. A larger tensor has a file to itself."""
 
 
 class FileSender(TrainerWeightTransferEngine[FileTrainerInitInfo]):
-    """In the learner: writes pieces."""
+    """Writes the learner's weights to files, one at a time, and tells a server's workers to read each."""
 
     init_info_cls = FileTrainerInitInfo
 
@@ -145,17 +156,21 @@ class FileSender(TrainerWeightTransferEngine[FileTrainerInitInfo]):
     def trainer_init(
         cls, init_info: FileTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> FileSender:
-        """Introduce the two sides to each other."""
+        """Create a sender and have the server create its receivers.
+
+        Raises:
+            ValueError: there is no source of weights.
+        """
         if source is None:
             raise ValueError("there are no weights to send")
         client.init_weight_transfer_engine({})
         return cls(client=client, source=source, piece_bytes=init_info.piece_bytes)
 
     def send_weights(self) -> None:
-        """Send all of them."""
-        where = _SHARED_MEMORY_DIR if _SHARED_MEMORY_DIR.is_dir() else None
+        """Send all weights of the source."""
+        parent = _SHARED_MEMORY_DIR if _SHARED_MEMORY_DIR.is_dir() else None
         self.client.start_weight_update()
-        with tempfile.TemporaryDirectory(prefix="mmrl-", dir=where) as folder:
+        with tempfile.TemporaryDirectory(prefix="mmrl-", dir=parent) as folder:
             path = Path(folder) / "piece.safetensors"
             for piece in _split_into_pieces(self.source, self._piece_bytes):
                 save_file(piece, path)
@@ -164,13 +179,14 @@ class FileSender(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
 
 def _split_into_pieces(source: WeightSource, max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the weights, on the CPU, in pieces of `max_bytes` at most, or of one larger tensor."""
     piece: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in source:
         if piece and size + tensor.nbytes > max_bytes:
             yield piece
             piece, size = {}, 0
-        # A copy: a tied matrix comes twice, and a file holds no tensor under two names.
+        # Copied even from the CPU: a tied matrix comes under two names, and safetensors refuses shared memory.
         piece[name] = tensor.to("cpu", copy=True).contiguous()
         size += tensor.nbytes
     if piece:

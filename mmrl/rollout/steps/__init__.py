@@ -1,1 +1,1 @@
-"""The steps that a rollout pipeline is made of."""
+"""The steps of a rollout pipeline, one module each."""

@@ -1,4 +1,7 @@
-"""Probes: the same question without what is to be looked at. Its rollouts are judged and never train."""
+"""Blind probes: extra rollouts of prompts whose images and videos are hidden. They are scored and never trained.
+
+Their mean reward, compared with that of ordinary rollouts, shows whether the model looks at its input.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.ports import PromptBuilder, Sampler
-from mmrl.rollout.pipeline import PipelineStep
+from mmrl.rollout.steps.base import RolloutStep
 from mmrl.types import (
     Corruption,
     ImageRef,
@@ -19,6 +22,7 @@ from mmrl.types import (
     Prompt,
     PromptTooLongError,
     ResizeMap,
+    Rollout,
     RolloutBatch,
     Sample,
     SamplingParams,
@@ -26,106 +30,129 @@ from mmrl.types import (
     VideoRef,
 )
 
-_CORRUPTIONS = {"grey": Corruption.GREY, "noise": Corruption.NOISE, "shuffled": Corruption.SHUFFLED}
 _DEFAULT_CROP_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindProbe:
-    """The step: more rollouts of each prompt that has something to hide. They go on by the `steps` by which all others
-    do, so that what is hidden is the only difference. Media are swapped for those of `others`.
-    """
+    """Adds rollouts of corrupted prompts to the probes of a batch, every `options.every` steps."""
 
     options: BlindProbeConfig
     prompt_builder: PromptBuilder
     sampler: Sampler
     sampling_params: SamplingParams
+    """The distribution of first responses, the same as without corruption."""
     swap_samples: Sequence[Sample] = ()
-    steps: Sequence[PipelineStep] = ()
+    """Samples whose media may be shown in place of a prompt's own."""
+    steps: Sequence[RolloutStep] = ()
+    """Steps that all rollouts go through. Probes go through them too, so that the media are the only difference."""
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """The answers with probes, when a probe is due."""
+        """Return the batch with this probe's rollouts under its name, for each prompt that has media to hide."""
         if step % self.options.every:
             return batch
+        corrupted: dict[int, Prompt] = {}
+        for group_index, group in enumerate(batch.groups):
+            prompt = self._corrupt_prompt(group[0].prompt, step)
+            if prompt is not None:
+                corrupted[group_index] = prompt
+        rollouts = dict(zip(corrupted, self._generate(list(corrupted.values()), step), strict=True))
         name = step_name(self.options)
-        hidden = {place: self._corrupt_prompt(group[0].prompt, step) for place, group in enumerate(batch.groups)}
-        blind = {place: prompt for place, prompt in hidden.items() if prompt is not None}
-        drawn = self.sampler.generate(
-            [*blind.values()], self.options.rollouts_per_prompt, self.sampling_params, step=step
-        )
-        unseen = RolloutBatch(groups=tuple(map(tuple, drawn)))
-        for follow in self.steps:
-            unseen = follow(unseen, step=step)
-        rows = dict(zip(blind, unseen.groups, strict=True))
-        before = batch.probes or ({},) * len(batch.groups)
-        probes = ({**probe, **({name: rows[place]} if place in rows else {})} for place, probe in enumerate(before))
+        earlier_probes = batch.probes or ({},) * len(batch.groups)
+        probes = []
+        for group_index, earlier in enumerate(earlier_probes):
+            own = {name: rollouts[group_index]} if group_index in rollouts else {}
+            probes.append({**earlier, **own})
         return replace(batch, probes=tuple(probes))
 
+    def _generate(self, prompts: Sequence[Prompt], step: int) -> tuple[tuple[Rollout, ...], ...]:
+        """Generate for corrupted prompts and apply the steps that ordinary rollouts go through."""
+        groups = self.sampler.generate(prompts, self.options.rollouts_per_prompt, self.sampling_params, step=step)
+        batch = RolloutBatch(groups=tuple(map(tuple, groups)))
+        for rollout_step in self.steps:
+            batch = rollout_step(batch, step=step)
+        return batch.groups  # and not its metrics: they count the rollouts that train
+
     def _corrupt_prompt(self, prompt: Prompt, step: int) -> Prompt | None:
-        """A prompt with its media hidden; None where there is nothing to hide."""
-        sample, what = prompt.sample, self.options.corruption
-        if what in ("left_out", "cropped") and sample.target.coordinate_system is not None:
+        """Return the prompt with its media hidden, or None if it has none that this corruption applies to.
+
+        Raises:
+            UserError: the answer is a coordinate, and the corruption takes away what it is measured on.
+        """
+        sample, corruption = prompt.sample, self.options.corruption
+        if corruption in ("left_out", "cropped") and sample.target.coordinate_system is not None:
             raise UserError(
-                f"probe {what}: sample {sample.id!r} asks for coordinates, which need a picture to be measured in, the "
-                "whole of it; use `grey` or `noise`"
+                f"probe {corruption}: sample {sample.id!r} asks for coordinates, which need a picture to be measured "
+                "in, the whole of it; use `grey` or `noise`"
             )
         if not sample.media:
             return None
-        if what == "swapped":
-            return self._swap_media(sample, step)
-        if what == "left_out":
-            return self._build_prompt(
-                replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
-            )
-        if what == "cropped":
-            return self._build_prompt(self._crop_media(prompt)) if sample.images else None
-        if what == "shuffled" and not any(isinstance(ref, VideoRef) for ref in sample.media):
-            return None
-        veiled = (
-            replace(ref, corruption=_CORRUPTIONS[what]) if self._is_affected(ref) else ref for ref in sample.media
-        )
-        return self._build_prompt(_replace_media(sample, tuple(veiled)))
+        match corruption:
+            case "swapped":
+                return self._swap_media(sample, step)
+            case "left_out":
+                text_parts = tuple(part for part in sample.parts if isinstance(part, str))
+                return self._build_prompt(replace(sample, parts=text_parts))
+            case "cropped":
+                return self._build_prompt(self._crop_media(prompt)) if sample.images else None
+            case "grey" | "noise" | "shuffled":
+                return self._corrupt_media(sample, Corruption(corruption))
 
     def _build_prompt(self, sample: Sample) -> Prompt:
+        """Build a prompt of a sample with an id of its own, from which its rollouts' random numbers derive."""
         return self.prompt_builder.build(replace(sample, id=f"{sample.id}~{step_name(self.options)}"))
 
-    def _is_affected(self, ref: MediaRef) -> bool:
-        return self.options.corruption != "shuffled" or isinstance(ref, VideoRef)
+    def _corrupt_media(self, sample: Sample, corruption: Corruption) -> Prompt | None:
+        """Return the prompt with its media marked as corrupted, or None if there are none to corrupt.
+
+        The loader of media paints, replaces or shuffles their pixels. Only videos have frames to shuffle.
+        """
+        affected = VideoRef if corruption is Corruption.SHUFFLED else (ImageRef, VideoRef)
+        if not any(isinstance(ref, affected) for ref in sample.media):
+            return None
+        media: list[MediaRef] = []
+        for ref in sample.media:
+            media.append(replace(ref, corruption=corruption) if isinstance(ref, affected) else ref)
+        return self._build_prompt(_replace_media(sample, media))
 
     def _crop_media(self, prompt: Prompt) -> Sample:
-        """The sample with a part of each picture, in the same place whenever it is asked."""
-        chance = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
-        pairs = zip(prompt.sample.media, prompt.resize_maps, strict=True)
-        parts = [
-            _crop_randomly(ref, resize, self.options.crop_fraction or _DEFAULT_CROP_FRACTION, chance)
-            for ref, resize in pairs
-        ]
-        return _replace_media(prompt.sample, parts)
+        """Return the sample with a random part of each image, the same part at every step."""
+        rng = random.Random(derive_seed(step_name(self.options), prompt.sample.id))
+        crop_fraction = self.options.crop_fraction or _DEFAULT_CROP_FRACTION
+        media = []
+        for ref, resize_map in zip(prompt.sample.media, prompt.resize_maps, strict=True):
+            media.append(_crop_randomly(ref, resize_map, crop_fraction, rng))
+        return _replace_media(prompt.sample, media)
 
     def _swap_media(self, sample: Sample, step: int) -> Prompt | None:
-        """The prompt with other media of the same kinds that it has room for, from a place where chance begins to look:
-        whoever else is asked in this step, on whichever rank. None where there are none.
+        """Return the prompt with the media of another sample that has as many of each type, in the same order.
+
+        The search starts at a place that derives from step and sample, so the result does not depend on the other
+        prompts of the round or on the number of ranks. None if no sample fits.
         """
-        kinds, count = [*map(type, sample.media)], len(self.swap_samples)
+        media_types = [type(ref) for ref in sample.media]
+        count = len(self.swap_samples)
         start = derive_seed(step_name(self.options), step, sample.id) % max(count, 1)
-        for other in (self.swap_samples[(start + k) % count] for k in range(count)):
-            if [*map(type, other.media)] == kinds and other.media != sample.media:
+        for offset in range(count):
+            media = self.swap_samples[(start + offset) % count].media
+            if [type(ref) for ref in media] == media_types and media != sample.media:
                 with suppress(PromptTooLongError):
-                    return self._build_prompt(_replace_media(sample, other.media))
+                    return self._build_prompt(_replace_media(sample, media))
         return None
 
 
 def _replace_media(sample: Sample, media: Sequence[MediaRef]) -> Sample:
-    """A sample with other media in the same places."""
-    waiting = iter(media)
-    return replace(sample, parts=tuple(part if isinstance(part, str) else next(waiting) for part in sample.parts))
+    """Return a sample with `media` in the places of its own."""
+    remaining = iter(media)
+    parts = tuple(part if isinstance(part, str) else next(remaining) for part in sample.parts)
+    return replace(sample, parts=parts)
 
 
-def _crop_randomly(ref: MediaRef, resize: ResizeMap, crop_fraction: float, rng: random.Random) -> MediaRef:
-    """A part of a picture as wide and as high as `share` of it; a video as it is."""
+def _crop_randomly(ref: MediaRef, resize_map: ResizeMap, crop_fraction: float, rng: random.Random) -> MediaRef:
+    """Return a random part of an image, of `crop_fraction` of its width and height; a video as it is."""
     if not isinstance(ref, ImageRef):
         return ref
-    width, height = (max(1, round(crop_fraction * side)) for side in resize.original)
-    left = resize.offset[0] + rng.randint(0, resize.original.width - width)
-    top = resize.offset[1] + rng.randint(0, resize.original.height - height)
+    width, height = (max(1, round(crop_fraction * side)) for side in resize_map.original)
+    left = resize_map.offset[0] + rng.randint(0, resize_map.original.width - width)
+    top = resize_map.offset[1] + rng.randint(0, resize_map.original.height - height)
     return replace(ref, crop=(left, top, left + width, top + height))

@@ -1,6 +1,6 @@
-"""Partial rollouts: a step does not wait for the longest responses; they go on in later steps, under newer weights.
+"""Partial rollouts: a step does not wait for the longest responses, which go on in later steps under newer weights.
 
-Source: APRIL, arXiv:2509.18521. Departure: whole groups wait, so that every group that is learned from is complete.
+Source: APRIL, arXiv:2509.18521. Departure: a group waits as a whole, so that every group that trains is complete.
 """
 
 from __future__ import annotations
@@ -17,53 +17,65 @@ RolloutGroup = tuple[Rollout, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollouts:
-    """Draws `chunk` tokens of every open response, then looks: is `wanted` groups complete, or `token_budget` spent?
+    """Generates in chunks and, after each, ends the step if enough groups are complete or enough tokens were generated.
 
-    Counted over all `ranks`, which look together.
+    Both are counted over all ranks, which must therefore generate equally many chunks.
     """
 
     sampler: Sampler
     group_size: int
+    """Responses to each prompt."""
     sampling_params: SamplingParams
+    """The distribution of whole responses; `max_new_tokens` bounds a response, not a chunk."""
     chunk_tokens: int
+    """Tokens that every unfinished response is extended by between two counts."""
     groups_per_step: int
+    """Complete groups, over all ranks, that end the step."""
     token_budget: int | None = None
+    """New tokens, over all ranks, that end the step once a group is complete."""
     ranks: Ranks = field(default_factory=SingleProcess)
 
     def generate(
         self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[RolloutGroup] = ()
     ) -> RolloutBatch:
-        """The complete groups, at least one on all ranks together; the others are pending."""
-        first = replace(
-            self.sampling_params, max_new_tokens=min(self.chunk_tokens, self.sampling_params.max_new_tokens)
-        )
-        begun = self.sampler.generate(prompts, self.group_size, first, step=step)
-        groups: list[RolloutGroup] = [
-            *unfinished,
-            *(tuple(replace(r, sampling_params=self.sampling_params) for r in group) for group in begun),
-        ]
-        spent = sum(rollout.num_tokens for group in begun for rollout in group)
-        while not self._has_enough(groups, spent):
-            before = _count_tokens(groups)
+        """Return the complete groups, at least one over all ranks; the others are in `unfinished` of the result."""
+        started = self._start_groups(prompts, step)
+        groups: list[RolloutGroup] = [*unfinished, *started]
+        num_new_tokens = _count_tokens(started)
+        while not self._has_enough(groups, num_new_tokens):
+            tokens_before = _count_tokens(groups)
             groups = self._extend_unfinished(groups, step)
-            spent += _count_tokens(groups) - before
+            num_new_tokens += _count_tokens(groups) - tokens_before
         complete = [group for group in groups if self._is_complete(group)]
         waiting = [group for group in groups if not self._is_complete(group)]
-        versions = [{s.version for s in rollout.segments} for group in complete for rollout in group]
         return RolloutBatch(
             groups=tuple(complete),
             unfinished=tuple(waiting),
             metrics={
                 "rollout/unfinished_groups": float(len(waiting)),
-                "rollout/resumed_rollouts": float(sum(len(of) > 1 for of in versions)),
+                "rollout/resumed_rollouts": float(_count_resumed(complete)),
             },
         )
 
+    def _start_groups(self, prompts: Sequence[Prompt], step: int) -> list[RolloutGroup]:
+        """Generate the first chunk of each response."""
+        chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens)
+        groups = self.sampler.generate(
+            prompts, self.group_size, replace(self.sampling_params, max_new_tokens=chunk), step=step
+        )
+        # A rollout carries the parameters of the whole response. With those of the chunk, records and checkpoints would
+        # name the length of a chunk as the limit of the response.
+        started = []
+        for group in groups:
+            started.append(tuple(replace(rollout, sampling_params=self.sampling_params) for rollout in group))
+        return started
+
     def _has_enough(self, groups: Sequence[RolloutGroup], num_new_tokens: int) -> bool:
-        mine = (sum(map(self._is_complete, groups)), len(groups), num_new_tokens)
-        complete, begun, spent = map(sum, zip(*self.ranks.all_gather(mine), strict=True))
-        over = self.token_budget is not None and spent >= self.token_budget
-        return complete >= min(self.groups_per_step, begun) or (over and complete > 0)
+        num_complete = sum(map(self._is_complete, groups))
+        of_ranks = self.ranks.all_gather((num_complete, len(groups), num_new_tokens))
+        num_complete, num_groups, num_new_tokens = map(sum, zip(*of_ranks, strict=True))
+        over_budget = self.token_budget is not None and num_new_tokens >= self.token_budget
+        return num_complete >= min(self.groups_per_step, num_groups) or (over_budget and num_complete > 0)
 
     def _is_complete(self, group: RolloutGroup) -> bool:
         return not any(map(self._is_unfinished, group))
@@ -72,16 +84,31 @@ class PartialRollouts:
         return rollout.finish_reason is FinishReason.LENGTH and rollout.num_tokens < self.sampling_params.max_new_tokens
 
     def _extend_unfinished(self, groups: Sequence[RolloutGroup], step: int) -> list[RolloutGroup]:
-        """The groups with one more chunk of every open response, or what is left of its length."""
-        open_ = [rollout for group in groups for rollout in group if self._is_unfinished(rollout)]
-        longer: dict[int, Rollout] = {}
-        lengths = {id(r): min(self.chunk_tokens, self.sampling_params.max_new_tokens - r.num_tokens) for r in open_}
-        for length in sorted(set(lengths.values())):
-            part = [rollout for rollout in open_ if lengths[id(rollout)] == length]
-            drawn = self.sampler.extend(part, replace(self.sampling_params, max_new_tokens=length), step=step)
-            longer |= {id(before): after for before, after in zip(part, drawn, strict=True)}
-        return [tuple(longer.get(id(rollout), rollout) for rollout in group) for group in groups]
+        """Extend every unfinished response by a chunk, or by as much of one as its length limit leaves."""
+        by_chunk: dict[int, list[Rollout]] = {}
+        for group in groups:
+            for rollout in filter(self._is_unfinished, group):
+                chunk = min(self.chunk_tokens, self.sampling_params.max_new_tokens - rollout.num_tokens)
+                by_chunk.setdefault(chunk, []).append(rollout)
+        extended: dict[int, Rollout] = {}  # by `id` of the rollout: an index is unique within its group alone
+        for chunk in sorted(by_chunk):
+            rollouts = by_chunk[chunk]
+            longer = self.sampler.extend(rollouts, replace(self.sampling_params, max_new_tokens=chunk), step=step)
+            extended.update(zip(map(id, rollouts), longer, strict=True))
+        result = []
+        for group in groups:
+            result.append(tuple(extended.get(id(rollout), rollout) for rollout in group))
+        return result
 
 
 def _count_tokens(groups: Sequence[RolloutGroup]) -> int:
     return sum(rollout.num_tokens for group in groups for rollout in group)
+
+
+def _count_resumed(groups: Sequence[RolloutGroup]) -> int:
+    """Return the number of rollouts that were generated by more than one policy version."""
+    count = 0
+    for group in groups:
+        for rollout in group:
+            count += len({segment.version for segment in rollout.segments}) > 1
+    return count

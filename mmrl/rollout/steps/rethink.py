@@ -1,41 +1,43 @@
-"""Forced rethinking: a finished response goes on behind words it did not choose, and its last answer counts.
+"""Forced rethinking: finished responses are continued behind a trigger that the policy did not write.
 
-    draft of the policy | trigger, forced | second look of the policy
+    first response, POLICY | trigger, FORCED | continuation, POLICY
 
-The splice is made of token ids; no token is written and read again. What is trained follows from who wrote a token, so
-the trigger is context and nothing else.
+The parts are joined as token ids and never re-tokenized, so each token keeps the log-probability it was sampled with.
+The trigger is context: tokens by FORCED are not trained. The last answer of the whole response counts.
 
-Source: VL-Rethinker, arXiv:2504.08837, section 3.2 "Forced Rethinking". Departures are options: see `ContinueWith`.
+Source: VL-Rethinker, arXiv:2504.08837, section 3.2 "Forced Rethinking". The paper forces a share of all rollouts after
+they end and keeps continuations whose answer is correct. Departures are options, listed at `RethinkConfig`; by default
+every continuation stays in its group, so that group means are not biased by the selection.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
 
 from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RewardScorer, Sampler
-from mmrl.rollout.pipeline import with_metrics
+from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectnessCheck:
-    """Tells which rollouts are right: all of the reward terms `correct` that apply reach `threshold`."""
+    """Decides which rollouts are correct: all reward terms of `correct_terms` that apply must reach `threshold`."""
 
     scorer: RewardScorer
     correct_terms: tuple[str, ...]
+    """Names of reward terms."""
     threshold: float
+    """Least value of each of them, on the terms' own scale."""
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        """One verdict per rollout, in order.
+        """Return one verdict per rollout, in order.
 
         Raises:
             UserError: none of the terms applies to a sample.
@@ -46,169 +48,233 @@ class CorrectnessCheck:
             if not values:
                 sample = rollout.prompt.sample
                 raise UserError(
-                    f"no term of `correct: [{', '.join(self.correct_terms)}]` says whether sample {sample.id!r} of task "
-                    f"{sample.task!r} is right; there is {', '.join(score.terms)}"
+                    f"no term of `correct: [{', '.join(self.correct_terms)}]` says whether sample {sample.id!r} of "
+                    f"task {sample.task!r} is right; there is {', '.join(score.terms)}"
                 )
             verdicts.append(min(values) >= self.threshold)
         return verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A first response that is continued."""
+
+    group_index: int
+    """Place of its group in the batch."""
+    position: int
+    """Its place in the group."""
+    prefix: Rollout
+    """Its kept tokens and the trigger."""
+    was_correct: bool
+    """Verdict on the first response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """An attempt after the policy has continued it."""
+
+    attempt: _Attempt
+    rollout: Rollout
+    """First response, trigger and what the policy added."""
+    correct: bool
+    """Verdict on the whole."""
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that the policy added behind the trigger."""
+        return len(self.rollout.segments[-1].token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedRethink:
-    """The step. `law` is that of the second look, `triggers` has the ids of each of the options' triggers."""
+    """Continues some first responses behind a trigger; `RethinkConfig` says which, and what becomes of the results."""
 
     options: RethinkConfig
     sampler: Sampler
     is_correct: CorrectnessCheck
     sampling_params: SamplingParams
+    """The distribution of continuations."""
     max_first_response_tokens: int | None
+    """Longest first response that may be continued; None for any."""
     trigger_ids: tuple[tuple[int, ...], ...]
+    """Token ids of each of `options.triggers`, in order."""
     processor: QwenProcessor
     seed: int
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """The answers with second looks in place of drafts, or beside them, and a count of what came of them."""
-        right = iter(self.is_correct([draft for group in batch.groups for draft in group]))
-        verdicts = [[next(right) for _ in group] for group in batch.groups]
-        attempts = [
-            attempt
-            for g, (group, row) in enumerate(zip(batch.groups, verdicts, strict=True))
-            for attempt in self._draw_attempts(g, group, row, step)
-        ]
-        seconds = self.sampler.extend([attempt.prefix for attempt in attempts], self.sampling_params, step=step)
-        ends = self.is_correct(seconds)
-        looks = [
-            Continuation(attempt, replace(second, is_correct=end), end)
-            for attempt, second, end in zip(attempts, seconds, ends, strict=True)
-        ]
-        groups, kept = [], 0
-        for g, group in enumerate(batch.groups):
-            good = [look for look in looks if look.attempt.group_index == g and self._is_kept(look)]
-            good = good[: self.options.max_kept_per_group]
-            kept += len(good)
-            groups.append(self._merge_into_group(group, good))
-        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(looks, kept))
+        """Return the batch with continuations in place of their first responses, or beside them, as `mode` says.
+
+        Metrics count all attempts, kept or not, by the verdicts before and after.
+        """
+        first_responses = [rollout for group in batch.groups for rollout in group]
+        verdicts = iter(self.is_correct(first_responses))
+        attempts: list[_Attempt] = []
+        for group_index, group in enumerate(batch.groups):
+            correct = [next(verdicts) for _ in group]
+            attempts += self._draw_attempts(group_index, group, correct, step)
+
+        continuations = self._continue(attempts, step)
+
+        groups = []
+        num_kept = 0
+        for group_index, group in enumerate(batch.groups):
+            kept = []
+            for continuation in continuations:
+                if continuation.attempt.group_index == group_index and self._is_kept(continuation):
+                    kept.append(continuation)
+            kept = kept[: self.options.max_kept_per_group]
+            num_kept += len(kept)
+            groups.append(self._merge_into_group(group, kept))
+        return with_metrics(replace(batch, groups=tuple(groups)), self._count_outcomes(continuations, num_kept))
 
     def _draw_attempts(
         self, group_index: int, group: Sequence[Rollout], correct: Sequence[bool], step: int
     ) -> Iterator[_Attempt]:
-        """Which drafts of a group go on. Chance derives from the draft, so it does not matter who else takes part."""
+        """Draw the first responses of a group that are continued, and yield them with their trigger, in group order."""
         low, high = self.options.accuracy_range
         if not group or not low <= fmean(correct) <= high:
             return
-        drawn = []
-        for place, (draft, ok) in enumerate(zip(group, correct, strict=True)):
-            chance = random.Random(derive_seed(self.seed, self.options.name, step, draft.prompt.sample.id, draft.index))
-            if self._may_continue(draft, ok) and chance.random() < self.options.fraction:
-                drawn.append((chance.random(), place, chance))
-        for _, place, chance in sorted(sorted(drawn)[: self.options.max_attempts_per_group], key=lambda lot: lot[1]):
+        drawn: list[tuple[float, int, random.Random]] = []
+        for position, rollout in enumerate(group):
+            # Chance derives from the response, not from a shared stream: whether it is continued must not depend on how
+            # many others were tried before it, or a resumed run would differ.
+            sample_id = rollout.prompt.sample.id
+            rng = random.Random(derive_seed(self.seed, self.options.name, step, sample_id, rollout.index))
+            if self._may_continue(rollout, correct[position]) and rng.random() < self.options.fraction:
+                drawn.append((rng.random(), position, rng))
+        # The lowest of their second random numbers win: taking the first ones would favour low indices.
+        drawn = sorted(drawn)[: self.options.max_attempts_per_group]
+        for _, position, rng in sorted(drawn, key=lambda entry: entry[1]):
             yield _Attempt(
-                group_index, place, self._force_trigger(group[place], correct[place], chance), correct[place]
+                group_index=group_index,
+                position=position,
+                prefix=self._force_trigger(group[position], correct[position], rng),
+                was_correct=correct[position],
             )
 
     def _may_continue(self, first_response: Rollout, correct: bool) -> bool:
         wanted = self.options.only == "any" or correct == (self.options.only == "correct")
-        short = self.max_first_response_tokens is None or first_response.num_tokens <= self.max_first_response_tokens
-        return wanted and short and first_response.finish_reason is not FinishReason.LENGTH
+        longest = self.max_first_response_tokens
+        fits = longest is None or first_response.num_tokens <= longest
+        return wanted and fits and first_response.finish_reason is not FinishReason.LENGTH
 
     def _force_trigger(self, first_response: Rollout, correct: bool, rng: random.Random) -> Rollout:
-        """What is kept of a draft, and the trigger."""
-        count = first_response.num_tokens - (first_response.finish_reason is FinishReason.EOS)
+        """Return the kept part of a first response, without its EOS, followed by a trigger drawn by weight."""
+        num_kept = first_response.num_tokens - (first_response.finish_reason is FinishReason.EOS)
         if rng.random() < self.options.cut_answer_fraction:
-            count = min(count, self._count_tokens_before_answer(first_response))
-        verdict = ("any", "correct" if correct else "incorrect")
-        fitting = [
-            (ids, trigger.weight)
-            for ids, trigger in zip(self.trigger_ids, self.options.triggers, strict=True)
-            if trigger.only in verdict
-        ]
-        (forced,) = rng.choices([ids for ids, _ in fitting], [weight for _, weight in fitting])
-        trigger = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)
+            num_kept = min(num_kept, self._count_tokens_before_answer(first_response))
+        candidates: list[tuple[int, ...]] = []
+        weights: list[float] = []
+        for token_ids, trigger in zip(self.trigger_ids, self.options.triggers, strict=True):
+            if trigger.only in ("any", "correct" if correct else "incorrect"):
+                candidates.append(token_ids)
+                weights.append(trigger.weight)
+        forced = rng.choices(candidates, weights)[0]
+        trigger_segment = Segment(token_ids=forced, logprobs=(0.0,) * len(forced), author=Author.FORCED)
         return replace(
             first_response,
-            segments=(*_take_tokens(first_response.segments, count), trigger),
+            segments=(*_take_tokens(first_response.segments, num_kept), trigger_segment),
             parent_index=first_response.index,
         )
 
     def _count_tokens_before_answer(self, first_response: Rollout) -> int:
-        """How many tokens stand before the answer that counts: behind a tool or a trigger, if one has spoken."""
-        before = len(self.processor.first_response_text(first_response) or "")
-        at = self.processor.grammar.find_last_answer(first_response.text[before:])
-        if at is None:
+        """Return how many tokens precede the answer that counts, or all of them if there is no answer.
+
+        Only text behind the last tool result or trigger is searched: an answer before it does not count.
+        """
+        start = len(self.processor.first_response_text(first_response) or "")
+        answer_offset = self.processor.grammar.find_last_answer(first_response.text[start:])
+        if answer_offset is None:
             return first_response.num_tokens
-        ids = [token for segment in first_response.segments for token in segment.token_ids]
-        return count_tokens_before(ids, first_response.text[: before + at], self.processor.decode)
+        token_ids = [token for segment in first_response.segments for token in segment.token_ids]
+        return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
+
+    def _continue(self, attempts: Sequence[_Attempt], step: int) -> list[Continuation]:
+        """Let the policy continue all attempts of the batch at once."""
+        rollouts = self.sampler.extend([attempt.prefix for attempt in attempts], self.sampling_params, step=step)
+        verdicts = self.is_correct(rollouts)
+        continuations = []
+        for attempt, rollout, correct in zip(attempts, rollouts, verdicts, strict=True):
+            judged = replace(rollout, is_correct=correct)
+            continuations.append(Continuation(attempt=attempt, rollout=judged, correct=correct))
+        return continuations
 
     def _is_kept(self, continuation: Continuation) -> bool:
-        if len(continuation.rollout.segments[-1].token_ids) < self.options.min_new_tokens:
+        if continuation.num_new_tokens < self.options.min_new_tokens:
             return False
-        improved = continuation.correct and not continuation.attempt.was_correct
-        return {"all": True, "correct": continuation.correct, "improved": improved}[self.options.keep]
+        match self.options.keep:
+            case "all":
+                return True
+            case "correct":
+                return continuation.correct
+            case "improved":
+                return continuation.correct and not continuation.attempt.was_correct
 
     def _merge_into_group(self, group: Sequence[Rollout], kept: Sequence[Continuation]) -> tuple[Rollout, ...]:
         if self.options.mode == "replace":
-            seconds = {look.attempt.position: look.rollout for look in kept}
-            return tuple(seconds.get(place, draft) for place, draft in enumerate(group))
-        free = max((rollout.index for rollout in group), default=-1) + 1
-        return (*group, *(replace(look.rollout, index=free + extra) for extra, look in enumerate(kept)))
+            by_position = {continuation.attempt.position: continuation.rollout for continuation in kept}
+            return tuple(by_position.get(position, rollout) for position, rollout in enumerate(group))
+        next_index = max((rollout.index for rollout in group), default=-1) + 1
+        added = []
+        for index, continuation in enumerate(kept, start=next_index):
+            added.append(replace(continuation.rollout, index=index))
+        return (*group, *added)
 
     def _count_outcomes(self, continuations: Sequence[Continuation], num_kept: int) -> dict[str, float]:
-        words = {True: "correct", False: "incorrect"}
+        """Return counts of attempts by verdict before and after, and of what they cost."""
         name = self.options.name
-        counts = Counter({f"{name}/{a}_to_{b}": 0.0 for a in words.values() for b in words.values()})
-        counts.update(f"{name}/{words[look.attempt.was_correct]}_to_{words[look.correct]}" for look in continuations)
-        return {
-            **counts,
+        counts = {
+            f"{name}/correct_to_correct": 0.0,
+            f"{name}/correct_to_incorrect": 0.0,
+            f"{name}/incorrect_to_correct": 0.0,
+            f"{name}/incorrect_to_incorrect": 0.0,
             f"{name}/attempted": len(continuations),
             f"{name}/kept": num_kept,
-            f"{name}/new_tokens": sum(len(look.rollout.segments[-1].token_ids) for look in continuations),
-            f"{name}/truncated": sum(look.rollout.finish_reason is FinishReason.LENGTH for look in continuations),
+            f"{name}/new_tokens": 0,
+            f"{name}/truncated": 0,
         }
+        for continuation in continuations:
+            before = "correct" if continuation.attempt.was_correct else "incorrect"
+            after = "correct" if continuation.correct else "incorrect"
+            counts[f"{name}/{before}_to_{after}"] += 1
+            counts[f"{name}/new_tokens"] += continuation.num_new_tokens
+            counts[f"{name}/truncated"] += continuation.rollout.finish_reason is FinishReason.LENGTH
+        return counts
 
 
-class _Attempt(NamedTuple):
-    """A draft that goes on: where it stands, and what there is of its second look."""
+def count_tokens_before(token_ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> int:
+    """Return the largest number of leading tokens whose text is a prefix of `text`; no token is cut in two.
 
-    group_index: int
-    position: int
-    prefix: Rollout
-    was_correct: bool
-
-
-class Continuation(NamedTuple):
-    """A second look, and whether it ended right."""
-
-    attempt: _Attempt
-    rollout: Rollout
-    correct: bool
-
-
-def count_tokens_before(ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> int:
-    """How many of `ids` spell no more than `text`, with which their own text begins: no token is cut in two."""
-    count = bisect_right(range(len(ids) + 1), len(text), key=lambda n: len(decode(ids[:n]))) - 1
-    while not text.startswith(decode(ids[:count])):  # the last of them may hold a part of a character
+    `text` must be a prefix of what all `token_ids` spell.
+    """
+    count = bisect_right(range(len(token_ids) + 1), len(text), key=lambda n: len(decode(token_ids[:n]))) - 1
+    # A character may be spread over several tokens. Some of them alone decode to a replacement character, which has the
+    # length of the character but not its text.
+    while not text.startswith(decode(token_ids[:count])):
         count -= 1
     return count
 
 
-def tokenize_trigger(text: str, processor: QwenProcessor, banned: Sequence[int]) -> tuple[int, ...]:
-    """A trigger as tokens.
+def tokenize_trigger(text: str, processor: QwenProcessor, banned_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the token ids of a trigger.
 
     Raises:
-        UserError: it comes to nothing, or to a token that responses must not contain.
+        UserError: it comes to no token, or contains a token that no response may contain.
     """
-    ids: list[int] = processor.tokenizer(text, add_special_tokens=False).input_ids
-    if not ids:
+    token_ids: list[int] = processor.tokenizer(text, add_special_tokens=False).input_ids
+    if not token_ids:
         raise UserError(f"the trigger {text!r} comes to no token; write words")
-    if stray := {*banned, *processor.tokenizer.all_special_ids}.intersection(ids):
-        token = processor.tokenizer.convert_ids_to_tokens(min(stray))
+    forbidden = {*banned_token_ids, *processor.tokenizer.all_special_ids}.intersection(token_ids)
+    if forbidden:
+        token = processor.tokenizer.convert_ids_to_tokens(min(forbidden))
         raise UserError(f"the trigger {text!r} contains {token!r}, which no response may contain; take it out")
-    return tuple(ids)
+    return tuple(token_ids)
 
 
 def _take_tokens(segments: Sequence[Segment], count: int) -> Iterator[Segment]:
-    """The first `count` tokens, as segments; none of them empty."""
+    """Yield segments that hold the first `count` tokens, without empty ones."""
     for segment in segments:
-        if part := min(count, len(segment.token_ids)):
-            yield replace(segment, token_ids=segment.token_ids[:part], logprobs=segment.logprobs[:part])
-        count -= part
+        num_taken = min(count, len(segment.token_ids))
+        if num_taken:
+            yield replace(segment, token_ids=segment.token_ids[:num_taken], logprobs=segment.logprobs[:num_taken])
+        count -= num_taken

@@ -1,10 +1,11 @@
-"""Tools: a response that ends in a call goes on behind what the tool said, turn by turn.
+"""Tool calls: a response that ends in a call goes on behind the tool's result, turn by turn.
 
-    .. <tool_call>{"name": "search", "arguments": {..}}</tool_call> | <tool_response>..</tool_response>, ENV | ..
+    .. <tool_call>{"name": "search", "arguments": {..}}</tool_call>, POLICY | <tool_response>..</tool_response>,
+    ENVIRONMENT | .., POLICY
 
-A tool is a function in a file, `(call, sample, *, options) -> str`: `call` holds the arguments the model wrote. It
-raises ValueError for a call it cannot answer, and the model is told why. In place of words it may return a look at a
-part of what the response has seen.
+A tool is a function in a file, `(call, sample, *, options) -> str`, where `call` holds the arguments that the model
+wrote. It raises ValueError, in words for the model, for a call that it cannot answer. It may return a part of an image
+or video in place of text (`mmrl.rollout.tools.media_results`).
 """
 
 from __future__ import annotations
@@ -15,53 +16,67 @@ from dataclasses import dataclass, replace
 
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.ports import Sampler
-from mmrl.rollout.pipeline import with_metrics
-from mmrl.rollout.tools.replies import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
+from mmrl.rollout.steps.base import with_metrics
+from mmrl.rollout.tools.executor import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolStep:
-    """The step."""
+    """Answers the calls that end rollouts and lets the policy go on, up to `max_turns` times."""
 
     executor: ToolExecutor
     sampler: Sampler
     sampling_params: SamplingParams
+    """The distribution of first responses, which holds behind results too. A call's closing tag is a stop string."""
 
     def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
-        """The answers, every call in them answered as far as the limits go."""
+        """Return the batch with every call answered, as far as the limits of turns and tokens allow.
+
+        Raises:
+            UserError: a tool failed, and `on_error` is `stop`.
+        """
         options = self.executor.options
-        rollouts = {(g, i): r for g, group in enumerate(batch.groups) for i, r in enumerate(group)}
+        groups = [list(group) for group in batch.groups]
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
-            calling = {
-                place: rollout
-                for place, rollout in rollouts.items()
-                if _ends_in_call(rollout) and rollout.num_tokens <= options.max_total_tokens
-            }
-            if not calling:
+            # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
+            places = self._find_open_calls(groups)
+            if not places:
                 break
-            said = self._append_tool_messages(list(calling.values()), counts)
-            longer = self.sampler.extend(said, self.sampling_params, step=step)
-            rollouts |= zip(calling, longer, strict=True)
-        counts["unanswered"] = sum(_ends_in_call(rollout) for rollout in rollouts.values())
-        groups = tuple(tuple(rollouts[g, i] for i in range(len(group))) for g, group in enumerate(batch.groups))
-        named = {f"{options.name}/{what}": float(counts[what]) for what in (*CALL_METRICS, "unanswered")}
-        return with_metrics(replace(batch, groups=groups), named)
+            calling = [groups[group_index][position] for group_index, position in places]
+            answered = self._append_results(calling, counts)
+            continued = self.sampler.extend(answered, self.sampling_params, step=step)
+            for (group_index, position), rollout in zip(places, continued, strict=True):
+                groups[group_index][position] = rollout
+        counts["unanswered"] = sum(_ends_in_call(rollout) for group in groups for rollout in group)
+        metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
+        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
-    def _append_tool_messages(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
-        """The rollouts with what the tools said of their calls."""
+    def _find_open_calls(self, groups: Sequence[Sequence[Rollout]]) -> list[tuple[int, int]]:
+        """Return (group, position) of the rollouts that end in a call and are not too long for a result."""
+        places = []
+        for group_index, group in enumerate(groups):
+            for position, rollout in enumerate(group):
+                if _ends_in_call(rollout) and rollout.num_tokens <= self.executor.options.max_total_tokens:
+                    places.append((group_index, position))
+        return places
+
+    def _append_results(self, rollouts: Sequence[Rollout], counts: Counter[str]) -> list[Rollout]:
+        """Execute the calls that end `rollouts` and append the results; `counts` adds up calls by outcome."""
         options = self.executor.options
-        replies = self.executor.execute_calls(rollouts)
-        failed = [reply for reply in replies if reply.kind in FAILURE_KINDS]
-        if failed and options.on_error == "stop":
-            raise UserError(f"step {options.name}: a tool failed: {failed[0].text}")
-        counts.update(count_calls(replies))
-        return [self.executor.append_message(*pair) for pair in zip(rollouts, replies, strict=True)]
+        messages = self.executor.execute_calls(rollouts)
+        for message in messages:
+            if message.kind in FAILURE_KINDS and options.on_error == "stop":
+                raise UserError(f"step {options.name}: a tool failed: {message.text}")
+        counts.update(count_calls(messages))
+        extended = []
+        for rollout, message in zip(rollouts, messages, strict=True):
+            extended.append(self.executor.append_message(rollout, message))
+        return extended
 
 
 def _ends_in_call(rollout: Rollout) -> bool:
-    """Whether a response ends in a call."""
-    last = rollout.segments[-1]
-    called = rollout.finish_reason is FinishReason.STOP and last.author is Author.POLICY
-    return called and find_final_call(rollout.text) is not None
+    """Return True if the policy ended the response with a tool call."""
+    stopped = rollout.finish_reason is FinishReason.STOP and rollout.segments[-1].author is Author.POLICY
+    return stopped and find_final_call(rollout.text) is not None

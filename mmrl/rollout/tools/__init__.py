@@ -1,1 +1,1 @@
-"""Tools a model may call within a response, and the processes that run them."""
+"""Tools that responses may call, and the processes that run them."""

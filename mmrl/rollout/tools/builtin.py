@@ -1,7 +1,8 @@
-"""Tools that come with mmrl; none is at hand unless a config names it.
+"""Tools that come with mmrl. A model can call those that a config names, and no others.
 
-A tool is `(call, sample, *, options) -> str`, or a look in place of words: `call` holds what the model wrote as
-arguments, options come from YAML. It raises ValueError, in words for the model, where it cannot answer.
+A tool is `(call, sample, *, options) -> str`, or returns a part of an image or video. `call` holds the arguments that
+the model wrote; options come from YAML. A tool raises ValueError, in words for the model, for a call that it cannot
+answer.
 """
 
 from __future__ import annotations
@@ -21,25 +22,28 @@ from mmrl_rewards.services.endpoint import Endpoint
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
+_MAX_NUMBER = 1e9  # exclusive; larger arguments are refused, and so are infinities
+
 
 def check_answer(call: Mapping[str, Any], sample: Sample, *, reveal: bool = False) -> str:
-    """Whether `answer` can be read as an answer of the kind that is asked for.
+    """Say whether the argument `answer` can be read as an answer of the type that the sample asks for.
 
-    Options:
-        reveal: say whether it is right, too. This hands the target to the model: for training it to check itself.
+    Args:
+        call: {"answer": text}.
+        sample: the question.
+        reveal: say whether the answer is correct, too. This hands the target to the model; it is meant for training a
+            model to check itself.
     """
     text = _read_text(call, "answer").strip()
+    answer_type = sample.target.answer_type
     try:
-        value = parse_answer_value(sample.target.answer_type, text)
+        value = parse_answer_value(answer_type, text)
     except ValueError as error:
-        return f"This cannot be read as an answer of kind {sample.target.answer_type}: {error}."
+        return f"This cannot be read as an answer of kind {answer_type}: {error}."
     if not reveal:
-        return f"This can be read as an answer of kind {sample.target.answer_type}."
-    return (
-        "This is right."
-        if value == validate_value(sample.target.answer_type, sample.target.value)
-        else "This is wrong."
-    )
+        return f"This can be read as an answer of kind {answer_type}."
+    is_correct = value == validate_value(answer_type, sample.target.value)
+    return "This is right." if is_correct else "This is wrong."
 
 
 def search(
@@ -52,15 +56,19 @@ def search(
     max_reply_bytes: PositiveInt = 100_000,
     cache: str | None = None,
 ) -> str:
-    """What a search service replies to `query`, which is sent to it as JSON, {"query": ..}. The model chooses the query
-    and never the address; no redirect is followed.
+    """Return the reply of a search service to the argument `query`.
 
-    Options:
-        url: of the service.
+    The query is sent as JSON, {"query": ..}. The model chooses the query and never the address, and no redirect is
+    followed.
+
+    Args:
+        call: {"query": text}.
+        sample: not used.
+        url: address of the service.
         timeout_s: seconds for one exchange.
-        retries: further tries.
-        max_reply_bytes: a longer reply is none.
-        cache: folder where replies are kept, so that a run that is repeated hears the same.
+        retries: further exchanges after one that failed.
+        max_reply_bytes: a longer reply counts as a failure.
+        cache: folder that keeps replies, so that a repeated run sees the same ones.
     """
     endpoint = Endpoint(url=url, timeout_s=timeout_s, retries=retries, max_reply_bytes=max_reply_bytes, cache=cache)
     try:
@@ -70,10 +78,12 @@ def search(
 
 
 def zoom(call: Mapping[str, Any], sample: Sample) -> ImageCrop:
-    """The part `box` (x1, y1, x2, y2) of picture number `medium`, 1 if left out, enlarged as small pictures are. A part
-    of a part is cut from the file, not from what was shown.
+    """Show the part `box` ([x1, y1, x2, y2]) of image number `medium` (1 if left out), enlarged as small images are.
+
+    A part of a part is cut from the file, not from the enlarged image.
     """
-    box = _read_numbers(_check_arguments(call, "box", "medium"), "box")
+    _check_argument_names(call, "box", "medium")
+    box = _read_numbers(call, "box")
     if len(box) != 4:
         raise ValueError('"box" is [x1, y1, x2, y2]')
     x1, y1, x2, y2 = box
@@ -81,39 +91,51 @@ def zoom(call: Mapping[str, Any], sample: Sample) -> ImageCrop:
 
 
 def frames(call: Mapping[str, Any], sample: Sample, *, most: PositiveInt = 4) -> VideoFrames:
-    """What video number `medium` shows at `seconds`, a list; a picture each.
+    """Show the frames of video number `medium` (1 if left out) at `seconds`, a list, each as an image.
 
-    Options:
-        most: pictures for one call.
+    Args:
+        call: {"seconds": list of numbers, "medium": number}.
+        sample: not used.
+        most: frames for one call.
     """
-    seconds = _read_numbers(_check_arguments(call, "seconds", "medium"), "seconds")
+    _check_argument_names(call, "seconds", "medium")
+    seconds = _read_numbers(call, "seconds")
     if not 1 <= len(seconds) <= most:
         raise ValueError(f'"seconds" are 1 to {most} numbers')
     return VideoFrames(medium_number=_read_medium_number(call), seconds=seconds)
 
 
 def passage(call: Mapping[str, Any], sample: Sample) -> VideoClip:
-    """Video number `medium` from `start` to `end`, in seconds, its frames chosen anew: closer together than before."""
-    given = _check_arguments(call, "start", "end", "medium")
-    start, end = (_read_numbers({name: [given.get(name)]}, name)[0] for name in ("start", "end"))
+    """Show video number `medium` (1 if left out) from `start` to `end`, in seconds, with frames closer together."""
+    _check_argument_names(call, "start", "end", "medium")
+    start = _read_number(call, "start")
+    end = _read_number(call, "end")
     return VideoClip(medium_number=_read_medium_number(call), start=start, end=end)
 
 
-def _check_arguments(call: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    if strange := [name for name in call if name not in names]:
-        raise ValueError(f"there is no argument {strange[0]!r:.80}; there are {', '.join(names)}")
-    return call
+def _check_argument_names(call: Mapping[str, Any], *names: str) -> None:
+    for name in call:
+        if name not in names:
+            raise ValueError(f"there is no argument {name!r:.80}; there are {', '.join(names)}")
 
 
 def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
     values = call.get(name)
-    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+    if not isinstance(values, list) or not all(map(_is_number, values)):
         raise ValueError(f'"{name}" must be given, in numbers')
     return tuple(map(float, values))
 
 
+def _read_number(call: Mapping[str, Any], name: str) -> float:
+    value = call.get(name)
+    if value is None or not _is_number(value):
+        raise ValueError(f'"{name}" must be given, in numbers')
+    return float(value)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # nor NaN
+    # A bool is an int in Python. NaN compares false with everything, so the bound refuses it too.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def _read_medium_number(call: Mapping[str, Any]) -> int:
@@ -131,6 +153,7 @@ def _read_text(call: Mapping[str, Any], name: str) -> str:
 
 
 def _decode_reply(reply: bytes) -> str:
+    """Return a JSON string as text, other JSON as JSON in one line, and anything else as it is."""
     text = reply.decode("utf-8")
     try:
         found = json.loads(text)

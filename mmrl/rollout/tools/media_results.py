@@ -1,6 +1,6 @@
-"""What a tool may ask to be shown instead of words, and which media that is. Nothing heavy is loaded here.
+"""Parts of images and videos that a tool may return in place of text. Imports without torch, for worker processes.
 
-Media are counted from 1 in the order in which a response saw them: the question's, then what tools showed.
+Media are counted from 1 in the order in which a response saw them: the question's, then those of earlier results.
 """
 
 from __future__ import annotations
@@ -14,80 +14,86 @@ from mmrl.types import CoordinateSystem, ImageRef, MediaRef, ResizeMap, Rollout,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCrop:
-    """A part of a picture: x1, y1, x2, y2 on that very picture, in the frame in which the model writes coordinates."""
+    """A rectangle of an image."""
 
     medium_number: int
+    """The image, counted from 1."""
     box: tuple[float, float, float, float]
+    """x1, y1, x2, y2 on that very image, in the coordinate system in which the model writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoFrames:
-    """What a video shows at these seconds of it, a picture each."""
+    """Single frames of a video, each shown as an image."""
 
     medium_number: int
+    """The video, counted from 1."""
     seconds: tuple[float, ...]
+    """Times of the frames, from the start of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoClip:
-    """A part of a video, in seconds of it; its frames are chosen as those of any video."""
+    """A part of a video, with frames sampled anew as for any video: closer together than in the whole."""
 
     medium_number: int
+    """The video, counted from 1."""
     start: float
+    """Seconds from the start of the file."""
     end: float
+    """Seconds from the start of the file."""
 
 
 MediaResult = ImageCrop | VideoFrames | VideoClip
 
 
 def find_media(result: MediaResult, rollout: Rollout) -> Iterator[tuple[str, MediaRef]]:
-    """The media that are to be shown, each with words that say what it is.
+    """Yield the images or videos that a result stands for, each with words for the model that describe it.
 
     Raises:
-        ValueError: there are none, in words for the model.
+        ValueError: there is no such medium, or it has no such part; in words for the model.
     """
     media = rollout.media
-    if not 1 <= result.medium_number <= len(media):
-        raise ValueError(f"there is no medium {result.medium_number}; there are {len(media)}, counted from 1")
-    ref = media[result.medium_number - 1]
+    number = result.medium_number
+    if not 1 <= number <= len(media):
+        raise ValueError(f"there is no medium {number}; there are {len(media)}, counted from 1")
+    ref = media[number - 1]
     if isinstance(result, ImageCrop):
         if isinstance(ref, VideoRef):
-            raise ValueError(f"medium {result.medium_number} is a video; look at one of its frames first")
-        yield _crop_image(
-            result, ref, _resize_maps(rollout)[result.medium_number - 1], rollout.prompt.coordinate_system
-        )
+            raise ValueError(f"medium {number} is a video; look at one of its frames first")
+        yield _crop_image(result, ref, _resize_maps(rollout)[number - 1], rollout.prompt.coordinate_system)
         return
     if isinstance(ref, ImageRef):
-        raise ValueError(f"medium {result.medium_number} is a picture, and no video")
+        raise ValueError(f"medium {number} is a picture, and no video")
     if isinstance(result, VideoClip):
-        part = replace(ref, start=result.start, end=result.end)
-        yield f"from {result.start:g} to {result.end:g} seconds of medium {result.medium_number}", part
+        label = f"from {result.start:g} to {result.end:g} seconds of medium {number}"
+        yield label, replace(ref, start=result.start, end=result.end)
         return
     for second in result.seconds:
         frame = ImageRef(path=ref.path, sha256=ref.sha256, corruption=ref.corruption, timestamp=second, fps=ref.fps)
-        yield f"medium {result.medium_number} at {second:g} seconds", frame
+        yield f"medium {number} at {second:g} seconds", frame
 
 
 def _resize_maps(rollout: Rollout) -> Sequence[ResizeMap]:
-    return (*rollout.prompt.resize_maps, *(view.resize_map for view in rollout.observations))
+    """Return the resize maps of all media that a response saw, in their order."""
+    return (*rollout.prompt.resize_maps, *(observation.resize_map for observation in rollout.observations))
 
 
 def _crop_image(
-    image_crop: ImageCrop, ref: ImageRef, resize: ResizeMap, frame: CoordinateSystem
+    image_crop: ImageCrop, ref: ImageRef, resize_map: ResizeMap, coordinate_system: CoordinateSystem
 ) -> tuple[str, ImageRef]:
-    """All pixels that the box touches, as far as there are any."""
-    x1, y1, x2, y2 = resize.convert(image_crop.box, frame, CoordinateSystem.PX_ORIGINAL)
-    (left, top), (width, height) = resize.offset, resize.original
-    crop = (
-        max(left, floor(x1)),
-        max(top, floor(y1)),
-        min(left + width, ceil(x2)),
-        min(top + height, ceil(y2)),
-    )
+    """Return the part of an image with every pixel that the box touches, described in the model's coordinates.
+
+    The part refers to the pixels of the file, also where the image is itself a part: it is as sharp as the file.
+    """
+    x1, y1, x2, y2 = resize_map.convert(image_crop.box, coordinate_system, CoordinateSystem.PX_ORIGINAL)
+    (left, top), (width, height) = resize_map.offset, resize_map.original
+    crop = (max(left, floor(x1)), max(top, floor(y1)), min(left + width, ceil(x2)), min(top + height, ceil(y2)))
+    number = image_crop.medium_number
     if crop[0] >= crop[2] or crop[1] >= crop[3]:
-        raise ValueError(f"the box {_format_box(image_crop.box)} holds nothing of medium {image_crop.medium_number}")
-    where = resize.convert(crop, CoordinateSystem.PX_ORIGINAL, frame)
-    return f"the part {_format_box(where)} of medium {image_crop.medium_number}", replace(ref, crop=crop)
+        raise ValueError(f"the box {_format_box(image_crop.box)} holds nothing of medium {number}")
+    box = resize_map.convert(crop, CoordinateSystem.PX_ORIGINAL, coordinate_system)
+    return f"the part {_format_box(box)} of medium {number}", replace(ref, crop=crop)
 
 
 def _format_box(box: Sequence[float]) -> str:

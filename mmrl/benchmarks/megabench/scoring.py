@@ -1,0 +1,134 @@
+"""MEGA-Bench's score of an answer: a metric for each field, aggregated as the task says.
+
+Source: megabench/evaluation_processor.py of github.com/TIGER-AI-Lab/MEGA-Bench (arXiv:2410.10563). Departures: the
+answer is the one that our extraction rules find, in place of each task's own prefix; those of the metrics are in
+`metrics.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from statistics import fmean
+from typing import Any
+
+from mmrl.benchmarks.extraction import match
+from mmrl.benchmarks.extraction.extract import Extraction
+from mmrl.benchmarks.extraction.fields import MAX_FIELD_CHARS, select_fields
+from mmrl.benchmarks.extraction.text import answer_span
+from mmrl.benchmarks.items import Item, ItemResponse
+from mmrl.benchmarks.megabench.metrics import (
+    CONTEXT_METRICS,
+    FIELD_METRICS,
+    FORMULA_TEXT_METRICS,
+    MULTILINE_METRICS,
+    STRICT_METRICS,
+)
+from mmrl.types import UserError
+
+
+def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
+    """Return the mean or minimum of the fields' metrics, in [0, 1], as `meta.aggregation` says.
+
+    `meta.metric` maps fields to metrics, or is the one metric of an answer without fields.
+
+    Raises:
+        UserError: a metric needs a judge or a program, so that no rule computes it.
+    """
+    metrics = _field_metrics(item)
+    for name in metrics.values():
+        if name not in FIELD_METRICS:
+            raise UserError(
+                f"item {item.id!r}: the metric {name!r} cannot be scored by rule; those that can: "
+                f"{', '.join(FIELD_METRICS)}"
+            )
+    predicted = _predicted_fields(item, response, extraction)
+    scores = {
+        field: FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
+        for field, name in metrics.items()
+    }
+    return _aggregate(scores, item.meta.get("aggregation") or {})
+
+
+def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
+    """Return True for the item's answer in the same words, or in others that its metric gives full marks.
+
+    Only metrics count here whose full marks a careful reader would give, too.
+    """
+    if match.is_correct(item, response, extraction):
+        return True
+    if extraction.value is None or extraction.number is not None or item.answer_type != "text":
+        return False
+    if not isinstance(item.answer, Mapping):
+        return _has_full_marks(item, response, extraction, "")
+    predicted = select_fields(extraction.value, [*item.answer])
+    return all(
+        match.texts_equal(str(predicted[field]), str(value)) or _has_full_marks(item, response, extraction, field)
+        for field, value in item.answer.items()
+    )
+
+
+def macro_mean(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
+    """Return MEGA-Bench's headline number: the mean over tasks of each task's mean score."""
+    scores_by_task: dict[str, list[float]] = {}
+    for item, response, extraction in results:
+        score = score_megabench(item, response, extraction)
+        scores_by_task.setdefault(str(item.meta.get("task")), []).append(score)
+    return fmean(map(fmean, scores_by_task.values())) if scores_by_task else 0.0
+
+
+def _has_full_marks(item: Item, response: ItemResponse, extraction: Extraction, field: str) -> bool:
+    name = _field_metrics(item).get(field, "")
+    if name not in STRICT_METRICS:
+        return False
+    predicted = _predicted_fields(item, response, extraction)[field]
+    return FIELD_METRICS[name](predicted, _reference_value(item, field, name)) == 1.0
+
+
+def _predicted_fields(item: Item, response: ItemResponse, extraction: Extraction) -> Mapping[str, Any]:
+    metrics = _field_metrics(item)
+    text = _answer_text(item, response, extraction, {*metrics.values()})
+    return select_fields(text[-MAX_FIELD_CHARS:], [*metrics])
+
+
+def _answer_text(item: Item, response: ItemResponse, extraction: Extraction, metrics: Set[str]) -> str:
+    """Return the text that metrics read.
+
+    For several fields it is everything behind the thinking. For one field it is what the rules found, with the lines
+    that follow where the metric reads several, and with the dollar signs around it where these mark formulas.
+    """
+    answer = answer_span(response.text)
+    if answer is None or not extraction.value:
+        return ""
+    if len(_field_metrics(item)) > 1:
+        return response.text[answer.start : answer.end]
+    start, end = extraction.start, extraction.end
+    if extraction.rule == "announced_text" and (metrics & MULTILINE_METRICS or "\n" in str(item.answer)):
+        return response.text[start : answer.end].strip()
+    if metrics & FORMULA_TEXT_METRICS:
+        start -= response.text[:start][-1:] == "$"
+        end += response.text[end : end + 1] == "$"
+        return response.text[start:end]
+    return extraction.value[:MAX_FIELD_CHARS]
+
+
+def _field_metrics(item: Item) -> Mapping[str, str]:
+    """Return the metric of each field; an answer without fields has one field, with an empty name."""
+    metric = item.meta.get("metric")
+    by_field = metric if isinstance(metric, Mapping) else {"": metric}
+    return {field: str(name) for field, name in by_field.items()}
+
+
+def _reference_value(item: Item, field: str, metric: str) -> Any:  # noqa: ANN401 - whatever a table holds
+    context = item.meta.get("context")
+    if metric in CONTEXT_METRICS and context:
+        return context
+    return item.answer[field] if isinstance(item.answer, Mapping) else item.answer
+
+
+def _aggregate(scores: Mapping[str, float], aggregation: Mapping[str, Any]) -> float:
+    if aggregation.get("function") == "min":
+        return min(scores.values())
+    field_weights = aggregation.get("field_weights") or {}
+    weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
+    total = sum(weights.values())
+    return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0

@@ -1,0 +1,153 @@
+"""Layouts that are plain tables: each column plays a role, and the mapping from role to column is all there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final
+
+from mmrl.benchmarks.readers.layouts import (
+    ImageNumbering,
+    QuestionRow,
+    check_box_range,
+    normalize_answer,
+    parse_option_texts,
+)
+from mmrl.types import CoordinateSystem
+from mmrl_datasets.formats.row import BadRowError, Cells, get_cell, short_repr
+from mmrl_datasets.readers.columns import Column, optional_value, parse_column
+from mmrl_datasets.readers.media_resolver import MediaResolver, parse_fps, parse_time_range
+
+_COPIED_ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
+"""Roles whose values go into the canonical row under the same name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLayout:
+    """A table whose columns have fixed roles.
+
+    Roles are those of canonical JSONL (`id`, `question`, `options`, `answer`, `precision`, `unit`, `cluster`,
+    `image_size`, `frame`, `meta`), the media (`images`, `videos`, `start`, `end`, `fps`), and `prompt`: a complete
+    question that lists its own options. A column may be a name, `outer.inner` for a key within a cell, a tuple of names
+    whose values form a list, or a Jinja template over the row.
+    """
+
+    name: str
+    """Name of the layout in error messages."""
+    answer_type: str
+    """Answer type of all rows, or a template that gives that of each."""
+    columns: Mapping[str, str | Sequence[str]]
+    """Column by role; a row without one of these is of another layout."""
+    optional_columns: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
+    """Column by role; a row may lack these."""
+    subset_columns: tuple[str, ...] = ()
+    """Columns by whose values the report breaks results down."""
+    coordinate_system: CoordinateSystem | None = None
+    """Coordinate system of boxes and points; None when a column says it, or no answer has coordinates."""
+    box_format: str = "xyxy"
+    """`xyxy` for two corners, `xywh` for a corner with width and height."""
+    question_lists_options: bool = False
+    """True when the question already lists its options."""
+    explode_column: str | None = None
+    """Column with a list, each entry of which makes a question of its own."""
+    video_folders: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Folder of the videos, by the name of the file that asks about them."""
+    fps: float | None = None
+    """Frames per second of videos that are stored as folders of frames."""
+    image_numbering: ImageNumbering = "each"
+    """Meaning of numbered placeholders in the question."""
+    signature_columns: tuple[str, ...] = ()
+    """Columns without a role that tell this layout from a similar one."""
+    needs_coordinate_system: bool = False
+    """True when the user must name the coordinate system."""
+
+    @cached_property
+    def required_columns(self) -> frozenset[str]:
+        """Columns that every row of this layout has."""
+        required = {*self.signature_columns}
+        for column in self._columns.values():
+            required |= column.required_columns
+        if self._answer_type_column is not None:
+            required |= self._answer_type_column.required_columns
+        return frozenset(required)
+
+    def parse_row(self, cells: Cells, files: MediaResolver, file: str) -> Sequence[QuestionRow]:
+        """Return the question of a row, or one for each entry of `explode_column`.
+
+        Raises:
+            BadRowError: a column is missing or holds an impossible value.
+        """
+        if self.explode_column is None:
+            return (self._parse_question(cells, file),)
+        entries = get_cell(cells, self.explode_column)
+        if not isinstance(entries, list) or not entries:
+            raise BadRowError(
+                f"{self.explode_column} must be a list of texts that is not empty, is {short_repr(entries)}"
+            )
+        questions = []
+        for number, entry in enumerate(entries, 1):
+            question = self._parse_question({**cells, self.explode_column: entry}, file)
+            question.columns["id"] = f"{question.columns['id']}-{number}"
+            questions.append(question)
+        return questions
+
+    @cached_property
+    def _columns(self) -> Mapping[str, Column]:
+        return {role: parse_column(written, role) for role, written in self.columns.items()}
+
+    @cached_property
+    def _optional_columns(self) -> Mapping[str, Column]:
+        return {role: parse_column(written, role) for role, written in self.optional_columns.items()}
+
+    @cached_property
+    def _answer_type_column(self) -> Column | None:
+        return parse_column(self.answer_type, "answer_type") if "{{" in self.answer_type else None
+
+    def _parse_question(self, cells: Cells, file: str) -> QuestionRow:
+        values: dict[str, Any] = {role: column.read(cells) for role, column in self._columns.items()}
+        for role, column in self._optional_columns.items():
+            values[role] = optional_value(cells, column)
+        lists_options = self.question_lists_options or values.get("prompt") is not None
+        videos = values.get("videos")
+        if file in self.video_folders:
+            videos = f"{self.video_folders[file]}/{videos}"
+        return QuestionRow(
+            self._canonical_columns(cells, values, lists_options=lists_options),
+            values.get("images"),
+            videos,
+            parse_time_range(values.get("start"), values.get("end")),
+            parse_fps(values.get("fps", self.fps)),
+            append_options=not lists_options,
+            image_numbering=self.image_numbering,
+        )
+
+    def _canonical_columns(self, cells: Cells, values: Mapping[str, Any], *, lists_options: bool) -> dict[str, Any]:
+        prompt = values.get("prompt")
+        question = str(values.get("question") or "") if prompt is None else str(prompt)
+        answer_type = self.answer_type
+        if self._answer_type_column is not None:
+            answer_type = str(self._answer_type_column.read(cells))
+        options: tuple[str, ...] = ()
+        if answer_type == "choice":
+            options = parse_option_texts(values.get("options"), question, question_lists_options=lists_options)
+        columns = {role: values[role] for role in _COPIED_ROLES if values.get(role) is not None}
+        columns["question"] = question
+        columns["options"] = list(options)
+        columns["answer"] = normalize_answer(values["answer"], self.box_format)
+        columns["answer_type"] = answer_type
+        columns["meta"] = {**self._subset_values(cells), **(values.get("meta") or {})}
+        # A row with a column for it decides, even by leaving the cell empty.
+        coordinate_system = values.get("frame", self.coordinate_system)
+        if coordinate_system is not None:
+            columns["frame"] = coordinate_system
+            check_box_range(columns["answer"], coordinate_system)
+        return columns
+
+    def _subset_values(self, cells: Cells) -> dict[str, object]:
+        subsets = {}
+        for name in self.subset_columns:
+            last_key = name.rpartition(".")[2]
+            subsets[last_key] = optional_value(cells, parse_column(name, "subset_columns"))
+        return subsets

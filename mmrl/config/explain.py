@@ -1,0 +1,119 @@
+"""`mmrl explain`: every setting with its origin, then each stage in words and formulas.
+
+The words stand beside the fields they describe, in the `describe` methods of the schema.
+"""
+
+from __future__ import annotations
+
+from mmrl.config.load import DEFAULT_ORIGIN, LoadedConfig, flatten_settings
+from mmrl.config.schema import Config, RlStage, SampleStage, SelectStage, SftStage
+from mmrl.config.schema.rollout_steps import describe_rollout_steps
+
+_LABEL_WIDTH = 11
+_MAX_VALUE_WIDTH = 40
+
+_ASYNC_TEXT = (
+    "from the second step on, rollouts are generated while the step before trains\n"
+    "so the policy that generated them is one version older than the one that trains on them"
+)
+
+
+def explain(loaded: LoadedConfig) -> str:
+    """Return every resolved setting with its origin, then the objective of each stage."""
+    files = [f"# {loaded.files[0]}"]
+    files += [f"# builds on {file}" for file in loaded.files[1:]]
+    blocks = ["\n".join(files), _list_settings(loaded)]
+    for index in range(len(loaded.config.stages)):
+        blocks.append(_explain_stage(loaded.config, index))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _list_settings(loaded: LoadedConfig) -> str:
+    """Return one line per setting, with a blank line between sections."""
+    values = {}
+    for path, value in flatten_settings(loaded.config.model_dump(mode="json")).items():
+        values[path] = _format_value(value)
+    path_width = max(map(len, values))
+    value_width = min(_MAX_VALUE_WIDTH, max(map(len, values.values())))
+    lines: list[str] = []
+    section = ""
+    for path, value in values.items():
+        if lines and path.split(".")[0] != section:
+            lines.append("")
+        section = path.split(".")[0]
+        origin = loaded.origins[path]
+        mark = "·" if origin == DEFAULT_ORIGIN else origin
+        lines.append(f"{path:<{path_width}}  {value:<{value_width}}  {mark}")
+    return "\n".join([*lines, "", "· is the schema's default"])
+
+
+def _format_value(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(map(_format_value, value))}]"
+        case _:
+            return str(value) or "''"
+
+
+def _explain_stage(config: Config, index: int) -> str:
+    stage = config.stages[index]
+    title: str
+    match stage:
+        case RlStage():
+            title, facts = stage.algorithm, _explain_rl(config, stage)
+        case SftStage():
+            title, facts = "supervised", [*stage.describe(), *_explain_training(config, stage)]
+        case SampleStage():
+            title, facts = "rollouts, written down", [*_explain_rollouts(stage), *stage.describe()]
+        case SelectStage():
+            title, facts = "a choice of samples", stage.describe()
+    lines = [f"Stage {index + 1} of {len(config.stages)}, {stage.name}: {title}"]
+    for label, text in facts:
+        first, *more = text.split("\n")
+        lines.append(f"  {label:<{_LABEL_WIDTH}}{first}")
+        lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]
+    return "\n".join(lines)
+
+
+def _explain_rl(config: Config, stage: RlStage) -> list[tuple[str, str]]:
+    facts = [("each step", stage.describe_step()), *_explain_rollouts(stage)]
+    if stage.async_rollouts:
+        facts.append(("async", _ASYNC_TEXT))
+    facts.append(("reward", config.rewards.describe()))
+    if stage.dynamic_sampling:
+        facts.append(("filter", stage.dynamic_sampling.describe(stage.prompts_per_step)))
+    facts.append(("advantage", stage.advantage.describe(stage.group_size)))
+    if stage.replay:
+        facts.append(("replay", stage.replay.describe(stage.prompts_per_step * stage.group_size)))
+    facts.append(("objective", stage.describe_objective()))
+    facts.append(("KL", stage.loss.kl.describe(stage.reference)))
+    return facts + _explain_training(config, stage)
+
+
+def _explain_rollouts(stage: RlStage | SampleStage) -> list[tuple[str, str]]:
+    facts = [("sampling", stage.sampling.describe())]
+    later_steps = describe_rollout_steps(stage.rollout_steps, stage.sampling.temperature)
+    if later_steps:
+        facts.append(("steps", later_steps))
+    return facts
+
+
+def _explain_training(config: Config, stage: SftStage | RlStage) -> list[tuple[str, str]]:
+    facts = [
+        *stage.describe_data(),
+        ("trains", config.model.describe_training()),
+        ("optimizer", stage.optimizer.describe()),
+        ("ends", stage.describe_end()),
+    ]
+    benchmarks = []
+    for benchmark in config.evaluation.benchmarks:
+        temperature = config.evaluation.benchmark_temperature(benchmark)
+        is_first = stage is config.training_stages[0]
+        benchmarks.append(benchmark.describe(temperature=temperature, before_training=is_first))
+    if benchmarks:
+        facts.append(("benchmarks", "\n".join(benchmarks)))
+    return facts

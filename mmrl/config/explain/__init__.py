@@ -1,1 +1,0 @@
-"""The explanation of a config in words and formulas."""

@@ -1,0 +1,248 @@
+"""The root of the schema: sections `run`, `checkpoints`, `logging`, and the whole config with its cross-checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from mmrl.config.schema.base import COMPONENTS, FileName, NonNegativeInt, PositiveInt, StrictModel
+from mmrl.config.schema.data import DataConfig
+from mmrl.config.schema.data_stages import SampleStage, SelectStage
+from mmrl.config.schema.distributed import DeepspeedConfig, DistributedConfig
+from mmrl.config.schema.evaluation import TrainingEvalConfig
+from mmrl.config.schema.model import ModelConfig
+from mmrl.config.schema.response import ResponseFormatConfig, RewardsConfig
+from mmrl.config.schema.rollout_engine import RolloutConfig
+from mmrl.config.schema.stage_checks import check_stage_dependencies
+from mmrl.config.schema.stages import RlStage, SftStage
+
+StageConfig: TypeAlias = SftStage | RlStage | SampleStage | SelectStage
+StageConfigs: TypeAlias = tuple[StageConfig, ...]
+
+
+class BestCheckpointConfig(StrictModel):
+    """Choice of the best checkpoint."""
+
+    metric: str
+    """Name in metrics.jsonl, such as `validation/mean` or `benchmark/mathvista/accuracy`. A checkpoint is compared by
+    the last value before it, so `checkpoints.every` should be a multiple of that metric's `every`."""
+    mode: Literal["max", "min"] = "max"
+    """The largest or the smallest value is best."""
+
+
+class CheckpointsConfig(StrictModel):
+    """When runs are saved, and which checkpoints are kept."""
+
+    every: PositiveInt = 100
+    """Steps between checkpoints; one more is saved at the end of each stage."""
+    keep_last: PositiveInt = 2
+    """Number of the latest checkpoints that are kept."""
+    keep_every: PositiveInt | None = None
+    """Checkpoints of steps that this divides are kept for good."""
+    best: BestCheckpointConfig | None = None
+    """Keep the best checkpoint too."""
+    async_save: bool = False
+    """Train on while a checkpoint is written; takes host memory for one more copy of what is saved."""
+
+
+class RunConfig(StrictModel):
+    """The run itself."""
+
+    name: FileName
+    """Name of the run."""
+    dir: str = "runs/{name}"
+    """Folder that everything of the run is written to; `{name}` is the run's name."""
+    seed: NonNegativeInt = 0
+    """Seed that every random choice derives from."""
+    cpu_threads: NonNegativeInt = 0
+    """CPU threads; 0 is one per core."""
+
+
+class LoggingConfig(StrictModel):
+    """What a run writes for people to read."""
+
+    save_rollouts_every: PositiveInt = 10
+    """Steps from one step whose rollouts are written to `rollouts/` to the next; those of the first step always are."""
+
+
+class CallbackConfig(StrictModel):
+    """A function of yours whose result is called after each training step; see docs/extending/callback.md."""
+
+    fn: str
+    """`module:function` or `./file.py:function`. It is called once, as `fn(context, **args)` with the run's
+    `RunContext`, and returns an object with the method `on_step_end(state, result)`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
+class Config(StrictModel):
+    """A whole experiment."""
+
+    run: RunConfig
+    """Name, folder and seed."""
+    model: ModelConfig
+    """The policy."""
+    data: DataConfig
+    """Training, validation and test samples."""
+    response_format: ResponseFormatConfig = ResponseFormatConfig()
+    """Format of responses."""
+    rewards: RewardsConfig
+    """Scores of responses."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The engine that generates rollouts."""
+    stages: Annotated[
+        tuple[Annotated[SftStage | RlStage | SampleStage | SelectStage, Field(discriminator="kind")], ...],
+        Field(min_length=1),
+    ]
+    """Stages in order, each starting from the weights of the one before."""
+    evaluation: TrainingEvalConfig = TrainingEvalConfig()
+    """Generation in validation and test, and benchmarks that the run takes."""
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    """When the run is saved."""
+    distributed: DistributedConfig = DistributedConfig()
+    """Timeouts of several processes."""
+    deepspeed: DeepspeedConfig | None = None
+    """DeepSpeed's ZeRO in place of plain torch."""
+    logging: LoggingConfig = LoggingConfig()
+    """What is written for people to read."""
+    callbacks: tuple[CallbackConfig, ...] = ()
+    """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
+
+    @property
+    def training_stages(self) -> tuple[SftStage | RlStage, ...]:
+        """The stages that train."""
+        return _training_stages(self.stages)
+
+    @property
+    def uses_async_rollouts(self) -> bool:
+        """True if a stage generates rollouts while it trains."""
+        return _find_async_stage(self.stages) is not None
+
+    # A field validator sees the sections above its field, as far as they are valid themselves.
+
+    @field_validator("stages")
+    @classmethod
+    def _check_stages(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+        names = [stage.name for stage in stages]
+        if len(set(names)) < len(names):
+            raise ValueError(f"stage names must be unique, got {', '.join(names)}")
+        training = _training_stages(stages)
+        if not training:
+            raise ValueError("no stage trains; a run needs one of kind sft or rl")
+        if "model" in info.data:
+            _check_shared_prefix(training, info.data["model"])
+        if "data" in info.data:
+            _check_validation(training, info.data["data"])
+        if "rewards" in info.data:
+            _check_per_term_advantages(stages, info.data["rewards"])
+        return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _check_stage_dependencies(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+        check_stage_dependencies(stages, info.data)
+        return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _check_engine_sampling(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+        engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
+        for stage in stages:
+            if not isinstance(stage, RlStage) or engine == "hf":
+                continue
+            if stage.sampling.top_k or stage.sampling.top_p < 1.0:
+                raise ValueError(
+                    f"stage {stage.name!r} has `sampling.top_p` or `top_k`, whose log-probabilities vLLM renormalises "
+                    "and the learner does not; leave them out, or use `rollout.engine: hf`"
+                )
+        return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _check_async_engine(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+        stage = _find_async_stage(stages)
+        if stage is not None and "rollout" in info.data and info.data["rollout"].engine == "vllm":
+            raise ValueError(
+                f"stage {stage.name!r} has `async_rollouts`, and rollout.engine vllm takes turns with the learner; use "
+                "vllm_server, or leave out `async_rollouts`"
+            )
+        return stages
+
+    @field_validator("stages")
+    @classmethod
+    def _check_component_lrs(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
+        trained = info.data["model"].trainable_components if "model" in info.data else COMPONENTS
+        for stage in _training_stages(stages):
+            components = stage.optimizer.lr_by_component.model_dump(exclude_none=True).keys()
+            idle = sorted(components - set(trained))
+            if idle:
+                raise ValueError(
+                    f"stage {stage.name!r} has `optimizer.lr_by_component.{idle[0]}`, but {idle[0]} is not trained"
+                )
+        return stages
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _check_best_metric(cls, checkpoints: CheckpointsConfig, info: ValidationInfo) -> CheckpointsConfig:
+        if checkpoints.best is None or "evaluation" not in info.data:
+            return checkpoints
+        group, _, rest = checkpoints.best.metric.partition("/")
+        names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
+        if group == "benchmark" and rest.partition("/")[0] not in names:
+            raise ValueError(
+                f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks "
+                f"({', '.join(names) or 'none'})"
+            )
+        return checkpoints
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _check_deepspeed(cls, deepspeed: DeepspeedConfig | None, info: ValidationInfo) -> DeepspeedConfig | None:
+        if deepspeed is None:
+            return None
+        if not deepspeed.zero_stage and "model" in info.data and info.data["model"].dtype != "float32":
+            raise ValueError(
+                "zero_stage 0 makes a wrong first update of a bfloat16 model; use zero_stage: 1, or model.dtype=float32"
+            )
+        copies_model = "rollout" in info.data and info.data["rollout"].engine == "hf"
+        if copies_model and _find_async_stage(info.data.get("stages", ())) is not None:
+            raise ValueError(
+                "a stage has `async_rollouts`, for which the engine hf keeps a whole second model on every rank; use "
+                "rollout.engine vllm_server, or leave out `async_rollouts`"
+            )
+        return deepspeed
+
+
+def _training_stages(stages: StageConfigs) -> tuple[SftStage | RlStage, ...]:
+    return tuple(stage for stage in stages if isinstance(stage, SftStage | RlStage))
+
+
+def _find_async_stage(stages: StageConfigs) -> RlStage | None:
+    for stage in stages:
+        if isinstance(stage, RlStage) and stage.async_rollouts:
+            return stage
+    return None
+
+
+def _check_shared_prefix(stages: tuple[SftStage | RlStage, ...], model: ModelConfig) -> None:
+    for stage in stages:
+        if stage.shared_prefix == "on" and model.attn_implementation == "eager":
+            raise ValueError(
+                f"stage {stage.name!r} has `shared_prefix: on`, which eager `model.attn_implementation` cannot do"
+            )
+
+
+def _check_validation(stages: tuple[SftStage | RlStage, ...], data: DataConfig) -> None:
+    for stage in stages:
+        if stage.validation and not data.validation:
+            raise ValueError(f"stage {stage.name!r} has `validation`, which needs `data.validation`")
+
+
+def _check_per_term_advantages(stages: StageConfigs, rewards: RewardsConfig) -> None:
+    """Refuse `advantage.combine: per_term` where the total is not a constant weighted sum of the terms."""
+    for stage in stages:
+        if isinstance(stage, RlStage) and stage.advantage.combine == "per_term" and rewards.non_additive_part:
+            raise ValueError(
+                f"stage {stage.name!r}: advantage.combine per_term sums terms by weight; {rewards.non_additive_part}"
+            )

@@ -1,0 +1,175 @@
+"""Ports for runs of several ranks: each wraps a part of one rank and exchanges what the other ranks need of it.
+
+A run in one process uses the parts themselves. Every call here is collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from mmrl.distributed.ranks import MediaPlacement, Ranks, rank_slice
+from mmrl.ports import DemonstrationCompleter, Learner, RewardScorer, RolloutPipeline
+from mmrl.types import EvalRewards, Experience, Group, Prompt, Rollout, RolloutBatch, Sample, Score, UserError
+
+MediaCheck = Callable[[Sequence[Prompt]], Mapping[str, str]]
+"""Returns what is wrong with the media of prompts, by digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRolloutPipeline:
+    """A `RolloutPipeline` that runs this rank's prompts and sums metrics over ranks."""
+
+    pipeline: RolloutPipeline
+    ranks: Ranks
+    prompts_per_round: int
+    """Prompts of one round over all ranks, unfinished groups included."""
+    gather_for_sampling: Callable[[], AbstractContextManager[None]]
+    """Gathers a sharded policy, so that it can generate."""
+
+    def run(
+        self, prompts: Sequence[Prompt], *, step: int, unfinished: Sequence[tuple[Rollout, ...]] = ()
+    ) -> RolloutBatch:
+        """Return the groups of this rank's `prompts` and of its share of `unfinished`.
+
+        `unfinished` holds the waiting groups of all ranks, in argument and result alike.
+        """
+        own_unfinished = unfinished[rank_slice(self.prompts_per_round, self.ranks)]
+        with self.gather_for_sampling():
+            batch = self.pipeline.run(prompts, step=step, unfinished=own_unfinished)
+        metrics = sum_over_ranks(batch.metrics, self.ranks)
+        all_unfinished: list[tuple[Rollout, ...]] = []
+        for rank_unfinished in self.ranks.all_gather(batch.unfinished):
+            all_unfinished += rank_unfinished
+        return replace(batch, metrics=metrics, unfinished=tuple(all_unfinished))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRewardScorer:
+    """A `RewardScorer` that scores this rank's rollouts and returns the groups of all ranks."""
+
+    scorer: RewardScorer
+    ranks: Ranks
+    placement: MediaPlacement
+
+    def score_groups(
+        self,
+        rollouts: Sequence[Sequence[Rollout]],
+        *,
+        step: int,
+        probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
+    ) -> list[Group]:
+        """Score this rank's `rollouts` and return all ranks' groups, in the order of the samples."""
+        own = tuple(self.scorer.score_groups(rollouts, step=step, probes=probes)) if rollouts else ()
+        groups_by_rank = self.ranks.all_gather(own)
+        prompts_by_rank = []
+        all_groups: list[Group] = []
+        for groups in groups_by_rank:
+            prompts_by_rank.append([group.prompt for group in groups])
+            all_groups += groups
+        self.placement.record(prompts_by_rank, step)
+        return all_groups
+
+    def score_eval(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+        """Return one score for each of this rank's rollouts; nothing is exchanged."""
+        return self.scorer.score_eval(rollouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDemonstrationLearner:
+    """A `Learner` for supervised stages, where each rank brings its own share of the batch."""
+
+    learner: Learner
+    ranks: Ranks
+    placement: MediaPlacement
+
+    def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
+        """Take one optimizer step over the experiences of all ranks."""
+        prompts_by_rank = []
+        all_experiences: list[Experience] = []
+        for rank_experiences in self.ranks.all_gather(list(experiences)):
+            prompts_by_rank.append([experience.rollout.prompt for experience in rank_experiences])
+            all_experiences += rank_experiences
+        self.placement.record(prompts_by_rank, step)
+        return self.learner.step(all_experiences, step=step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDemonstrationTools:
+    """A `DemonstrationCompleter` that completes this rank's demonstrations and sums the call counts over ranks."""
+
+    tools: DemonstrationCompleter
+    ranks: Ranks
+
+    def complete(self, demonstrations: Sequence[Rollout]) -> tuple[Sequence[Rollout], Mapping[str, float]]:
+        """Return this rank's demonstrations with tool results, and the counts of all ranks' calls."""
+        completed, counts = self.tools.complete(demonstrations)
+        return completed, sum_over_ranks(counts, self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMediaCheck:
+    """Checks the media of each prompt on one rank and tells all ranks the result.
+
+    One rank may still hold in memory a file that another would find changed on disk, so no rank may decide alone. The
+    checking rank is recorded in `placement`: it has just decoded the media, so the learner should use them there.
+    """
+
+    check: MediaCheck
+    ranks: Ranks
+    placement: MediaPlacement
+
+    def __call__(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        """Return what is wrong with the media of `prompts`, by digest."""
+        own_prompts = []
+        for index, prompt in enumerate(prompts):
+            rank = self.placement.rank_by_digest.setdefault(prompt.digest, index % self.ranks.size)
+            if rank == self.ranks.rank:
+                own_prompts.append(prompt)
+        problems: dict[str, str] = {}
+        for found in self.ranks.all_gather(dict(self.check(own_prompts))):
+            problems |= found
+        return problems
+
+
+def measure_across_ranks(
+    measure: Callable[[Sequence[Sample]], EvalRewards], samples: Sequence[Sample], ranks: Ranks
+) -> EvalRewards:
+    """Measure held-out rewards, each sample on one rank. The result has the order of `samples` for any rank count."""
+    measured: dict[str, dict[str, float]] = {}
+    counts: Counter[str] = Counter()
+    for rank_result in ranks.all_gather(measure(samples[ranks.rank :: ranks.size])):
+        counts.update(rank_result.rollout_metrics)
+        for task, rewards in rank_result.rewards.items():
+            measured.setdefault(task, {}).update(rewards)
+    ordered: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        ordered.setdefault(sample.task, {})[sample.id] = measured[sample.task][sample.id]
+    return EvalRewards(ordered, counts)
+
+
+def sum_over_ranks(counts: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Return the sum of each named count over all ranks."""
+    total: Counter[str] = Counter()
+    for rank_counts in ranks.all_gather(dict(counts)):
+        total.update(rank_counts)
+    return dict(total)
+
+
+def count_dropped_samples(num_requested: int, num_usable: int, ranks: Ranks) -> dict[str, float]:
+    """Return the metric `data/dropped`: samples of a round that no rank could use.
+
+    Args:
+        num_requested: Samples that all ranks together asked for.
+        num_usable: Samples that this rank could use.
+        ranks: The ranks of the run.
+
+    Raises:
+        UserError: no rank has a usable sample.
+    """
+    total = sum(ranks.all_gather(num_usable))
+    if not total:
+        raise UserError(f"data.train: none of the {num_requested} samples of this round can be used on any rank")
+    return {"data/dropped": float(num_requested - total)}

@@ -1,0 +1,162 @@
+"""Questions with their grader: the files of a benchmark, or the held-out data of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from mmrl.benchmarks.benchmark import Benchmark
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples, read_questions
+from mmrl.config import Config, EvalConfig
+from mmrl.data.context import make_dataset_context
+from mmrl.data.load import read_source, separate_rejected, sources_by_split
+from mmrl.evaluation.graders import CORRECT_TERM, Grader, RewardGrader, RuleGrader, RuleScorer
+from mmrl.policy.build import build_response_format
+from mmrl.ports import RewardScorer
+from mmrl.scoring import RewardFunctionScorer
+from mmrl.scoring.build import build_scorer
+from mmrl.types import CoordinateSystem, Corruption, DatasetContext, MediaPolicy, Sample, UserError
+
+RUN_DATA_PREFIX: Final = "run:"
+"""Begins the name of a run's own data, such as `run:test`, where the command line expects a benchmark."""
+_RUN_DATA_SPLITS: Final = ("validation", "test", "train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionSet:
+    """Questions, and everything that turns responses to them into verdicts."""
+
+    name: str
+    """Name in reports and metrics."""
+    questions: BenchmarkQuestions
+    """What is asked."""
+    grader: Grader
+    """Grades responses."""
+    scorer: RewardScorer
+    """Answers rollout steps that ask which responses are correct."""
+    term_names: Sequence[str]
+    """Reward terms that such steps may name."""
+    media_policy: MediaPolicy
+    """Folders and schemes that media may come from."""
+    reward_scorer: RewardFunctionScorer | None = None
+    """Owner of worker processes, for a run's own data."""
+
+    def close(self) -> None:
+        """End the worker processes of rewards, if there are any."""
+        if self.reward_scorer is not None:
+            self.reward_scorer.close()
+
+
+def read_benchmark_files(
+    benchmark: Benchmark,
+    paths: Sequence[str],
+    dataset_context: DatasetContext,
+    *,
+    split: str | None,
+    media_root: str | None,
+    coordinate_system: CoordinateSystem | None,
+) -> BenchmarkQuestions:
+    """Read the questions of a benchmark, from its usual split unless another is named.
+
+    Raises:
+        UserError: as `read_questions`.
+    """
+    return read_questions(
+        benchmark,
+        paths,
+        dataset_context,
+        split=split or benchmark.default_split,
+        media_root=media_root,
+        coordinate_system=coordinate_system,
+    )
+
+
+def benchmark_question_set(
+    name: str, benchmark: Benchmark, questions: BenchmarkQuestions, media_policy: MediaPolicy
+) -> QuestionSet:
+    """Return questions that a benchmark's rules grade."""
+    grader = RuleGrader(benchmark=benchmark, items=questions.items)
+    item_ids = {question.sample.id: question.item.id for question in questions.entries if question.sample}
+    return QuestionSet(
+        name=name,
+        questions=questions,
+        grader=grader,
+        scorer=RuleScorer(grader=grader, item_ids=item_ids),
+        term_names=(CORRECT_TERM,),
+        media_policy=media_policy,
+    )
+
+
+def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
+    """Return a split of a run's own data, which the run's rewards grade.
+
+    Args:
+        name: `run:` and the split.
+        config: config of the run.
+        eval_config: settings of the evaluation.
+        base_dir: folder that relative paths of the config start from.
+        out_dir: folder of the evaluation; generated data go below it.
+
+    Raises:
+        UserError: the run has no such split, or a sample of it cannot be used.
+    """
+    split = name.removeprefix(RUN_DATA_PREFIX)
+    if split not in _RUN_DATA_SPLITS:
+        known = ", ".join(RUN_DATA_PREFIX + known_split for known_split in _RUN_DATA_SPLITS)
+        raise UserError(f"--benchmark {name}: a run has {known}")
+    dataset_context = make_dataset_context(config, base_dir, out_dir / "data")
+    sources = sources_by_split(config.data)[split]
+    rows = chain.from_iterable(read_source(source, dataset_context) for source in sources)
+    samples, rejected = separate_rejected(rows)
+    if rejected:
+        raise UserError(f"{len(rejected)} samples cannot be used, {rejected[0].id} for one: {rejected[0].reason}")
+    if not samples:
+        raise UserError(f"--benchmark {name}: the run has no data.{split}")
+    questions = questions_from_samples(samples)
+    scorer = build_scorer(config, base_dir)
+    grader = RewardGrader(
+        name=name,
+        scorer=scorer,
+        response_format=build_response_format(eval_config),
+        samples={sample.id: sample for sample in samples},
+        items=questions.items,
+    )
+    return QuestionSet(
+        name=name,
+        questions=questions,
+        grader=grader,
+        scorer=scorer,
+        term_names=tuple(scorer.term_weights),
+        media_policy=dataset_context.media_policy,
+        reward_scorer=scorer,
+    )
+
+
+def hide_media(question_set: QuestionSet, method: str) -> QuestionSet:
+    """Return the same questions with every image and video corrupted or left out.
+
+    Raises:
+        UserError: media cannot be left out, because the answer is a place in one.
+    """
+    entries = []
+    for question in question_set.questions.entries:
+        sample = None if question.sample is None else _hide_sample_media(question.sample, method)
+        entries.append(replace(question, sample=sample))
+    return replace(question_set, questions=replace(question_set.questions, entries=tuple(entries)))
+
+
+def _hide_sample_media(sample: Sample, method: str) -> Sample:
+    if method == "left_out":
+        if sample.target.coordinate_system is not None:
+            raise UserError(
+                f"corruption=left_out: {sample.id} asks where something is in an image; take corruption=grey"
+            )
+        return replace(sample, parts=tuple(part for part in sample.parts if isinstance(part, str)))
+    corruption = Corruption(method)
+    parts = []
+    for part in sample.parts:
+        parts.append(part if isinstance(part, str) else replace(part, corruption=corruption))
+    return replace(sample, parts=tuple(parts))

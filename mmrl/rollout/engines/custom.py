@@ -1,0 +1,64 @@
+"""Rollout engines of the user's own: `rollout: {engine: {fn: ./mine.py:make_engine, args: {..}}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.config.schema.custom_rollouts import CustomEngineConfig
+from mmrl.distributed.ranks import Ranks
+from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.qwen_vl import Policy
+from mmrl.ports import Sampler
+from mmrl.types import UserError
+from mmrl.utils.plugins import load_plugin
+
+_SAMPLER_METHODS = ("generate", "extend", "sync", "close")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """Everything that a function of the user's needs to make a `Sampler`.
+
+    The function is called once for each stage that samples, once for the evaluation and once for each benchmark of a
+    run, on every rank.
+    """
+
+    policy: Policy
+    """The learner's policy. A sampler starts with its weights of the moment; `sync` tells that they have changed."""
+    processor: QwenProcessor
+    """Encodes prompts, and parses responses."""
+    salt: tuple[str | int, ...]
+    """Sets the random numbers of this sampler apart from those of others: derive seeds from it."""
+    version: int
+    """Policy version that segments carry until the first `sync`."""
+    concurrent: bool
+    """True if the learner updates the policy while this sampler generates (`async_rollouts`): sample from a copy."""
+    work_dir: Path
+    """Folder for files of the engine. It may not exist yet."""
+    ranks: Ranks
+    """All processes of the run. A sampler generates for its own rank; `sync` is called on all ranks together."""
+    warn: Callable[[str], None]
+    """Prints a warning."""
+
+
+def load_engine(config: CustomEngineConfig, base_dir: Path) -> Callable[[EngineContext], Sampler]:
+    """Load the user's function and settle its options; what it returns is checked to be a `Sampler`.
+
+    Raises:
+        UserError: there is no such function, or an option is unknown, missing or of the wrong type.
+    """
+    make_sampler = load_plugin(config.fn, base_dir, config.args, role="rollout engine", parameters=("context",))
+
+    def make_checked_sampler(context: EngineContext) -> Sampler:
+        sampler: Sampler = make_sampler(context)
+        for method in _SAMPLER_METHODS:
+            if not callable(getattr(sampler, method, None)):
+                raise UserError(
+                    f"rollout.engine {config.fn!r} must return an object with {', '.join(_SAMPLER_METHODS)}; "
+                    f"{sampler!r:.80} has no method {method!r}"
+                )
+        return sampler
+
+    return make_checked_sampler

@@ -1,0 +1,70 @@
+"""The interface of rollout steps, and the dependencies that they share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from mmrl.distributed.ranks import Ranks, SingleProcess
+from mmrl.policy.processor import QwenProcessor
+from mmrl.ports import RewardScorer, Sampler
+from mmrl.rollout.tools.executor import ToolRunner
+from mmrl.types import RolloutBatch, Sample, SamplingParams
+
+
+class RolloutStep(Protocol):
+    """Changes the rollouts of one sampling round. Steps are called in the order of the config.
+
+    A step may
+      - extend a rollout. `sampler.extend` appends a segment by POLICY. Tokens that the policy did not sample belong in
+        segments by FORCED or ENVIRONMENT, with log-probability 0.0 each, and are never trained;
+      - cut tokens from the end of a rollout, before it is extended;
+      - replace a rollout by a longer one of the same index, or add rollouts with indices that no sibling has;
+      - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`with_metrics`).
+
+    It must leave alone the tokens, log-probabilities, author and version of every segment that it keeps: the learner
+    computes importance ratios from them. It must keep the number and the order of groups, one for each prompt. Random
+    choices must derive from seed, step, sample id and rollout index, else a resumed run would differ. On several ranks
+    each rank calls it with its own groups, and there may be none.
+    """
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch as this step changes it; `step` counts the optimizer steps of the stage from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutContext:
+    """Dependencies that the steps of a pipeline share."""
+
+    sampler: Sampler
+    """Generates and extends responses with the current policy."""
+    scorer: RewardScorer
+    """Says whether a response is correct, for steps that depend on it."""
+    processor: QwenProcessor
+    """Builds prompts, tokenizes, and parses responses."""
+    sampling_params: SamplingParams
+    """The distribution of first responses, with their stop strings and length limit."""
+    group_size: int
+    """First responses to each prompt."""
+    groups_per_step: int
+    """Complete groups that a training step wants, over all ranks."""
+    seed: int
+    """Root of every random choice of the steps."""
+    tool_runner: ToolRunner
+    """Starts the processes that call tools."""
+    swap_samples: Sequence[Sample] = ()
+    """Samples whose media a blind probe may show in place of a prompt's own."""
+    ranks: Ranks = field(default_factory=SingleProcess)
+    """All processes of the run."""
+    base_dir: Path = Path()
+    """Folder that files of the user's own steps start from: that of the config."""
+
+
+def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:
+    """Return the batch with `metrics` added to its own. They must be counts: rounds and ranks are summed."""
+    counts = Counter(batch.metrics)
+    counts.update(metrics)
+    return replace(batch, metrics=counts)

@@ -1,0 +1,80 @@
+"""Rollout steps of the user's own: `rollout_steps: [{kind: generate}, {fn: ./mine.py:make_step}]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.config.schema.custom_rollouts import CustomStepConfig
+from mmrl.rollout.steps.base import RolloutContext, RolloutStep
+from mmrl.types import Author, Rollout, RolloutBatch, UserError
+from mmrl.utils.plugins import load_plugin
+
+
+def load_step_factory(config: CustomStepConfig, base_dir: Path) -> Callable[[RolloutContext], RolloutStep]:
+    """Load the function that makes a step from a `RolloutContext`; its options are settled by `config.args`.
+
+    Raises:
+        UserError: there is no such function, or an option is unknown, missing or of the wrong type.
+    """
+    return load_plugin(config.fn, base_dir, config.args, role="rollout step", parameters=("context",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomStep:
+    """Calls a step of the user's own and checks that training may rely on what it returns."""
+
+    name: str
+    """The step's name in messages."""
+    function: RolloutStep
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return what the user's step makes of the batch.
+
+        Raises:
+            UserError: the step broke a rule of `RolloutStep` that can be checked.
+        """
+        result = self.function(batch, step=step)
+        if not isinstance(result, RolloutBatch):
+            raise UserError(f"rollout step {self.name} must return a RolloutBatch; it returned {result!r:.80}")
+        if len(result.groups) != len(batch.groups):
+            raise UserError(
+                f"rollout step {self.name} was given {len(batch.groups)} groups and returned {len(result.groups)}; it "
+                "must return one for each prompt, in order"
+            )
+        for before, after in zip(batch.groups, result.groups, strict=True):
+            self._check_group(before, after)
+        return result
+
+    def _check_group(self, before: Sequence[Rollout], after: Sequence[Rollout]) -> None:
+        known = {rollout.index: rollout for rollout in before}
+        indices = [rollout.index for rollout in after]
+        if len(set(indices)) < len(indices):
+            raise UserError(f"rollout step {self.name} returned two rollouts of one group with one index: {indices}")
+        for rollout in after:
+            place = f"rollout step {self.name}, sample {rollout.prompt.sample.id}, rollout {rollout.index}"
+            if before and rollout.prompt != before[0].prompt:
+                raise UserError(f"{place}: the prompt is not that of its group")
+            for segment in rollout.segments:
+                if len(segment.token_ids) != len(segment.logprobs) or not segment.token_ids:
+                    raise UserError(
+                        f"{place}: a segment has {len(segment.token_ids)} tokens and {len(segment.logprobs)} "
+                        "log-probabilities; write one for each token, 0.0 where the policy did not sample it"
+                    )
+            if rollout.index in known:
+                _check_kept_segments(known[rollout.index], rollout, place)
+
+
+def _check_kept_segments(before: Rollout, after: Rollout, place: str) -> None:
+    """Refuse a segment by POLICY whose tokens were there already, with another record of who sampled them, and how."""
+    for old, new in zip(before.segments, after.segments, strict=False):
+        count = len(new.token_ids)
+        if new.token_ids != old.token_ids[:count]:
+            return  # from here on the rollout is another one
+        recorded = (old.author, old.version, old.logprobs[:count])
+        if new.author is Author.POLICY and (new.author, new.version, new.logprobs) != recorded:
+            raise UserError(
+                f"{place}: a segment by POLICY has another author, version or log-probabilities than before the step; "
+                "leave recorded segments as they are, and let `sampler.extend` append new ones"
+            )

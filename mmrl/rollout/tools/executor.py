@@ -1,0 +1,170 @@
+"""Executes tool calls and writes their results into responses.
+
+A text result is one segment. An image or video has a segment of its own, behind words that say what it is:
+
+    <tool_response>Medium 2: the part [8, 8, 40, 40] of medium 1. | image | </tool_response>
+
+All of these segments are by ENVIRONMENT, so none of their tokens is trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from mmrl.answer.text import parse_answer_value
+from mmrl.answer.tool_calls import find_final_call
+from mmrl.config.schema import ToolConfig, ToolsConfig
+from mmrl.media.checks import MediaRangeError
+from mmrl.policy.processor import QwenProcessor
+from mmrl.rollout.tools.media_results import MediaResult, find_media
+from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, Workers
+from mmrl.types import Action, AnswerType, Author, Rollout, Segment
+
+ToolLoader = Callable[[ToolConfig], ToolFunction]
+"""Loads the function that a config names and binds its options; called in whichever process runs the tool."""
+CALL_METRICS: Final = ("calls", "answers", "refused", "invalid", "errors", "timeouts", "shown")
+"""Counts of calls: all; then by outcome; then images and videos shown."""
+FAILURE_KINDS: Final = ("errors", "timeouts")
+"""Outcomes that are the tool's own fault, not that of the model's call."""
+
+
+class ToolRunner:
+    """Owns the processes that run tools. They stay from step to step, until `close`."""
+
+    def __init__(self, load_tool: ToolLoader) -> None:
+        self.load_tool = load_tool
+        self._workers: list[Workers] = []
+
+    def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
+        """Return the executor of a step's tools, with processes of its own. They start with the first call."""
+        loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
+        workers = Workers(list(loaders.values()), options.workers, options.timeout_s)
+        self._workers.append(workers)
+        return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
+
+    def close(self) -> None:
+        """End all processes. A later call starts new ones."""
+        for workers in self._workers:
+            workers.close()
+
+
+class ToolMessage(NamedTuple):
+    """The reply to one call, as it is written into the response."""
+
+    kind: str
+    """Outcome, one of `CALL_METRICS`."""
+    text: str = ""
+    """Text of the reply; empty where media are shown."""
+    media_segments: tuple[tuple[str, Segment], ...] = ()
+    """Images and videos, each with the words that precede it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolExecutor:
+    """Executes the calls of one step's tools."""
+
+    options: ToolsConfig
+    tool_loaders: Mapping[str, Callable[[], ToolFunction]]
+    """Loads each tool in the process that calls it, by the name that the model uses."""
+    workers: Workers
+    processor: QwenProcessor
+
+    def execute_calls(self, rollouts: Sequence[Rollout]) -> list[ToolMessage]:
+        """Execute the calls that end these rollouts, and return one message for each, in order.
+
+        A call that is malformed, or that no tool can answer, gets a message that says why.
+
+        Raises:
+            UserError: a file that is to be shown has changed since the run started.
+        """
+        calls = [self._parse_call(rollout) for rollout in rollouts]
+        requests = []
+        for call, rollout in zip(calls, rollouts, strict=True):
+            if isinstance(call, Action):
+                requests.append(ToolRequest(self.tool_loaders[call.name], call.arguments, rollout.prompt.sample))
+        results = iter(self.workers.run(requests))
+        messages = []
+        for call, rollout in zip(calls, rollouts, strict=True):
+            result = next(results) if isinstance(call, Action) else ToolResult(call, "invalid")
+            messages.append(self._to_message(rollout, result))
+        return messages
+
+    def append_message(self, rollout: Rollout, message: ToolMessage) -> Rollout:
+        """Append a reply to a rollout, between `result_prefix` and `result_suffix`.
+
+        Only prefix and suffix may contain special tokens: text of a tool cannot end the turn or open another one.
+        """
+        options = self.options
+        text = message.text
+        excess = len(text) - options.max_result_chars
+        if excess > 0:
+            text = f"{text[: options.max_result_chars]}... ({excess} more characters)"
+        segments: list[Segment] = []
+        pending = self.processor.tokenize(options.result_prefix, parse_special=True)
+        for label, media_segment in message.media_segments:
+            segments.append(_environment_segment((*pending, *self.processor.tokenize(label))))
+            segments.append(media_segment)
+            pending = ()
+        suffix = self.processor.tokenize(options.result_suffix, parse_special=True)
+        segments.append(_environment_segment((*pending, *self.processor.tokenize(text), *suffix)))
+        return replace(rollout, segments=(*rollout.segments, *segments))
+
+    def _parse_call(self, rollout: Rollout) -> Action | str:
+        """Return the call that ends a rollout, or words for the model about what is wrong with it."""
+        try:
+            call: Action = parse_answer_value(AnswerType.TOOL_CALL, find_final_call(rollout.text) or "")
+        except ValueError as error:
+            return f'This is no call: {error}. Write {{"name": "...", "arguments": {{...}}}}.'
+        if call.name not in self.tool_loaders:
+            return f"There is no tool {call.name!r:.80}; there is {', '.join(self.tool_loaders)}."
+        return call
+
+    def _to_message(self, rollout: Rollout, result: ToolResult) -> ToolMessage:
+        if result.media is None:
+            return ToolMessage(result.kind, text=result.text)
+        try:
+            return ToolMessage(result.kind, media_segments=self._encode_media(rollout, result.media))
+        except ValueError as error:
+            return ToolMessage("refused", text=f"The tool refuses: {error}")
+
+    def _encode_media(self, rollout: Rollout, media_result: MediaResult) -> tuple[tuple[str, Segment], ...]:
+        """Encode the images and videos of a result, each with the words that precede it.
+
+        Raises:
+            ValueError: there are none, they are too many or too large; in words for the model.
+            UserError: a file has changed since the run started.
+        """
+        media = list(find_media(media_result, rollout))
+        num_allowed = self.options.max_media - len(rollout.observations)
+        if len(media) > num_allowed:
+            raise ValueError(f"{num_allowed} more pictures or videos may be shown, not {len(media)}")
+        encoded: list[tuple[str, Segment]] = []
+        num_tokens = 0
+        for number, (label, ref) in enumerate(media, start=len(rollout.media) + 1):
+            try:
+                segment = self.processor.build_tool_segment(ref)
+            except MediaRangeError as error:
+                # The message begins with the file's path, which the model must not see.
+                raise ValueError(str(error).removeprefix(f"{ref.path}: ")) from error
+            encoded.append((f"Medium {number}: {label}.\n", segment))
+            num_tokens += len(segment.token_ids)
+        num_free = self.options.max_total_tokens - rollout.num_tokens
+        if num_tokens > num_free:
+            raise ValueError(f"it takes {num_tokens} tokens to show, and {max(0, num_free)} are left")
+        return tuple(encoded)
+
+
+def count_calls(messages: Sequence[ToolMessage]) -> Counter[str]:
+    """Count calls by outcome, calls in all, and media shown, under the names of `CALL_METRICS`."""
+    counts = Counter(message.kind for message in messages)
+    counts["calls"] = len(messages)
+    counts["shown"] = sum(len(message.media_segments) for message in messages)
+    return counts
+
+
+def _environment_segment(token_ids: tuple[int, ...]) -> Segment:
+    return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)

@@ -1,0 +1,65 @@
+"""Every benchmark in tools/bench runs, measures something and writes it down: one tiny pair each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "tools" / "bench"
+MATHVISTA = ROOT.parent / "shared" / "eval" / "mathvista"
+
+# Script, its smallest useful options, and a number that must be among its results.
+COMMANDS = [
+    ("async_rollouts", ["--engine", "hf", "--steps", "5", "--rounds", "1", "--prompts", "1", "--tokens", "4"], "ratio"),
+    ("checkpoint", ["--rounds", "1", "--steps", "2", "--busy"], "stall_fraction_of_an_rl_step"),
+    ("learner_vs_trl", ["--cell", "40x8", "--pairs", "1"], "40x8"),
+    ("math_rewards", ["--rounds", "1"], "time_ratio"),
+    ("media", ["throughput", "--files", "8", "--rounds", "1"], "jpeg 640x480"),
+    ("media", ["ahead", "--rounds", "1", "--steps", "2"], "step_s with 1 workers"),
+    ("replay", [], "fraction_of_step"),
+    ("rewards", ["--seconds", "0.01"], "mmrl_rewards.box:iou"),
+    ("rollout", ["--prompts", "1", "--group", "2", "--completion", "8", "--pairs", "1"], "ratio"),
+    ("rollout_vllm", ["--prompts", "1", "--siblings", "2", "--tokens", "4", "--rounds", "1"], "ratio"),
+    ("scoring", ["--seconds", "0.05"], "hanging_calls_s"),
+    ("two_processes", ["--rounds", "1", "--steps", "2", "--only", "two", "--busy"], "speedup_of_two"),
+    ("verdicts", ["--repeat", "1"], "verdicts_per_s"),
+]
+NEEDS = {"learner_vs_trl": "trl", "rollout_vllm": "vllm"}
+
+
+def test_every_benchmark_has_a_smoke_test():
+    scripts = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert scripts == {script for script, _, _ in COMMANDS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "options", "number"), COMMANDS, ids=lambda value: str(value)[:30])
+def test_a_benchmark_runs_and_writes_its_numbers(script, options, number, tmp_path):
+    if script in NEEDS:
+        pytest.importorskip(NEEDS[script])
+    if script == "verdicts":
+        if not MATHVISTA.exists():
+            pytest.skip("MathVista's published responses are not here")
+        options = [*options, "--data", str(MATHVISTA)]
+    file = tmp_path / "numbers.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCH / f"{script}.py"), *options, "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    # So small a run may miss a floor on speed, which is exit code 1; it may not fail otherwise, nor print a traceback.
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert record["benchmark"].startswith(script)
+    assert record["date"]
+    assert record["libraries"]["torch"]
+    assert number in record["numbers"]

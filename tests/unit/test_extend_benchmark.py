@@ -1,0 +1,77 @@
+"""examples/benchmark.py: a user's benchmark scores files, reads its own layout, and is checked like a shipped one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import place, png, shown
+from config_samples import SMALL, refused, write
+
+from mmrl.benchmarks.readers.questions import read_questions
+from mmrl.benchmarks.registry import get_benchmark, load_benchmark
+from mmrl.cli import main
+from mmrl.config import load_config
+from mmrl.training.benchmarks import read_benchmark_questions
+from mmrl.types import UserError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "benchmark.py"
+FN = f"{EXAMPLE}:make_benchmark"
+ROWS = [{"file": "a.png", "kind": "wall", "time": "3:40"}, {"file": "a.png", "kind": "pocket", "time": "12:05"}]
+
+
+@pytest.fixture
+def clocks(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "clocks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def test_the_example_is_short():
+    assert len(EXAMPLE.read_text().splitlines()) <= 40
+
+
+def test_responses_are_scored_by_its_rule(tmp_path, capsys, monkeypatch):
+    answers = {"1": ("3:40", "The answer is 15:40."), "2": ("12:05", "<answer>11:35</answer>"), "3": ("9:00", "Dunno.")}
+    items = [{"id": id, "answer": time, "answer_type": "text"} for id, (time, _) in answers.items()]
+    responses = [{"pid": id, "response": text} for id, (_, text) in answers.items()]
+    for name, rows in (("items", items), ("responses", responses)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(EXAMPLE.parents[1])
+    files = ("--items", str(tmp_path / "items.jsonl"), "--responses", str(tmp_path / "responses.jsonl"))
+    out = tmp_path / "out"
+    assert (
+        main(["eval", "score", "--benchmark", "./examples/benchmark.py:make_benchmark", *files, "--out", str(out)]) == 0
+    )
+    verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+    assert [row["score"] for row in verdicts] == [1.0, 0.5, 0.0]
+    assert [row["official"] for row in verdicts] == [True, False, False]
+    assert json.loads((out / "report.json").read_text())["benchmark"] == "clocks"
+
+
+def test_its_own_layout_is_read(clocks):
+    benchmark = get_benchmark(FN)
+    first, second = read_questions(benchmark, ["clocks.jsonl"], place(clocks), split="test", media_root=None).entries
+    assert shown(first) == "*What time does this wall clock show?"
+    assert (second.item.answer, second.item.subsets) == ("12:05", {"kind": ("pocket",)})
+    assert second.sample.task == "clocks"
+
+
+def test_a_config_names_it_with_arguments(clocks):
+    entry = f"{{name: mine, fn: '{FN}', args: {{tolerance: 30}}, data: [clocks.jsonl], subsets: [kind]}}"
+    path = write(clocks, SMALL + f"\nevaluation:\n  benchmarks: [{entry}]\n")
+    config = load_config(path).config
+    questions = read_benchmark_questions(config.evaluation.benchmarks[0], config, clocks, clocks / "work")
+    assert len(questions.samples) == 2
+    assert "leave out one" in refused(path, "evaluation.benchmarks.mine.benchmark=mmmu")
+
+
+def test_what_is_no_benchmark_is_refused(clocks):
+    with pytest.raises(UserError, match="has no option 'tolerence'; did you mean 'tolerance'"):
+        load_benchmark(FN, args={"tolerence": 3})
+    with pytest.raises(UserError, match="has no 'make_benchmrk'; did you mean 'make_benchmark'"):
+        get_benchmark(f"{EXAMPLE}:make_benchmrk")
+    (clocks / "other.py").write_text("def make():\n    return 3\n")
+    with pytest.raises(UserError, match="returned int, not a mmrl.benchmarks.benchmark.Benchmark"):
+        get_benchmark("./other.py:make", clocks)
+    with pytest.raises(UserError, match="there is no file"):
+        get_benchmark("./gone.py:make", clocks)

@@ -1,0 +1,310 @@
+"""Rewards in worker processes: the same scores, and calls that hang or die cost nothing but themselves."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from scoring import GRAMMAR, as_read, rollout
+from waiting import wait_for
+
+from mmrl.config.schema import ScoringConfig
+from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
+from mmrl.types import AnswerType, RewardErrorKind, Sample, Target, UserError
+from mmrl_rewards.contract import reward
+
+REWARDS = '''
+import ctypes
+import os
+import sys
+import time
+
+from mmrl.types import RewardValue, Unscorable
+from mmrl_rewards.contract import reward
+
+
+@reward(name="moody")
+def moody(response, sample) -> RewardValue:
+    """Does what it is told to."""
+    match response.text.removeprefix("<answer>").removesuffix("</answer>"):
+        case "hang":
+            with open(__file__ + ".hung", "a") as log:
+                log.write(f"{time.monotonic()}\\n")
+            while True:
+                time.sleep(0.01)
+        case "spin":
+            while True:
+                pass
+        case "exit":
+            os._exit(3)
+        case "crash":
+            ctypes.string_at(0)
+        case "raise":
+            raise ValueError("as told")
+        case "quit":
+            sys.exit("as told")
+        case "none":
+            return None
+        case "unscorable":
+            raise Unscorable("as told")
+    return RewardValue(len(response.text) % 7 / 7, f"length {len(response.text)}")
+
+
+@reward(name="pid")
+def pid(response, sample) -> RewardValue:
+    """Says which process it runs in, and whether torch is in it."""
+    return RewardValue(1.0, f"{os.getpid()} {'torch' in sys.modules} {os.environ.get('OMP_NUM_THREADS')}")
+
+
+@reward(name="wary", timeout_s=2.0)
+def wary(response, sample) -> RewardValue:
+    """Declares that it may hang, and does."""
+    return moody(response, sample)
+
+
+@reward(name="slow start", timeout_s=2.0)
+def slow_start(response, sample) -> float:
+    """Its first call in a process takes longer than it may."""
+    if "slow start" not in sys.modules:
+        time.sleep(2.5)
+        sys.modules["slow start"] = sys
+    return 1.0
+'''
+OFTEN = ["hang", "exit", "crash", "raise", "quit", "none", "unscorable"]
+
+
+@pytest.fixture
+def judge_of(tmp_path):
+    """Builds a judge of rewards in a file; its workers end with the test."""
+    (tmp_path / "moody.py").write_text(REWARDS)
+    judges = []
+
+    def judge_of(*names, options=None, **judging):
+        loads = [partial(registry.load_bound_reward, f"./moody.py:{name}", tmp_path, {}) for name in names]
+        bound = [
+            BoundTerm(name=name, reward=load(), load_reward=load, options=as_read(options or {}))
+            for name, load in zip(names, loads, strict=True)
+        ]
+        judges.append(
+            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip", "timeout_s": 60.0} | judging))
+        )
+        return judges[-1]
+
+    yield judge_of
+    for judge in judges:
+        judge.close()
+
+
+def groups_of(texts, size=4):
+    rollouts = [rollout(text, index=index % size) for index, text in enumerate(texts)]
+    return [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+
+
+def shown(groups):
+    return [
+        (group.scores, [(skip.rollout.text, skip.failures) for skip in group.dropped], len(group.rollouts))
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_no_score_no_reason_no_order(judge_of, workers):
+    texts = [f"{'x' * (index % 11)}{index}" for index in range(200)] + ["raise", "quit", "none", "unscorable"]
+    texts += ["", " ", "\ud800", "\x00\x1b", "é" * 100_000]
+    here = judge_of("moody").score_groups(groups_of(texts), step=0)
+    there = judge_of("moody", workers=workers).score_groups(groups_of(texts), step=0)
+    assert shown(there) == shown(here)
+    assert sum(len(group.dropped) for group in here) == 4
+    assert [r.text for group in there for r in group.all_rollouts if r.text not in OFTEN] == texts[:200] + texts[204:]
+
+
+def test_a_call_that_hangs_or_dies_costs_itself_alone(judge_of):
+    judge = judge_of("moody", workers=2, timeout_s=2.0)
+    texts = ["a", "hang", "b", "exit", "c", "spin", "d", "crash", *"efghijkl"]
+    (group,) = judge.score_groups(groups_of(texts, size=len(texts)), step=0)
+    found = {skip.rollout.text: skip.failures["moody"] for skip in group.dropped}
+    assert {text: failure.error_kind for text, failure in found.items()} == {
+        "hang": RewardErrorKind.TIMEOUT,
+        "spin": RewardErrorKind.TIMEOUT,
+        "exit": RewardErrorKind.CRASH,
+        "crash": RewardErrorKind.CRASH,
+    }
+    assert found["hang"].reason == "took more than 2 s"
+    assert [r.text for r in group.rollouts] == [text for text in texts if len(text) == 1]
+    assert len(judge.score_groups(groups_of(["again"]), step=0)[0].scores) == 1
+
+
+def test_many_hangers_are_stopped_side_by_side(judge_of, tmp_path):
+    texts = ["hang" if index % 25 == 7 else "fine" for index in range(200)]
+    judge = judge_of("moody", workers=4, timeout_s=2.0)
+    judge.score_groups(groups_of(["fine"]), step=0)
+    groups = judge.score_groups(groups_of(texts), step=0)
+    begun = [float(line) for line in (tmp_path / "moody.py.hung").read_text().split()]
+    assert len(begun) == 8
+    assert min(later - one for one, later in pairwise(sorted(begun))) < 2.0  # one is not waited for by the next
+    assert sum(len(group.dropped) for group in groups) == 8
+    assert sum(len(group.scores) for group in groups) == 192
+
+
+def test_what_has_a_deadline_never_runs_in_this_process(judge_of):
+    (group,) = judge_of("wary").score_groups(groups_of(["hang", "fine"]), step=0)
+    assert [list(skip.failures) for skip in group.dropped] == [["wary"]]
+    for options, elsewhere in (({"timeout_s": 5.0}, True), ({}, False)):
+        (group,) = judge_of("pid", options=options).score_groups(groups_of(["x"]), step=0)
+        assert (group.scores[0].terms["pid"].reason.split()[0] != str(os.getpid())) is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "target", "hanging", "right"),
+    [
+        ("mmrl_rewards.maths:equal", {}, Target(answer_type=AnswerType.LATEX, value="x+1"), "9^{9^{9^{9}}}", "1+x"),
+        (
+            *("mmrl_rewards.schema:valid", {"schema": {"pattern": "^(a|aa)+$"}}),
+            *(Target(answer_type=AnswerType.JSON, value="aa"), f'"{"a" * 60}b"', '"aaa"'),
+        ),
+    ],
+)
+def test_what_is_made_to_hang_a_verifier_costs_its_deadline(fn, args, target, hanging, right):
+    sample = Sample(id="h", task="t", parts=("?",), target=target)
+    load = partial(registry.load_bound_reward, fn, Path(), args)
+    with closing(
+        RewardFunctionScorer(
+            [BoundTerm(name="v", reward=load(), load_reward=load, options=as_read({"timeout_s": 4.0}))],
+            ScoringConfig(),
+        )
+    ) as judge:
+        judge.check_samples([sample], GRAMMAR)
+        answers = (right, hanging, right)
+        (group,) = judge.score_groups([[rollout(f"<answer>{answer}</answer>", sample) for answer in answers]], step=0)
+    assert group.totals == (1.0, 1.0)
+    assert [skip.failures["v"].error_kind for skip in group.dropped] == [RewardErrorKind.TIMEOUT]
+
+
+def test_a_terms_deadline_wins_over_the_rewards(judge_of):
+    (group,) = judge_of("wary", options={"timeout_s": 3.0}, timeout_s=100.0).score_groups(groups_of(["hang"]), step=0)
+    assert group.dropped[0].failures["wary"].reason == "took more than 3 s"
+
+
+def test_workers_are_other_processes_without_torch_and_with_one_thread_each(judge_of):
+    torch = pytest.importorskip("torch")
+    assert torch.__name__ in sys.modules
+    groups = judge_of("pid", workers=2).score_groups(groups_of(["x"] * 64), step=0)
+    said = {score.terms["pid"].reason.split(" ", 1)[1] for group in groups for score in group.scores}
+    pids = {score.terms["pid"].reason.split()[0] for group in groups for score in group.scores}
+    assert said == {"False 1"}
+    assert str(os.getpid()) not in pids
+    assert 1 <= len(pids) <= 2
+
+
+def test_what_a_first_call_loads_is_no_reason_to_stop_it(judge_of):
+    sample = Sample(id="s", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3))
+    judge = judge_of("slow_start")
+    judge.check_samples([sample], GRAMMAR)
+    assert judge.score_groups(groups_of(["x", "y"]), step=0)[0].totals == (1.0, 1.0)
+
+
+def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(judge_of):
+    fine = Sample(id="f", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="fine"))
+    judge = judge_of("wary")
+    judge.check_samples([fine], GRAMMAR)
+    with pytest.raises(RewardError, match=r"reward 'wary' on sample 'h' \(task 't'\): took more than 2 s"):
+        judge.check_samples([fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR)
+
+
+def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
+    monkeypatch.setattr("mmrl.scoring.reward_workers._STARTUP_TIMEOUT_S", 10.0)
+    sample = Sample(id="h", task="t", parts=("?",), target=Target(answer_type=AnswerType.TEXT, value="hang"))
+    with pytest.raises(RewardError, match="hung while scoring sample 'h' with reward 'wary': more than 10 s"):
+        judge_of("wary").check_samples([sample], GRAMMAR)
+
+
+def test_a_reward_that_does_not_load_elsewhere_is_named(judge_of, tmp_path):
+    judge = judge_of("moody", workers=1)
+    (tmp_path / "moody.py").write_text("raise RuntimeError('no longer there')")
+    with pytest.raises(RewardError, match="a process for rewards died while loading reward 'moody'"):
+        judge.score_groups(groups_of(["x"]), step=0)
+
+
+def test_a_sample_that_cannot_be_sent_is_named(judge_of):
+    sample = Sample(
+        id="odd", task="t", parts=("?",), target=Target(answer_type=AnswerType.NUMBER, value=3), meta={"f": lambda: 0}
+    )
+    judge = judge_of("moody", workers=1)
+    with pytest.raises(UserError, match="cannot send samples odd to a worker process"):
+        judge.score_groups([[rollout("x", sample)]], step=0)
+    assert judge.score_groups(groups_of(["x"]), step=0)[0].totals == (1 / 7,)
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
+def test_no_process_outlives_the_judge(judge_of):
+    judge = judge_of("pid", workers=2)
+    groups = judge.score_groups(groups_of(["x"] * 64), step=0)
+    pids = {int(score.terms["pid"].reason.split()[0]) for group in groups for score in group.scores}
+    assert all(alive(pid) for pid in pids)
+    judge.close()
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
+def test_no_process_outlives_a_run_that_is_killed_in_the_middle_of_a_call(judge_of, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from functools import partial
+from pathlib import Path
+from scoring import as_read, rollout
+from mmrl.scoring import registry
+from mmrl.config.schema import ScoringConfig
+from mmrl.scoring import BoundTerm, RewardFunctionScorer
+
+if __name__ == "__main__":
+    load = partial(registry.load_bound_reward, "./moody.py:moody", Path({str(tmp_path)!r}), {{}})
+    term = BoundTerm(name="moody", reward=load(), load_reward=load, options=as_read({{}}))
+    judge = RewardFunctionScorer([term], ScoringConfig(workers=1, timeout_s=100.0))
+    judge.score_groups([[rollout("fine")]], step=0)
+    print("ready", flush=True)
+    judge.score_groups([[rollout("hang")]], step=0)
+""")
+    (tmp_path / "moody.py").write_text(REWARDS)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "ready\n"
+        below = [child for nurse in children(run.pid) for child in (nurse, *children(nurse))]
+        assert len(below) >= 2
+        time.sleep(0.5)
+        run.kill()
+    wait_for(lambda: not any(alive(pid) for pid in below))
+
+
+def alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monkeypatch):
+    judge = judge_of("moody", workers=1)
+    judge.score_groups(groups_of(["fine"]), step=0)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("mmrl.scoring.reward_workers.RewardWorkers._collect_outcomes", interrupted)
+        judge.score_groups(groups_of(["x"]), step=0)
+    assert judge.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
+
+
+def interrupted(self, waiting, outcomes):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_deadline_is_a_number_of_seconds(timeout_s):
+    with pytest.raises(UserError, match=f"reward 'x': timeout_s {timeout_s} is no number of seconds above 0"):
+        reward(name="x", timeout_s=timeout_s)
