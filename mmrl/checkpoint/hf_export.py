@@ -59,7 +59,7 @@ class RestoredModel(NamedTuple):
 
 
 class ModelCardFacts(NamedTuple):
-    """What the model card of an export says about its run."""
+    """Facts about a run that the model card of an export states."""
 
     config: Config
     """The run's settings."""

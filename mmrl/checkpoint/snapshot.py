@@ -38,7 +38,7 @@ OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
-    """The weights of a model as a checkpoint sees them."""
+    """Weights of a model, split into those that a checkpoint holds and those that it only fingerprints."""
 
     trained: Mapping[str, torch.Tensor]
     """Name → weight that training changes; when saving, this rank's share of them."""
