@@ -71,26 +71,26 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
     stop = StopSignal(console.warn)
     try:
         with stop.interrupt_at_once(), ExitStack() as stack:
-            ranks.on_rank0(lambda: stack.enter_context(run_dir.lock()))
-            has_begun = ranks.on_rank0(lambda: run_dir.claim(config, console.info))
-            if ranks.on_rank0(lambda: has_begun and run_dir.model.exists()):
+            ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
+            has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
+            if has_begun and ranks.on_rank0(run_dir.model.exists):
                 console.info("This run is finished; delete its directory or choose another to run it again.")
-                ranks.on_rank0(lambda: print_summary(run_dir, console))
+                ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
             cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
-                questions = ranks.on_rank0(lambda: read_all_benchmark_questions(config, base_dir, run_dir.data))
+                questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
-                ranks.on_rank0(lambda: _write_run_info(run_dir, context))
+                ranks.on_rank0(partial(_write_run_info, run_dir, context))
                 running = opened.pop_all()
             with running:
                 TrainingRun(context, benchmarks, user_callbacks, stop).execute()
-            ranks.on_rank0(lambda: print_summary(run_dir, console))
+            ranks.on_rank0(partial(print_summary, run_dir, console))
     except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
         # A signal reaches all ranks, and those that stop first are lost to the others.
         if isinstance(stopped, RankLostError) and not stop.requested():
@@ -144,7 +144,7 @@ class TrainingRun:
         )
         self._state, self._optimizer = self._load_checkpoint()
         context.shard_model()
-        self._ranks.on_rank0(lambda: self._logger.resume_from(self._state.metrics_bytes))
+        self._ranks.on_rank0(partial(self._logger.resume_from, self._state.metrics_bytes))
 
     def execute(self) -> None:
         """Run the stages that are left, then compare, summarize and export."""
@@ -356,7 +356,8 @@ class TrainingRun:
             if self._optimizer:
                 reference.load_state(self._optimizer)
         elif self._state.step == 0:
-            self._ranks.on_rank0(lambda: checkpoint.save_weights(folder, self._checkpoint_weights(reference.policy)))
+            weights = self._checkpoint_weights(reference.policy)
+            self._ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
         else:
             checkpoint.load_weights(folder, self._checkpoint_weights(reference.policy))
         return reference
