@@ -116,7 +116,7 @@ def run_async_rl_stage(
             with timer.time("rollout"):
                 state.prefetched = wait_for_next()
         with timer.time("learn"):
-            components.sampler.sync(state.version + 1)
+            components.sync_weights(state.version + 1)
 
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 
