@@ -133,7 +133,7 @@ class RunContext:
         self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(loader, self.samples, encoder))
+        self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self._worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
