@@ -256,8 +256,8 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
             processor.prompt_tensors(prompt)
         assert processed == [one.id for one in (*step, world.samples[8])]
         source.take(6, 2)
-        processor.get_tensors(prompts[0])  # the step before is gone
-        processor.get_tensors(held_out)
+        processor.prompt_tensors(prompts[0])  # the step before is gone
+        processor.prompt_tensors(held_out)
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 
