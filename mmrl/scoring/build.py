@@ -37,7 +37,8 @@ def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, .
         unknown = [name for name in options.args.get("correct", ()) if name not in term_names]
         if unknown:
             raise UserError(
-                f"group reward {options.fn}: correct: there is no term {unknown[0]!r}; there are {', '.join(term_names)}"
+                f"group reward {options.fn}: correct: there is no term {unknown[0]!r}; there are "
+                f"{', '.join(term_names)}"
             )
     return tuple(bound)
 

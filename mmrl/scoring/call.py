@@ -22,7 +22,7 @@ class RewardError(UserError):
 
 
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
-    """Return the reward's value for a response, or its failure. Never raises; a reward may still hang, or crash Python."""
+    """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     with ErrorCatcher() as caught:
         return _check_result(reward, reward(response, sample))
     match caught.error:

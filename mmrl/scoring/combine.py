@@ -154,7 +154,7 @@ def _iter_required_terms(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm]
 def _requirements_met(
     term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], values_by_term: Mapping[str, float]
 ) -> bool:
-    """Return True if the value of the required term is high enough, and that of the term which it requires, and so on."""
+    """Return True if the required term has a value above `requires_above`, and the term that it requires, in turn."""
     while term.options.requires is not None:
         required = term.options.requires
         if required not in values_by_term:

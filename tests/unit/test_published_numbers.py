@@ -39,7 +39,7 @@ def test_vl_rethinker(waits, answer, expected):
     judge = judge_of(
         term(number.exact),
         term(reasoning.reflection, weight=0.1, requires="number"),
-        term(format.tags, transform={"scale": [-0.1, 0.0]}),
+        term(format.tags, transform={"rescale_to": [-0.1, 0.0]}),
     )
     thought = "".join(map(LOOK.format, range(waits))) or "Three."
     text = f"<think>{thought}</think>" + (f"<answer>{answer}</answer>" if answer else "")
