@@ -365,7 +365,7 @@ def test_a_term_may_be_in_a_file(tmp_path):
         ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: []}}", "at least 1 item"),
         (
             "{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}",
-            "there is no term 'cuont', but count",
+            "there is no term 'cuont'; there are count",
         ),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', args: {share: 2}}", "less than or equal to 1"),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', name: count}", "two reward terms are named 'count'"),

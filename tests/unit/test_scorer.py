@@ -106,7 +106,7 @@ def test_a_result_that_is_no_score_is_refused_by_name(result):
 
 
 def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
-    with pytest.raises(RewardError, match="gave the reason 3, which is no text"):
+    with pytest.raises(RewardError, match="gave the reason 3, which is not a string"):
         scored(judge_of(term(constant(RewardValue(1.0, 3)))), RIGHT)
     assert len(scored(judge_of(term(constant(RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
 
