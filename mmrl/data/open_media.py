@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mmrl.log.console import Console
 from mmrl.media.checks import MediaError
-from mmrl.media.media_workers import Workers
+from mmrl.media.media_workers import start_media_workers
 from mmrl.types import ImageRef, Sample, UserError, VideoRef
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
@@ -46,7 +46,7 @@ def open_all_media(
     attempt = partial(_open_or_error, open_one)
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
+    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
         futures = [pool.submit(ref) for ref in refs]
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         return dict(zip(refs, opened, strict=True))

@@ -300,16 +300,16 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
         return [line.split()[1].rstrip(",") for line in lines if line.startswith("sample ")]
 
     assert shown() == ["count/train/r0"]
-    assert shown("--index", "-1", "--sheet", 3) == ["box/train/r23"]
-    assert shown("--index", 2, "--sheet", 2) == ["count/train/r2", "count/train/r3"]
-    assert shown("--part", "test", "--id", "held/test/r41") == ["held/test/r41"]
-    assert len(set(shown("--random", 1, "--sheet", 5))) == 5
-    assert shown("--random", 1, "--sheet", 5) == shown("--random", 1, "--sheet", 5)
+    assert shown("--index", "-1", "--count", 3) == ["box/train/r23"]
+    assert shown("--index", 2, "--count", 2) == ["count/train/r2", "count/train/r3"]
+    assert shown("--split", "test", "--id", "held/test/r41") == ["held/test/r41"]
+    assert len(set(shown("--random", 1, "--count", 5))) == 5
+    assert shown("--random", 1, "--count", 5) == shown("--random", 1, "--count", 5)
     refused = here("data", "show", config, "--id", "count/train/r99")
     assert (refused.code, refused.output) == (2, "")
     assert "there is no sample 'count/train/r99' among 12" in refused.errors
     assert here("data", "show", config, "--index", 12).code == 2
-    assert here("data", "show", config, "--part", "validation").code == 2
+    assert here("data", "show", config, "--split", "validation").code == 2
 
 
 CLIPS = """
