@@ -166,7 +166,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
         (("{run}", "--benchmark", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
         (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "samples 4 of a greedy law are all the same"),
+        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "all 4 responses to a question are the same at temperature 0"),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),
