@@ -169,11 +169,10 @@ def make_batches(
     questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
 ) -> EvalBatches:
     """Return batches of the questions that can be asked; `missing` has the ids of the others."""
-    asked = [
-        (question.item.id, question.sample)
-        for question in questions.entries
-        if question.sample and question.item.id not in missing
-    ]
+    asked = []
+    for question in questions.entries:
+        if question.sample and question.item.id not in missing:
+            asked.append((question.item.id, question.sample))
     return EvalBatches(questions=asked, batch_size=batch_size, responses_per_question=responses_per_question)
 
 
