@@ -35,7 +35,7 @@ def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
     told = {task["task"]: task["after"] for task in json.loads((whole / "summary.json").read_text())["tasks"]}
     assert [told["count"]] == [record["test/count"] for record in metrics(whole) if "test/count" in record][1:]
     saved = max((whole / "checkpoints").iterdir())
-    assert here("export", whole, "--to", tmp_path / "away" / "mine").code == 0
+    assert here("export", whole, "--out", tmp_path / "away" / "mine").code == 0
     for number, model in enumerate((whole, saved, whole / "model", tmp_path / "away" / "mine")):
         out = tmp_path / str(number)
         done = here("eval", model, "--benchmark", "run:test", "--out", out)
