@@ -114,7 +114,7 @@ def normalize_answer(answer: object, box_format: str) -> object:
 def check_box_range(answer: object, coordinate_system: object) -> object:
     """Return the answer unchanged; a box must be plausible in this coordinate system.
 
-    A box in the wrong coordinate system would make every response count as wrong without any error.
+    A box in the wrong coordinate system would make every response count as incorrect without any error.
 
     Raises:
         BadRowError: the box exceeds the coordinate system, or looks normalised to 1 where it should not be.

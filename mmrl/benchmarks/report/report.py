@@ -162,7 +162,7 @@ def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
     """Return pass@k and maj@k for k = 1, 2, 4, ... up to the responses that every answered item has.
 
-    Items without a response count as wrong. Empty when some item has one response only.
+    Items without a response count as incorrect. Empty when some item has one response only.
     """
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in sorted(verdicts, key=lambda verdict: verdict.response_index):
