@@ -183,7 +183,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
         ),
         ({"data": ["asked/no.jsonl"]}, "no such file"),
         ({"data": ["asked/gaps.jsonl"]}, "evaluation.benchmarks.ten: 1 of 10 questions cannot be asked"),
-        ({"data": ["asked/gaps.jsonl"]}, "count them as wrong with evaluation.benchmarks.ten.allow_missing=true"),
+        ({"data": ["asked/gaps.jsonl"]}, "count them as incorrect with evaluation.benchmarks.ten.allow_missing=true"),
         ({"subsets": ["color"]}, "evaluation.benchmarks.ten.subsets: no question has 'color'; they have parity"),
         ({"every": 0}, "evaluation.benchmarks.0.every: must be"),
         ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),
