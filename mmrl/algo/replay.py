@@ -27,7 +27,7 @@ ReplayBuffer = tuple[Experience, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """The replay options of one stage, with the numbers that they are relative to."""
+    """Replay options of one stage, with the numbers that they are relative to."""
 
     options: ReplayConfig
     """The stage's `replay` section."""
@@ -126,8 +126,11 @@ def update_buffer(
     """
     start = 0
     if max_staleness is not None:
-        # Staleness falls from the oldest to the newest, so its negative is sorted as bisect needs it.
-        start = bisect_left(buffer, -max_staleness, key=lambda e: -compute_staleness(e.rollout, version))
+        # The buffer is sorted by age, so the first rollout that is young enough is found without looking at all.
+        def negative_staleness(experience: Experience) -> int:
+            return -compute_staleness(experience.rollout, version)
+
+        start = bisect_left(buffer, -max_staleness, key=negative_staleness)
     return (*buffer[start:], *fresh)[-capacity:]
 
 

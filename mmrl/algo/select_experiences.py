@@ -134,7 +134,7 @@ class SelectionPipeline:
 
 
 class FilteredGroups(NamedTuple):
-    """The groups that a step trains on."""
+    """Groups that a step trains on, carried over and its own."""
 
     carried: list[Group]
     """Groups that passed in an earlier step, which had no room for them."""

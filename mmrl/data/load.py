@@ -35,7 +35,7 @@ _SourceRows = list[tuple[Sample | RejectedRow, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """The samples of a run.
+    """Samples of a run, by split.
 
     Example: `DataSplits(train=(a, b), validation=(), test=(c,), source_indices={"a": 0, "b": 1})`
     """

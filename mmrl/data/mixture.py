@@ -120,7 +120,9 @@ def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
     weight_sum = sum(weights)
     exact = [weight / weight_sum * total for weight in weights]
     quotas = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda index: quotas[index] - exact[index])
+    # Sorted by the negative remainder; the sort is stable, so of equal remainders the first source gets the position.
+    negative_remainders = [quota - share for quota, share in zip(quotas, exact, strict=True)]
+    by_remainder = sorted(range(len(weights)), key=negative_remainders.__getitem__)
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1
     return quotas

@@ -84,8 +84,7 @@ class SampleBrowser:
             raise UserError(f"data.{split}: there is no sample to show")
         # A model from scratch trains its tokenizer on the training samples.
         needs_training = config.model.from_scratch is not None and split != "train"
-        tokenizer_samples = read_split("train")[0] if needs_training else self.samples
-        processor = build_processor(config, tokenizer_samples, base_dir)
+        processor = build_processor(config, read_split("train")[0] if needs_training else self.samples, base_dir)
         cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
         self._encoder = build_encoder(config, processor, cache)
 
