@@ -46,11 +46,11 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.policy.build import (
-    _configs_with_rollout_steps,
     build_encoder,
     build_model,
     build_processor,
     build_response_format,
+    configs_with_rollout_steps,
     select_device,
 )
 from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
@@ -351,7 +351,7 @@ class RunContext:
         for name, term in zip(self.scorer.term_weights, self.config.rewards.terms, strict=True):
             if not term.training_only:
                 scored_terms.append(name)
-        for owner in _configs_with_rollout_steps(self.config):
+        for owner in configs_with_rollout_steps(self.config):
             check_steps(
                 owner.rollout_steps,
                 self.processor,
