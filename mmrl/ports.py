@@ -72,7 +72,7 @@ class Sampler(Protocol):
     """Generates tokens from the policy.
 
     Called by the steps of a rollout pipeline, and by the loops after each update. Implemented by
-    `mmrl.rollout.engines`: transformers in process, a copy of the policy, and vLLM in process or as a server.
+    `mmrl.rollout.engines`: transformers in this process, vLLM in it or as a server, and engines of the user's own.
     """
 
     def generate(

@@ -1,8 +1,8 @@
-r"""The answer grammar: one statement drives prompt text, stop strings, demonstrations, parser and format reward.
+r"""The response format: one statement drives instruction, stop strings, demonstrations, parser and format reward.
 
-A response is some parts in a fixed order, the answer last: by default `<think>...</think><answer>...</answer>`, the
-first part never, possibly or always there, with nothing but white space around the parts. What stands in the answer
-depends on its kind:
+A response is some parts in a fixed order, the answer last: by default `<think>...</think><answer>...</answer>`, with
+the thinking forbidden, optional or required, and nothing but white space around the parts. The text of an answer
+depends on its type:
 
     NUMBER       3, -2.5, 1,234 (groups of exactly three), 6e23     ASCII digits only; no unit, no second number
     CHOICE       B, (B), B., B)                                     one letter, read as upper case
@@ -22,11 +22,11 @@ depends on its kind:
     JSON         anything but null                                  no key twice, no NaN
 
 JSON may stand in a ```json fence. Digits of other scripts, fullwidth ones too, are refused rather than normalised:
-there is one way to write an answer, and a policy that drifts from it should be told so. Parsing takes time linear in
-the text.
+there is one way to write an answer, and a policy that drifts from it should lose reward. Parsing takes time linear in
+the length of the text.
 """
 
-from mmrl.answer.grammar import ResponseFormat, ResponseSection
+from mmrl.answer.response_format import ResponseFormat, ResponseSection
 from mmrl.answer.text import ANSWER_PLACEHOLDERS, parse_answer_value
 from mmrl.answer.values import (
     COORDINATE_KEYS,

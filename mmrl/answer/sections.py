@@ -1,4 +1,4 @@
-"""A response taken apart into its answer and what comes before it, in each of the three styles. Linear time."""
+"""Splitting of a response into its answer and the parts before it, in each of the three styles, in linear time."""
 
 from __future__ import annotations
 
@@ -11,91 +11,106 @@ from typing import NamedTuple
 from mmrl.answer.text import parse_json
 
 _BOX_OR_BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
-_ALLOWED_AFTER_BOX = " \t\r\n.$\\)]"  # what may follow a box: the end of its formula and of its sentence
+# The end of the formula that a box stands in, and of its sentence.
+_ALLOWED_AFTER_BOX = " \t\r\n.$\\)]"
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 
 class TaggedSection(NamedTuple):
-    """An outermost part of a response, with its place in the text."""
+    """An outermost part of a response."""
 
     name: str
+    """Name of its tag or field."""
     content: str
+    """Text between the tags."""
     start: int
+    """Index at which its opening tag begins; 0 in JSON."""
     end: int
+    """Index at which its closing tag ends; 0 in JSON."""
 
 
 class SplitResponse(NamedTuple):
-    """`content` stands in the answer; it is None where there is not exactly one, and `flaw` says why.
-
-    `at` is where the last answer begins, its tag included.
-    """
+    """The parts of a response and the problems found in splitting it."""
 
     content: str | None
+    """Text of the answer; None if there is not exactly one."""
     content_problem: str
+    """Reason why there is no content; empty if there is."""
     sections: Sequence[TaggedSection] = ()
+    """Parts before the answer."""
     problems: Sequence[str] = ()
+    """Problems of tags and fields."""
     outside_text_problem: str = ""
+    """Problem of text outside the parts."""
     answer_start: int | None = None
+    """Index at which the last answer begins, its tag included."""
 
 
 def split_tags(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
-    """<think>..</think><answer>..</answer>: the last of `names` is the answer's, and nothing stands outside."""
+    """Split `<think>..</think><answer>..</answer>`; `names` are the tags of all parts, with no text outside them."""
     parts, problems, _ = _find_tagged_sections(text, names)
     answers = [part for part in parts if part.name == answer_tag]
-    content, flaw = _take_single_answer(answers, f"no {answer_tag} tag")
+    content, problem = _take_single_answer(answers, f"no {answer_tag} tag")
     if content is not None and text[answers[0].end :].strip():
-        content, flaw = None, "text after the answer"
-    if content is not None and (tag := _tag_pattern(names).search(content)):
-        content, flaw = None, f"nested tags: {tag[0]} inside <{answer_tag}>"
-    others = [part for part in parts if part.name != answer_tag]
+        content, problem = None, "text after the answer"
+    inner_tag = None if content is None else _tag_pattern(names).search(content)
+    if inner_tag:
+        content, problem = None, f"nested tags: {inner_tag[0]} inside <{answer_tag}>"
     return SplitResponse(
-        content, flaw, others, problems, _find_outside_text(text, parts), answers[-1].start if answers else None
+        content=content,
+        content_problem=problem,
+        sections=[part for part in parts if part.name != answer_tag],
+        problems=problems,
+        outside_text_problem=_find_outside_text(text, parts),
+        answer_start=answers[-1].start if answers else None,
     )
 
 
 def split_boxed(text: str, names: tuple[str, ...]) -> SplitResponse:
-    r"""<think>..</think> Some words. \boxed{..}: one box outside the tags, and after it no more than punctuation."""
-    others, problems, end = _find_tagged_sections(text, names)
-    starts = [0, *(part.end for part in others)]
-    ends = [*(part.start for part in others), end]
+    r"""Split `<think>..</think> Some words. \boxed{..}`: one box outside the tags, followed by punctuation at most."""
+    sections, problems, end = _find_tagged_sections(text, names)
+    starts = [0, *(section.end for section in sections)]
+    ends = [*(section.start for section in sections), end]
     answers: list[TaggedSection] = []
-    for gap in zip(starts, ends, strict=True):
-        answers += _iter_boxes(text, *gap, problems)
-    content, flaw = _take_single_answer(answers, r"no \boxed answer")
+    for gap_start, gap_end in zip(starts, ends, strict=True):
+        answers += _iter_boxes(text, gap_start, gap_end, problems)
+    content, problem = _take_single_answer(answers, r"no \boxed answer")
     if content is not None and text[answers[0].end :].strip(_ALLOWED_AFTER_BOX):
-        content, flaw = None, "text after the answer"
+        content, problem = None, "text after the answer"
     if content is not None and r"\boxed{" in content:
-        content, flaw = None, r"\boxed inside \boxed"
-    if content is not None and (plain := _TEXT_MACRO.fullmatch(content.strip())):
-        content = plain[1]
-    return SplitResponse(content, flaw, others, problems, answer_start=answers[-1].start if answers else None)
+        content, problem = None, r"\boxed inside \boxed"
+    text_macro = None if content is None else _TEXT_MACRO.fullmatch(content.strip())
+    if text_macro:
+        content = text_macro[1]
+    answer_start = answers[-1].start if answers else None
+    return SplitResponse(content, problem, sections, problems, answer_start=answer_start)
 
 
 def split_json(text: str, names: tuple[str, ...], answer_tag: str) -> SplitResponse:
-    """{"think": "..", "answer": ..}: one JSON object of which the answer is the last field, and nothing else."""
+    """Split `{"think": "..", "answer": ..}`: one JSON object with the answer as its last field, and nothing else."""
     try:
-        found = parse_json(text.strip())
+        fields = parse_json(text.strip())
     except ValueError as error:
         return SplitResponse(None, f"no JSON object: {error}")
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return SplitResponse(None, "no JSON object")
-    others = [
-        TaggedSection(key, value, 0, 0) for key, value in found.items() if key in names and isinstance(value, str)
-    ]
-    others = [part for part in others if part.name != answer_tag]
-    problems = [f"unknown field {key[:40]!r}" for key in found if key not in names]
-    problems += [
-        f"{key!r} is no text" for key in found.keys() & set(names) - {answer_tag} if not isinstance(found[key], str)
-    ]
-    if answer_tag not in found:
-        return SplitResponse(None, f"no field {answer_tag!r}", others, problems)
-    if next(reversed(found)) != answer_tag:
-        return SplitResponse(None, "fields after the answer", others, problems)
-    return SplitResponse(_to_text(found[answer_tag]), "", others, problems)
+    sections = []
+    for key, value in fields.items():
+        if key in names and key != answer_tag and isinstance(value, str):
+            sections.append(TaggedSection(key, value, 0, 0))
+    problems = [f"unknown field {key[:40]!r}" for key in fields if key not in names]
+    for key in fields.keys() & set(names) - {answer_tag}:
+        if not isinstance(fields[key], str):
+            problems.append(f"{key!r} is no text")
+    if answer_tag not in fields:
+        return SplitResponse(None, f"no field {answer_tag!r}", sections, problems)
+    if next(reversed(fields)) != answer_tag:
+        return SplitResponse(None, "fields after the answer", sections, problems)
+    return SplitResponse(_to_text(fields[answer_tag]), "", sections, problems)
 
 
 def find_first_tag(text: str, names: tuple[str, ...]) -> int:
-    """Where the first tag of one of `names` begins; 0 where there is none."""
+    """Return the index at which the first tag of one of `names` begins; 0 if there is none."""
     tag = _tag_pattern(names).search(text)
     return tag.start() if tag else 0
 
@@ -106,7 +121,10 @@ def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _find_tagged_sections(text: str, names: tuple[str, ...]) -> tuple[list[TaggedSection], list[str], int]:
-    """The outermost pairs of tags, what is wrong with the other tags, and where one begins that is never closed."""
+    """Return the outermost pairs of tags, the problems of other tags, and the index of a tag that is never closed.
+
+    The index is the length of the text if every tag is closed.
+    """
     parts: list[TaggedSection] = []
     problems: list[str] = []
     opening: re.Match[str] | None = None
@@ -127,13 +145,17 @@ def _find_tagged_sections(text: str, names: tuple[str, ...]) -> tuple[list[Tagge
 
 
 def _iter_boxes(text: str, start: int, end: int, problems: list[str]) -> Iterator[TaggedSection]:
-    r"""What stands in each outermost \boxed{..} between two places; braces balanced, escaped ones aside."""
+    r"""Yield each outermost `\boxed{..}` between two indices; escaped braces do not count."""
     depth, opening = 0, start
     for match in _BOX_OR_BRACE.finditer(text, start, end):
         if depth == 0 and match[0] == r"\boxed{":
             depth, opening = 1, match.start()
         elif depth:
-            depth += {"{": 1, r"\boxed{": 1, "}": -1}.get(match[0], 0)
+            # Escaped characters match too, so that their braces are passed over.
+            if match[0] == "}":
+                depth -= 1
+            elif match[0] in ("{", r"\boxed{"):
+                depth += 1
             if depth == 0:
                 yield TaggedSection("boxed", text[opening + len(r"\boxed{") : match.start()], opening, match.end())
     if depth:
@@ -141,7 +163,7 @@ def _iter_boxes(text: str, start: int, end: int, problems: list[str]) -> Iterato
 
 
 def _take_single_answer(answers: Sequence[TaggedSection], none: str) -> tuple[str | None, str]:
-    """The content of the one answer, or None and what speaks against it."""
+    """Return the content of the only answer, or None and the problem; `none` is the problem of no answer."""
     if not answers:
         return None, none
     if len(answers) > 1:

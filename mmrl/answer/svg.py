@@ -1,4 +1,4 @@
-"""SVG that is safe to hand to a renderer: one element, well-formed, nothing that runs, loads or expands."""
+"""Checks that SVG is safe for a renderer: one well-formed element, nothing that runs, loads or expands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EXTERNAL_REFERENCE = re.compile(r"@import|url\(\s*['\"]?\s*(?!#)[^)]", re.IGNOR
 
 
 def check_svg(value: object) -> str:
-    """The text of one <svg> element, stripped.
+    """Return the text of one <svg> element, stripped.
 
-    Refused by name: doctypes (hence entities), processing instructions, scripts and event handlers, references to
-    anything but parts of the same drawing, and beyond half a million characters or 200 levels.
+    Refused are doctypes (hence entities), processing instructions, scripts and event handlers, references to anything
+    but parts of the same drawing, more than half a million characters, and more than 200 levels.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the value is anything else; the message names it.
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError("not an SVG")
@@ -27,10 +27,10 @@ def check_svg(value: object) -> str:
     if len(text) > _MAX_CHARS:
         raise ValueError(f"an SVG of {len(text)} characters, at most {_MAX_CHARS} are read")
     parser = expat.ParserCreate(encoding="utf-8")
-    guard = _SvgChecker()
-    parser.StartElementHandler = guard.start_element
-    parser.EndElementHandler = guard.end_element
-    parser.CharacterDataHandler = guard.character_data
+    checker = _SvgChecker()
+    parser.StartElementHandler = checker.start_element
+    parser.EndElementHandler = checker.end_element
+    parser.CharacterDataHandler = checker.character_data
     parser.StartDoctypeDeclHandler = lambda *_: _reject("a doctype")
     parser.ProcessingInstructionHandler = lambda *_: _reject("a processing instruction")
     try:
@@ -43,28 +43,28 @@ def check_svg(value: object) -> str:
 
 
 class _SvgChecker:
-    """Watches elements, attributes and style sheets go by."""
+    """Checks elements, attributes and style sheets as the parser reports them."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._style: list[str] | None = None
 
     def start_element(self, name: str, attributes: dict[str, str]) -> None:
-        local = name.rpartition(":")[2].lower()
+        local_name = name.rpartition(":")[2].lower()
         self._depth += 1
-        if self._depth == 1 and local != "svg":
+        if self._depth == 1 and local_name != "svg":
             _reject(f"a <{name}> where <svg> belongs")
         if self._depth > _MAX_DEPTH:
             _reject(f"more than {_MAX_DEPTH} levels")
-        if local in _FORBIDDEN_ELEMENTS:
+        if local_name in _FORBIDDEN_ELEMENTS:
             _reject(f"a <{name}>")
-        if local == "style":
+        if local_name == "style":
             self._style = []
         for key, value in attributes.items():
-            plain = key.rpartition(":")[2].lower()
-            if plain.startswith("on"):
+            attribute = key.rpartition(":")[2].lower()
+            if attribute.startswith("on"):
                 _reject(f"the event handler {key!r}")
-            if plain in ("href", "src") and not value.strip().startswith("#"):
+            if attribute in ("href", "src") and not value.strip().startswith("#"):
                 _reject("a reference that leads out of the drawing")
             if _EXTERNAL_REFERENCE.search(value):
                 _reject("a reference that leads out of the drawing")
@@ -81,5 +81,5 @@ class _SvgChecker:
             self._style = None
 
 
-def _reject(what: str) -> NoReturn:
-    raise ValueError(f"an SVG with {what}")
+def _reject(reason: str) -> NoReturn:
+    raise ValueError(f"an SVG with {reason}")

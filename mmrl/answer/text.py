@@ -1,4 +1,4 @@
-"""How answers of each kind stand in text: reading, and the one canonical way of writing. Linear time, ASCII digits."""
+"""Reading and writing of answers of each type as text. Reading takes linear time and ASCII digits alone."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ANSWER_PLACEHOLDERS: Mapping[AnswerType, str] = MappingProxyType(
         AnswerType.TOOL_CALL: '{"name": "tool", "arguments": {...}}',
     }
 )
-"""What the instruction puts where the answer belongs."""
+"""Placeholder of the answer in the instruction, by answer type."""
 
 NON_JSON_TYPES = frozenset({AnswerType.TEXT, AnswerType.CHOICE, AnswerType.LATEX, AnswerType.SVG})
-"""Kinds whose text is no JSON."""
+"""Answer types whose text is not JSON."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 _CHOICE = re.compile(r"\(([A-Za-z])\)|([A-Za-z])[.)]?")
@@ -50,21 +50,21 @@ _MAX_NUMBER_CHARS = 40
 _MAX_TUPLE_CHARS = 200
 
 
-def parse_answer_value(kind: AnswerType, text: str) -> AnswerValue:
-    """The value that `text`, stripped and not empty, stands for; see `Kind`.
+def parse_answer_value(answer_type: AnswerType, text: str) -> AnswerValue:
+    """Return the value of an answer's text, stripped and not empty, in the form that `AnswerType` states.
 
     Raises:
-        ValueError: it stands for none of this kind.
+        ValueError: the text is not of this type.
     """
-    reader = _PARSERS.get(kind, parse_json)
-    return validate_value(kind, reader(text))
+    parse = _PARSERS.get(answer_type, parse_json)
+    return validate_value(answer_type, parse(text))
 
 
 def parse_json(text: str) -> AnswerValue:
-    """JSON as the standard has it, alone or in a ```json fence; nothing twice in one object, no NaN, no infinity.
+    """Return the value of standard JSON, alone or in a ```json fence.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the text is not JSON, has a key twice in one object, a NaN or an infinity, or is nested too deeply.
     """
     fenced = _JSON_FENCE.fullmatch(text.strip())
     try:
@@ -81,34 +81,33 @@ def parse_json(text: str) -> AnswerValue:
 
 
 def format_target(target: Target) -> str:
-    """A target as it stands in a demonstration: numbers without a trailing .0, coordinates rounded to whole units.
+    """Return a target as a demonstration writes it: numbers without a trailing .0, coordinates as whole numbers.
 
     Fractions of width and height keep three decimals, seconds two.
 
     Raises:
-        ValueError: the value is none of its kind.
+        ValueError: the value is not of the target's type.
     """
     value = validate_value(target.answer_type, target.value)
     if target.answer_type in NON_JSON_TYPES:
         return str(value)
     digits = 3 if target.coordinate_system is CoordinateSystem.NORM_1 else None
     if target.answer_type is AnswerType.JSON and target.coordinate_system is not None:
-        value = convert_coordinates(AnswerType.JSON, value, lambda place: tuple(_round_values(place, digits)))
+        value = convert_coordinates(AnswerType.JSON, value, lambda numbers: tuple(_round_values(numbers, digits)))
     return _JSON_ENCODER.encode(_to_plain_json(target.answer_type, value, digits))
 
 
-def _to_plain_json(kind: AnswerType, value: AnswerValue, digits: int | None) -> object:
-    """A checked value as JSON has it."""
+def _to_plain_json(answer_type: AnswerType, value: AnswerValue, digits: int | None) -> object:
+    """Return a validated value as JSON types, coordinates rounded to `digits` decimals."""
     plain: object = value
-    match kind:
+    match answer_type:
         case AnswerType.NUMBER:
             plain = _to_int_if_whole(value)
         case AnswerType.BOX | AnswerType.POINT:
             plain = _round_values(value, digits)
         case AnswerType.BOXES | AnswerType.POINTS:
-            plain = [
-                _region_to_json(entry, "bbox_2d" if kind is AnswerType.BOXES else "point_2d", digits) for entry in value
-            ]
+            key = "bbox_2d" if answer_type is AnswerType.BOXES else "point_2d"
+            plain = [_region_to_json(region, key, digits) for region in value]
         case AnswerType.SPAN:
             plain = _round_values(value, 2)
         case AnswerType.SPANS:
@@ -147,7 +146,7 @@ def _parse_point(text: str) -> object:
 
 
 def _unwrap_object(text: str, key: str) -> object:
-    """The coordinates in the JSON object that Qwen-VL models are trained to write."""
+    """Return the coordinates of the JSON object that Qwen-VL models are trained to write."""
     return validate_region(parse_json(text), key).coordinates
 
 
@@ -160,18 +159,18 @@ def _parse_tool_call(text: str) -> object:
     return parse_json(call[1] if call else text)
 
 
-def _parse_tuple(text: str, count: int, complaint: str) -> tuple[float, ...]:
+def _parse_tuple(text: str, count: int, problem: str) -> tuple[float, ...]:
     match = _TUPLES[count].fullmatch(text) if len(text) <= _MAX_TUPLE_CHARS else None
     if not match:
-        raise ValueError(complaint)
+        raise ValueError(problem)
     return tuple(float(number) for number in match.groups() if number is not None)
 
 
 def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a key that stands twice in one object")
-    return found
+    return mapping
 
 
 def _parse_finite_float(digits: str) -> float:
@@ -189,10 +188,10 @@ def _round_values(values: Sequence[float], digits: int | None) -> list[int | flo
     return [_to_int_if_whole(round(value, digits)) for value in values]
 
 
-def _region_to_json(entry: Region, key: str, digits: int | None) -> dict[str, Any]:
-    label = {"label": entry.label} if entry.label else {}
-    confidence = {} if entry.confidence is None else {"confidence": entry.confidence}
-    return {key: _round_values(entry.coordinates, digits), **label, **confidence}
+def _region_to_json(region: Region, key: str, digits: int | None) -> dict[str, Any]:
+    label = {"label": region.label} if region.label else {}
+    confidence = {} if region.confidence is None else {"confidence": region.confidence}
+    return {key: _round_values(region.coordinates, digits), **label, **confidence}
 
 
 def _arguments_to_json(arguments: Mapping[str, Any], digits: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls of tools, as a response makes them: it stops behind one, hears what the tool says, and goes on."""
+"""Tool calls in the text of a response. A response stops behind a call and goes on behind its result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _CALL_END_PATTERN = re.compile(re.escape(CALL_END))
 
 
 def find_final_call(text: str) -> str | None:
-    """What is meant as a call and ends a text, tags included; None where nothing is."""
+    """Return the call that ends a text, tags included, well-formed or not; None if the text ends in no call."""
     start = text.rfind(CALL_START)
     call = text[start:].strip()
     return call if start >= 0 and call.endswith(CALL_END) else None
 
 
 def split_turns(text: str) -> Iterator[tuple[int, str]]:
-    """A response cut behind every call: where each part begins, and the part. One that says nothing is one part."""
+    """Yield the parts of a response, cut behind every call, each with its index. An empty response is one part."""
     start = 0
-    for end in (*(call.end() for call in _CALL_END_PATTERN.finditer(text)), len(text)):
+    ends = [call.end() for call in _CALL_END_PATTERN.finditer(text)]
+    for end in (*ends, len(text)):
         if start < end or not text:
             yield start, text[start:end]
         start = end

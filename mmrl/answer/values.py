@@ -1,4 +1,4 @@
-"""What an answer of each kind is in Python: one check for parsed answers and for right ones alike."""
+"""Answer values in Python: one validation for the answers of models and for targets."""
 
 from __future__ import annotations
 
@@ -14,82 +14,89 @@ from mmrl.answer.svg import check_svg
 from mmrl.types import Action, AnswerType, Region
 
 AnswerValue: TypeAlias = Any
-"""What `Kind` says, by kind."""
+"""Value in the form that `AnswerType` states for its type."""
 
 COORDINATE_TYPES: frozenset[AnswerType] = frozenset(
     {AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS, AnswerType.ACTION}
 )
-"""Kinds that hold coordinates, and so need a frame. What a tool's arguments mean is the tool's affair."""
+"""Answer types that hold coordinates, and so need a coordinate system. Tool calls are left to their tools."""
 
 POSSIBLE_COORDINATE_TYPES: frozenset[AnswerType] = COORDINATE_TYPES | {AnswerType.JSON}
-"""Kinds that can hold coordinates: JSON under the keys of `COORDINATES`, wherever they stand in it."""
+"""Answer types that can hold coordinates; JSON does under `COORDINATE_KEYS`, at any depth."""
 
 COORDINATE_KEYS: Mapping[str, int] = MappingProxyType({"coordinate": 2, "coordinate2": 2, "point_2d": 2, "bbox_2d": 4})
-"""Arguments that are coordinates, and how many numbers each has."""
+"""Keys whose values are coordinates, with the count of numbers of each."""
 
 _MAX_FLOAT = sys.float_info.max
-_MAX_COORDINATE = 1e9  # pixels or seconds; far from overflow when multiplied
-_MAX_LIST_ITEMS = 1000  # entries of a list: what compares two lists takes time that grows with the cube
+# Pixels or seconds; areas of such boxes are far from overflow.
+_MAX_COORDINATE = 1e9
+# Matching two lists takes time that grows with the cube of their length.
+_MAX_LIST_ITEMS = 1000
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 _BRACES = re.compile(r"\\.|[{}$]", re.DOTALL)
 
 
-def validate_value(kind: AnswerType, value: object) -> AnswerValue:
-    """`value` in the form that `Kind` states, made of what JSON gives: lists for tuples, mappings for regions.
+def validate_value(answer_type: AnswerType, value: object) -> AnswerValue:
+    """Return a value in the form that `AnswerType` states; JSON's lists serve as tuples, its mappings as regions.
 
     Raises:
-        ValueError: it is none of this kind; the message says what is wrong and leaves out the value.
+        ValueError: the value is not of this type; the message leaves out the value.
     """
-    return _VALIDATORS[kind](value)
+    return _VALIDATORS[answer_type](value)
 
 
 def convert_coordinates(
-    kind: AnswerType, value: AnswerValue, convert: Callable[[Sequence[float]], tuple[float, ...]]
+    answer_type: AnswerType, value: AnswerValue, convert: Callable[[Sequence[float]], tuple[float, ...]]
 ) -> AnswerValue:
-    """A checked value with every coordinate in it put through `convert`, which takes x, y, x, y, ..."""
-    match kind:
+    """Return a validated value with its coordinates converted; `convert` takes and returns x, y, x, y, ..."""
+    match answer_type:
         case AnswerType.BOX | AnswerType.POINT:
             return convert(value)
         case AnswerType.BOXES | AnswerType.POINTS:
             return tuple(region._replace(coordinates=convert(region.coordinates)) for region in value)
         case AnswerType.ACTION:
-            arguments = value.arguments.items()
-            return Action(value.name, {key: convert(v) if key in COORDINATE_KEYS else v for key, v in arguments})
+            arguments = dict(value.arguments)
+            for key in arguments.keys() & COORDINATE_KEYS:
+                arguments[key] = convert(arguments[key])
+            return Action(value.name, arguments)
         case AnswerType.JSON:
             return _convert_json_coordinates(value, convert)
         case _:
             return value
 
 
-def list_coordinates(kind: AnswerType, value: AnswerValue) -> list[Sequence[float]]:
-    """The coordinates in a checked value, one entry for each box or point."""
-    found: list[Sequence[float]] = []
+def list_coordinates(answer_type: AnswerType, value: AnswerValue) -> list[Sequence[float]]:
+    """Return the coordinates in a validated value, one entry for each box or point."""
+    coordinates: list[Sequence[float]] = []
 
-    def note(place: Sequence[float]) -> tuple[float, ...]:
-        found.append(place)
-        return tuple(place)
+    def collect(numbers: Sequence[float]) -> tuple[float, ...]:
+        coordinates.append(numbers)
+        return tuple(numbers)
 
-    convert_coordinates(kind, value, note)
-    return found
+    convert_coordinates(answer_type, value, collect)
+    return coordinates
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """An int or float that a float can hold, finite; no bool."""
+    """Return True for an int or float that is finite as a float; False for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_FLOAT
 
 
 def _convert_json_coordinates(value: object, convert: Callable[[Sequence[float]], tuple[float, ...]]) -> object:
     if isinstance(value, Mapping):
-        return {
-            key: list(convert(inner)) if _is_coordinate_list(key, inner) else _convert_json_coordinates(inner, convert)
-            for key, inner in value.items()
-        }
+        converted: dict[str, object] = {}
+        for key, inner in value.items():
+            if _is_coordinate_list(inner, key):
+                converted[key] = list(convert(inner))
+            else:
+                converted[key] = _convert_json_coordinates(inner, convert)
+        return converted
     if isinstance(value, list | tuple):
         return [_convert_json_coordinates(inner, convert) for inner in value]
     return value
 
 
-def _is_coordinate_list(key: str, value: object) -> TypeGuard[Sequence[float]]:
+def _is_coordinate_list(value: object, key: str) -> TypeGuard[Sequence[float]]:
     return isinstance(value, list | tuple) and len(value) == COORDINATE_KEYS.get(key) and all(map(is_number, value))
 
 
@@ -113,11 +120,11 @@ def _validate_number(value: object) -> int | float:
     return value
 
 
-def _validate_numbers(value: object, count: int, what: str) -> tuple[float, ...]:
+def _validate_numbers(value: object, count: int, noun: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != count:
-        raise ValueError(f"not {what}")
+        raise ValueError(f"not {noun}")
     if not all(is_number(number) and abs(number) <= _MAX_COORDINATE for number in value):
-        raise ValueError(f"not {what}")
+        raise ValueError(f"not {noun}")
     return tuple(map(float, value))
 
 
@@ -148,24 +155,37 @@ def _validate_list_type(value: object) -> Sequence[Any]:
 
 
 def validate_region(value: object, key: str) -> Region:
-    """One box (`key` is bbox_2d) or point (point_2d): its coordinates alone, or a mapping that may add a label.
+    """Return a box (`key` is bbox_2d) or point (point_2d), given as coordinates or as a mapping that may add a label.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the value is neither.
     """
-    check = _validate_box if key == "bbox_2d" else _validate_point
+    validate = _validate_box if key == "bbox_2d" else _validate_point
     if isinstance(value, Region):
         value = {key: value.coordinates, "label": value.label, "confidence": value.confidence}
     if not isinstance(value, Mapping):
-        return Region(check(value))
-    if unknown := sorted(map(str, value.keys() - {key, "label", "confidence"})):
+        return Region(validate(value))
+    unknown = sorted(map(str, value.keys() - {key, "label", "confidence"}))
+    if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}")
     label, confidence = value.get("label", ""), value.get("confidence")
     if not isinstance(label, str):
         raise ValueError("a label that is not text")
     if confidence is not None and not (is_number(confidence) and 0 <= confidence <= 1):
         raise ValueError("a confidence outside 0 to 1")
-    return Region(check(value.get(key)), label, confidence)
+    return Region(validate(value.get(key)), label, confidence)
+
+
+def _validate_boxes(value: object) -> tuple[Region, ...]:
+    return tuple(validate_region(entry, "bbox_2d") for entry in _validate_list_type(value))
+
+
+def _validate_points(value: object) -> tuple[Region, ...]:
+    return tuple(validate_region(entry, "point_2d") for entry in _validate_list_type(value))
+
+
+def _validate_spans(value: object) -> tuple[tuple[float, ...], ...]:
+    return tuple(_validate_span(entry) for entry in _validate_list_type(value))
 
 
 def _validate_permutation(value: object) -> tuple[int, ...]:
@@ -189,7 +209,7 @@ def _validate_action(value: object) -> Action:
         value = {**value.arguments, "action": value.name}
     if not isinstance(value, Mapping) or "action" not in value:
         raise ValueError("not an action")
-    return _build_action(value["action"], {key: v for key, v in value.items() if key != "action"})
+    return _build_action(value["action"], {key: argument for key, argument in value.items() if key != "action"})
 
 
 def _validate_tool_call(value: object) -> Action:
@@ -211,7 +231,7 @@ def _build_action(name: object, arguments: object) -> Action:
 
 
 def _validate_json(value: object) -> AnswerValue:
-    """JSON of any shape; null alone would say nothing."""
+    """Return JSON of any shape but null, which is no answer."""
     if value is None:
         raise ValueError("null")
     try:
@@ -222,14 +242,17 @@ def _validate_json(value: object) -> AnswerValue:
 
 
 def _validate_latex(value: object) -> str:
-    """One formula, freed of what encloses it."""
+    """Return one formula without its delimiters."""
     formula = _validate_text(value).strip()
     for opening, closing in _DELIMITERS:
         if formula.startswith(opening) and formula.endswith(closing) and len(formula) >= len(opening + closing):
             formula = formula[len(opening) : len(formula) - len(closing)].strip()
     depth = 0
     for match in _BRACES.finditer(formula):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if match[0] == "{":
+            depth += 1
+        elif match[0] == "}":
+            depth -= 1
         if depth < 0 or match[0] == "$":
             raise ValueError("not one formula")
     if depth or not formula:
@@ -243,15 +266,11 @@ _VALIDATORS: Mapping[AnswerType, Callable[[object], Any]] = MappingProxyType(
         AnswerType.CHOICE: _validate_choice,
         AnswerType.NUMBER: _validate_number,
         AnswerType.BOX: _validate_box,
-        AnswerType.BOXES: lambda value: tuple(
-            validate_region(entry, "bbox_2d") for entry in _validate_list_type(value)
-        ),
+        AnswerType.BOXES: _validate_boxes,
         AnswerType.POINT: _validate_point,
-        AnswerType.POINTS: lambda value: tuple(
-            validate_region(entry, "point_2d") for entry in _validate_list_type(value)
-        ),
+        AnswerType.POINTS: _validate_points,
         AnswerType.SPAN: _validate_span,
-        AnswerType.SPANS: lambda value: tuple(_validate_span(entry) for entry in _validate_list_type(value)),
+        AnswerType.SPANS: _validate_spans,
         AnswerType.PERMUTATION: _validate_permutation,
         AnswerType.ACTION: _validate_action,
         AnswerType.LIST: _validate_list,

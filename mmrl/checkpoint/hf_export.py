@@ -115,8 +115,8 @@ def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredMode
     # The processor is the run's own copy: a hub may have another version by now.
     processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
     model_bundle = build_model(config, partial(load_processor, processor_config))
-    adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed)
-    policy = Policy(model_bundle.model, freeze=config.model.freeze)
+    adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
+    policy = Policy(model_bundle.model, family=model_bundle.family, freeze=config.model.freeze)
     fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
     weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
     checkpoint.load_weights(folder, weights)

@@ -1,4 +1,4 @@
-"""Arguments that commands share."""
+"""Helpers that commands share: sub-parsers, arguments, imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_command(commands: Subparsers, name: str, summary: str, details: str) -> argparse.ArgumentParser:
-    """A sub-command whose help shows `summary`, then `details` as written."""
+    """Add a sub-command whose help shows `summary`, then `details` as written."""
     return commands.add_parser(
         name,
         help=summary,
@@ -25,7 +25,7 @@ def add_command(commands: Subparsers, name: str, summary: str, details: str) -> 
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG and any number of `key=value` overrides."""
+    """Add the arguments CONFIG and `key=value` overrides."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, such as configs/quickstart.yaml")
     parser.add_argument(
         "overrides",
@@ -37,7 +37,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def positive_int(text: str) -> int:
-    """A whole number from 1 up, as an argument's type."""
+    """Parse a whole number from 1 up; the `type` of an argument.
+
+    Raises:
+        ArgumentTypeError: the text is something else.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
     return int(text)
@@ -45,8 +49,10 @@ def positive_int(text: str) -> int:
 
 @contextmanager
 def pause_gc_for_imports() -> Iterator[None]:
-    """Import torch and its like inside. They make half a million objects that stay, which Python would look through for
-    garbage again and again, while it imports them and ever after.
+    """Pause garbage collection while torch and other large packages are imported inside this block.
+
+    They create half a million objects that stay. Python would search them for garbage repeatedly during the import,
+    and in every full collection after it; `gc.freeze` takes them out of its sight.
     """
     if "torch" in sys.modules:
         yield

@@ -1,4 +1,4 @@
-"""`mmrl config schema`: the JSON Schema of config files, for editors."""
+"""`mmrl config schema`: print the JSON Schema of config files, for editors."""
 
 from __future__ import annotations
 

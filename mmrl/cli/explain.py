@@ -1,4 +1,4 @@
-"""`mmrl explain`: what a config means, without running it."""
+"""`mmrl explain`: print the settings of a config and its objective, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmrl export`: a checkpoint as a Hugging Face folder."""
+"""`mmrl export`: write a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mmrl.cli.common import Subparsers, add_command, pause_gc_for_imports
 
 DETAILS = """\
 examples:
-  mmrl export runs/quickstart --to quickstart-model
-  mmrl export runs/mine --checkpoint 01-000500 --to mine-500
-  mmrl export runs/lora --to adapter                              # for peft, or vLLM's --lora-modules
-  mmrl export runs/lora --checkpoint best --merge-lora --to merged
+  mmrl export runs/quickstart --out quickstart-model
+  mmrl export runs/mine --checkpoint 01-000500 --out mine-500
+  mmrl export runs/lora --out adapter                             # for peft, or vLLM's --lora-modules
+  mmrl export runs/lora --checkpoint best --merge-lora --out merged
 
 The folder holds weights (safetensors), processor, chat template, generation config and a model card. It is made from
-the checkpoint and the base model; no training data is read. A run that ends leaves its last weights in RUN/model.
+the checkpoint and the base model; no training data is read. A finished run has its last weights in RUN/model.
 """
 
 
@@ -27,19 +27,24 @@ def add_parser(commands: Subparsers) -> None:
         "--checkpoint", metavar="NAME", help="a name in RUN/checkpoints, or `best` (see checkpoints.best); the newest"
     )
     parser.add_argument("--merge-lora", action="store_true", help="the model with its adapter, not the adapter alone")
-    parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export; returns 0."""
+    """Export the checkpoint."""
     with pause_gc_for_imports():
         from mmrl.checkpoint.hf_export import export_checkpoint
         from mmrl.log.console import Console
         from mmrl.log.run_dir import RunDir
 
     console = Console()
-    options = {"name": arguments.checkpoint, "merge": arguments.merge_lora}
-    folder = export_checkpoint(RunDir(arguments.run_dir), arguments.to, **options, warn=console.warn)
-    console.info(f"{folder} -> {arguments.to}")
+    checkpoint = export_checkpoint(
+        RunDir(arguments.run_dir),
+        arguments.out,
+        name=arguments.checkpoint,
+        merge=arguments.merge_lora,
+        warn=console.warn,
+    )
+    console.info(f"{checkpoint} -> {arguments.out}")
     return 0

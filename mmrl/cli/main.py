@@ -1,4 +1,4 @@
-"""One parser, one file per command, and the exit codes: 0 done, 2 the user's mistake, 130 interrupted."""
+"""The parser of all commands, and their exit codes: 0 done, 2 a mistake of the user, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EPILOG = """\
 examples:
   mmrl train configs/quickstart.yaml
   mmrl train configs/quickstart.yaml run.seed=1 stages.rl.optimizer.lr=2e-4
-  mmrl eval runs/quickstart --bench run:test
-  mmrl export runs/quickstart --to my-model
+  mmrl eval runs/quickstart --benchmark run:test
+  mmrl export runs/quickstart --out my-model
   mmrl explain configs/quickstart.yaml
   mmrl reward list
   mmrl data check configs/quickstart.yaml
@@ -28,7 +28,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code.
+    """Run one command and return its exit code.
 
     Raises:
         SystemExit: the command line itself is wrong (code 2), or asks for help or the version (code 0).
@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RankLostError):
             _exit_immediately(2)
         return 2
-    except BrokenPipeError:  # the reader left, as in `mmrl explain c.yaml | head`
+    except BrokenPipeError:
+        # The reader of a pipe has closed it, as in `mmrl explain c.yaml | head`. Python would complain when it flushes
+        # stdout at exit, so stdout goes to /dev/null from here on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_immediately(code: int) -> NoReturn:
-    """Leave connections to other ranks as they are: when one is gone, gloo's threads abort an interpreter that ends."""
+    """Exit without closing connections to other ranks: after one is lost, gloo's threads abort a normal exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -71,7 +73,8 @@ def _build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"mmrl {mmrl.__version__}")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher says it, and in the environment
+    # DeepSpeed's launcher passes it to every process; the environment has the same number.
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in (train, eval, export, data, reward, explain, config):
         command.add_parser(commands)
@@ -79,11 +82,14 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse, letting `key=value` stand before, between and after options."""
+    """Parse a command line in which `key=value` may stand before, between and after options."""
     arguments, rest = parser.parse_known_args(argv)
-    late = [word for word in rest if "=" in word and not word.startswith("-")]
-    if len(late) < len(rest) or (late and "overrides" not in arguments):
-        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in late) or late[0]}")
-    if late:
-        arguments.overrides += late
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    unknown = [word for word in rest if word not in overrides]
+    if overrides and "overrides" not in arguments:
+        unknown = unknown or overrides[:1]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if overrides:
+        arguments.overrides += overrides
     return arguments

@@ -1,4 +1,4 @@
-"""`mmrl train`: run every stage of a config, or go on where it stopped."""
+"""`mmrl train`: run every stage of a config, or resume where it stopped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ DETAILS = """\
 examples:
   mmrl train configs/quickstart.yaml
   mmrl train configs/quickstart.yaml --steps 2 --run-dir /tmp/try     # does it run at all?
-  mmrl train configs/quickstart.yaml --verify-resume                  # does a killed run end like a whole one?
-  mmrl train my.yaml --nproc 8 deepspeed.zero=3                       # one process for each of 8 GPUs
+  mmrl train configs/quickstart.yaml --verify-resume                  # does a killed run end like an undisturbed one?
+  mmrl train my.yaml --nproc 8 deepspeed.zero_stage=3               # one process for each of 8 GPUs
   mmrl train my.yaml model.path=Qwen/Qwen2.5-VL-3B-Instruct run.seed=1
 
-Everything is written to the run directory. The same command again goes on from the last checkpoint;
+Everything is written to the run directory. The same command again resumes from the last checkpoint;
 Ctrl-C saves one first and exits with code 130.
 """
+_VERIFIED_STEPS = 8
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -43,21 +44,30 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; returns 0, 130 or 143 when interrupted and saved, 1 when `--verify-resume` finds a difference."""
+    """Train; return 130 or 143 if interrupted and saved, 1 if `--verify-resume` finds a difference, else 0."""
     from mmrl.config import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
     if arguments.verify_resume:
         from mmrl.checkpoint.verify_resume import verify_resume
 
-        steps, count = arguments.steps or 8, arguments.nproc
-        same = verify_resume(arguments.config, arguments.overrides, steps=steps, processes=count, say=print)
-        return 0 if same else 1
+        is_same = verify_resume(
+            arguments.config,
+            arguments.overrides,
+            steps=arguments.steps or _VERIFIED_STEPS,
+            processes=arguments.nproc,
+            say=print,
+        )
+        return 0 if is_same else 1
     if arguments.nproc:
-        options = {"--steps": arguments.steps, "--run-dir": arguments.run_dir}
-        words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
-        return launch(["train", arguments.config, *arguments.overrides, *words], arguments.nproc)
-    with pause_gc_for_imports():  # after the config is known to be right
+        command = ["train", arguments.config, *arguments.overrides]
+        if arguments.steps is not None:
+            command += ["--steps", str(arguments.steps)]
+        if arguments.run_dir is not None:
+            command += ["--run-dir", str(arguments.run_dir)]
+        return launch(command, arguments.nproc)
+    # A wrong config should be refused before torch is imported, which takes seconds.
+    with pause_gc_for_imports():
         from mmrl.training.run import train
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)

@@ -1,4 +1,4 @@
-"""Settings: a strict schema, a loader that says what is wrong and where, and an explanation in words."""
+"""Config files: a strict schema, a loader that reports every problem with its line, and `explain`."""
 
 from mmrl.config.diff import SettingChange, diff_configs
 from mmrl.config.explain import explain

@@ -1,32 +1,31 @@
-"""The reward terms that stages name must be there; which ones are, only the rewards themselves say."""
+"""Check of the reward terms that stages name; their names are known once the rewards are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from mmrl.config.schema import Config, RlStage, SelectStage
 from mmrl.types import UserError
 
 
 def check_reward_names(config: Config, reward_names: Collection[str], group_reward_names: Collection[str]) -> None:
-    """Hold what stages name against the names of reward terms and of the group terms that shape training.
+    """Check that every reward term and group reward that a stage names exists.
 
     Raises:
-        UserError: there is no such term.
+        UserError: one does not.
     """
-    for stage, key, term, known in _iter_named_rewards(config, reward_names, [*reward_names, *group_reward_names]):
-        if term not in known:
-            raise UserError(f"stage {stage!r}: {key}: there is no reward term {term!r}, but {', '.join(known)}")
-
-
-def _iter_named_rewards(
-    config: Config, rewards: Collection[str], every: Collection[str]
-) -> Iterator[tuple[str, str, str, Collection[str]]]:
-    """Stage, key, the term named there, and the terms that may be."""
+    training_names = [*reward_names, *group_reward_names]
     for stage in config.stages:
         if isinstance(stage, RlStage):
-            yield from ((stage.name, "history", term, every) for term in stage.track_rewards)
-            bands = stage.dynamic_sampling.ranges if stage.dynamic_sampling else ()
-            yield from ((stage.name, "filter.bands", band.term, every) for band in bands)
+            for term in stage.track_rewards:
+                _check_name(term, training_names, f"stage {stage.name!r}: track_rewards")
+            for entry in stage.dynamic_sampling.ranges if stage.dynamic_sampling else ():
+                _check_name(entry.term, training_names, f"stage {stage.name!r}: dynamic_sampling.ranges")
         if isinstance(stage, SelectStage):
-            yield from ((stage.name, "correct", term, rewards) for term in stage.correct)
+            for term in stage.correct:
+                _check_name(term, reward_names, f"stage {stage.name!r}: correct")
+
+
+def _check_name(term: str, known: Collection[str], place: str) -> None:
+    if term not in known:
+        raise UserError(f"{place}: there is no reward term {term!r}, but {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What differs between two configs, and which settings a run that has begun may change."""
+"""Differences between two configs, and the settings that may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mmrl.config.yaml_tree import PlainValue
 
 _NO_EFFECT = "no result depends on it"
 _ROUNDING_EFFECT = "results may differ in the last digits"
-CHANGEABLE_ON_RESUME: Final = (  # patterns of dotted paths, and what becomes of a run that goes on with another value
+# Patterns of dotted paths, with the effect of another value on a resumed run. Any other change makes another run.
+CHANGEABLE_ON_RESUME: Final = (
     ("run.dir", _NO_EFFECT),
     ("logging.save_rollouts_every", _NO_EFFECT),
     ("checkpoints.*", _NO_EFFECT),
@@ -35,31 +36,39 @@ _MISSING: Final = object()
 
 
 class SettingChange(NamedTuple):
-    """A setting with two values; `effect` says what another value does to a run, None that it makes another run."""
+    """A setting that differs between two configs."""
 
     key: str
+    """Dotted path."""
     old: str
+    """Old value as JSON, or "absent"."""
     new: str
+    """New value as JSON, or "absent"."""
     effect: str | None
+    """Effect on a resumed run; None if the run cannot be resumed with the new value."""
 
     def __str__(self) -> str:
-        """The setting, from what to what."""
+        """Return "key: old -> new"."""
         return f"{self.key}: {self.old} -> {self.new}"
 
 
 def diff_configs(old_settings: Mapping[str, PlainValue], new_config: Config) -> Sequence[SettingChange]:
-    """Every setting in which `new` differs from the settings `old`, in the order of the file."""
-    here = flatten_settings(new_config.model_dump(mode="json"))
-    keys = [key for key in {**old_settings, **here} if old_settings.get(key, _MISSING) != here.get(key, _MISSING)]
-    return [
-        SettingChange(key, _format_setting(old_settings, key), _format_setting(here, key), _resume_effect(key))
-        for key in keys
-    ]
+    """Return every setting in which a config differs from older settings, in the order of the file."""
+    new_settings = flatten_settings(new_config.model_dump(mode="json"))
+    changes = []
+    for key in {**old_settings, **new_settings}:
+        if old_settings.get(key, _MISSING) != new_settings.get(key, _MISSING):
+            old, new = _format_setting(old_settings, key), _format_setting(new_settings, key)
+            changes.append(SettingChange(key, old, new, _resume_effect(key)))
+    return changes
 
 
 def _resume_effect(key: str) -> str | None:
-    return next((effect for pattern, effect in CHANGEABLE_ON_RESUME if fnmatchcase(key, pattern)), None)
+    for pattern, effect in CHANGEABLE_ON_RESUME:
+        if fnmatchcase(key, pattern):
+            return effect
+    return None
 
 
-def _format_setting(side: Mapping[str, PlainValue], key: str) -> str:
-    return json.dumps(side[key], ensure_ascii=False) if key in side else "absent"
+def _format_setting(settings: Mapping[str, PlainValue], key: str) -> str:
+    return json.dumps(settings[key], ensure_ascii=False) if key in settings else "absent"

@@ -1,18 +1,20 @@
-"""What pydantic found wrong, in words that name the line, the dotted path, and what to write instead."""
+"""Pydantic's validation errors as sentences that name file, line and key, and what to write instead."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 from pydantic_core import ErrorDetails
 
 from mmrl.config.schema import Config
+from mmrl.config.synonyms import find_synonym
 from mmrl.config.yaml_tree import ConfigNode, ConfigProblem, KeyPath
 
+_MAX_SHOWN_CHARS = 60
 _EXPECTED_TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -26,28 +28,50 @@ _EXPECTED_TYPES = {
 
 
 def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = Config) -> ConfigProblem | None:
-    """One pydantic error as a problem of the tree `root`; None when it only repeats an error further down."""
+    """Return one pydantic error as a problem of the tree `root`; None when it only repeats an error further down."""
+    place = _locate_error(error["loc"], schema)
     kind, given = error["type"], error["input"]
-    path, owner, wanted = _locate_error(error["loc"], schema)
     if kind.startswith("union_tag"):
+        kinds = tuple(_kind_of(model) for model in _models_in(place.expected))
+        given = given.get("kind") if isinstance(given, dict) else None
+        place = _ErrorPlace((*place.path, "kind"), None, Literal[kinds])
         kind = "literal_error" if kind == "union_tag_invalid" else "missing"
-        path, owner, given = (*path, "kind"), None, given.get("kind")
-        wanted = Literal[tuple(_kind_of(model) for model in _models_in(wanted))]
+    # A list that holds an invalid entry is reported as too short as well: pydantic counts the valid ones.
+    if kind == "too_short" and len(given) >= error["ctx"]["min_length"]:
+        return None
+    path = place.path
     node, depth = root.find_nearest(path)
+    if kind == "missing" and isinstance(path[-1], int):
+        path = path[:-1]
+    return ConfigProblem(node.origin if depth else root.origin, path, _explain(kind, given, error, place))
+
+
+class _ErrorPlace(NamedTuple):
+    """The place of an error in the config and in the schema."""
+
+    path: KeyPath
+    """Keys and indices from the root."""
+    owner: Any
+    """Type that holds the last key or index."""
+    expected: Any
+    """Type of the value there."""
+
+
+def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> str:  # noqa: ANN401
     match kind:
-        case "missing" if isinstance(path[-1], int):
-            path, text = path[:-1], f"needs {len(get_args(_strip_annotated(owner)))} values, got {len(given)}"
+        case "missing" if isinstance(place.path[-1], int):
+            text = f"needs {len(get_args(_strip_annotated(place.owner)))} values, got {len(given)}"
         case "missing":
-            text = "missing; " + (_describe_key(owner, path[-1]) or f"write one of {_join_choices(get_args(wanted))}")
+            description = _describe_key(place.owner, place.path[-1])
+            text = f"missing; {description or f'write one of {_join_choices(get_args(place.expected))}'}"
         case "extra_forbidden":
-            text = f"unknown key; {_suggest_key(owner, str(path[-1]))}"
+            text = f"unknown key; {_suggest_key(place.owner, place.path)}"
         case "literal_error":
-            text = f"must be {_join_choices(_allowed_values(wanted))}, got {_describe_value(given)}"
-            text += _did_you_mean(str(given), [*map(str, _allowed_values(wanted))])
+            choices = _allowed_values(place.expected)
+            hint = _did_you_mean(str(given), [str(choice) for choice in choices])
+            text = f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
-        case "too_short" if len(given) >= error["ctx"]["min_length"]:
-            return None
         case "too_short":
             text = "needs at least one entry"
         case "too_long":
@@ -58,32 +82,32 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
             text = f"must be {_EXPECTED_TYPES[kind]}, got {_describe_value(given)}{_suggest_fix(kind, given)}"
         case _:
             text = f"{error['msg'].replace('Input should be', 'must be')}, got {_describe_value(given)}"
-    return ConfigProblem(node.origin if depth else root.origin, path, text)
+    return text
 
 
-def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[KeyPath, Any, Any]:
-    """A pydantic location without its union tags, the type that holds its last step, and that step's own type."""
+def _locate_error(loc: Sequence[int | str], schema: type[BaseModel]) -> _ErrorPlace:
+    """Follow a pydantic location through the schema, leaving out the tags of unions, which are not in the file."""
     path: KeyPath = ()
     owner: Any = None
     here: Any = schema
     for step in loc:
         tagged = _find_tagged_choice(here, step)
-        if tagged is not None:  # the step is the tag of a union, not a place in the file
+        if tagged is not None:
             here = tagged
             continue
         here = _strip_annotated(here)
         models = _models_in(here)
-        if len(models) > 1:  # the step is the tag of a discriminated union, not a place in the file
+        if len(models) > 1:
             here = next(model for model in models if _kind_of(model) == step)
             continue
         owner, path = (models[0] if models else here), (*path, step)
         here = _type_of_key(owner, step)
-    return path, owner, here
+    return _ErrorPlace(path, owner, here)
 
 
-def _type_of_key(owner: object, step: int | str) -> object:
-    if isinstance(owner, type) and issubclass(owner, BaseModel) and step in owner.model_fields:
-        return owner.model_fields[str(step)].annotation
+def _type_of_key(owner: object, key: int | str) -> object:
+    if isinstance(owner, type) and issubclass(owner, BaseModel) and key in owner.model_fields:
+        return owner.model_fields[str(key)].annotation
     return get_args(owner)[0] if get_origin(owner) is tuple else Any
 
 
@@ -91,27 +115,31 @@ def _strip_annotated(annotation: object) -> object:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _allowed_values(annotation: object) -> tuple[object, ...]:
-    """The words a value of this type may be; of one that may be left open, those that name something."""
+def _union_choices(annotation: object) -> tuple[object, ...]:
+    """Return the members of a union, or the type itself."""
     bare = _strip_annotated(annotation)
-    parts = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
-    named = (choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
-    return tuple(str(choice) if isinstance(choice, str) else choice for choice in named)
+    return get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
+
+
+def _allowed_values(annotation: object) -> tuple[object, ...]:
+    """Return the values of the `Literal` in a type; enum members as their text."""
+    values: list[object] = []
+    for choice in _union_choices(annotation):
+        bare = _strip_annotated(choice)
+        if get_origin(bare) is Literal:
+            values += [str(value) if isinstance(value, str) else value for value in get_args(bare)]
+    return tuple(values)
 
 
 def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
-    """The models a value of this type may be."""
-    bare = _strip_annotated(annotation)
-    choices = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
-    choices = tuple(_strip_annotated(choice) for choice in choices)
+    """Return the models that a value of this type may be."""
+    choices = [_strip_annotated(choice) for choice in _union_choices(annotation)]
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
 
 
 def _find_tagged_choice(annotation: object, tag: int | str) -> Any:
     """Return the choice of a union that is annotated with this `Tag`, or None."""
-    bare = _strip_annotated(annotation)
-    choices: tuple[object, ...] = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else ()
-    for choice in choices:
+    for choice in _union_choices(annotation):
         if Tag(str(tag)) in getattr(choice, "__metadata__", ()):
             return choice
     return None
@@ -128,15 +156,26 @@ def _describe_key(owner: object, key: int | str) -> str:
     return text[:1].lower() + text[1:].rstrip(".")
 
 
-def _suggest_key(owner: type[BaseModel], key: str) -> str:
-    beneath = [path for path in _iter_key_paths(owner) if path[-1] == key]
+def _suggest_key(owner: type[BaseModel], path: KeyPath) -> str:
+    """Name the key that was meant: one deeper in this section, a synonym, a close spelling, or one elsewhere."""
+    key = str(path[-1])
+    for key_path in _iter_key_paths(owner):
+        if key_path[-1] == key:
+            return f"did you mean `{'.'.join(key_path)}`?"
+    synonym = find_synonym(owner, path)
+    if synonym is not None:
+        return f"the key for it is {synonym}"
     close = get_close_matches(key, owner.model_fields, n=1, cutoff=0.7)
-    elsewhere = [path for path in _iter_key_paths(Config) if path[-1] == key]
-    guesses = [".".join(path) for path in beneath] or close or [".".join(path) for path in elsewhere]
-    return f"did you mean `{guesses[0]}`?" if guesses else f"the keys here are {', '.join(owner.model_fields)}"
+    if close:
+        return f"did you mean `{close[0]}`?"
+    for key_path in _iter_key_paths(Config):
+        if key_path[-1] == key:
+            return f"did you mean `{'.'.join(key_path)}`?"
+    return f"the keys here are {', '.join(owner.model_fields)}"
 
 
 def _iter_key_paths(owner: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every key below a section, outside of lists."""
     for name, field in owner.model_fields.items():
         yield (*prefix, name)
         for model in _models_in(field.annotation):
@@ -160,7 +199,8 @@ def _describe_value(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return f"the text {value!r}" if len(value) <= 60 else f"the text {value[:57]!r}..."
+            is_long = len(value) > _MAX_SHOWN_CHARS
+            return f"the text {value[: _MAX_SHOWN_CHARS - 3]!r}..." if is_long else f"the text {value!r}"
         case dict():
             return "a mapping"
         case list():
@@ -170,6 +210,7 @@ def _describe_value(value: object) -> str:
 
 
 def _suggest_fix(kind: str, given: object) -> str:
+    """Return what to change for the most common mistakes of type, as a clause; empty for others."""
     match kind, given:
         case "int_type" | "float_type", str() if _is_number(given):
             remedy = "remove the quotes"

@@ -1,4 +1,4 @@
-"""A config as text for others: YAML for the run directory, JSON Schema for editors."""
+"""Export of a config as YAML, for the run directory, and of the schema as JSON Schema, for editors."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from mmrl.config.schema import Config
 
 
 class _Representer(SafeRepresenter):
-    """Keeps the order of keys, writes everything in place, and quotes text that plain YAML would not keep."""
+    """Keeps the order of keys, writes no anchors, and quotes text that plain YAML would not keep."""
 
     sort_base_mapping_type_on_output = False
 
     def ignore_aliases(self, data: object) -> bool:
-        """No anchors: equal values are written twice."""
+        """Return True, so that equal values are written twice rather than as an anchor and an alias."""
         return True
 
     def represent_text(self, data: str) -> ScalarNode:
-        """Text; line breaks of any kind and control characters are escaped."""
+        """Represent text, with line breaks of any kind and control characters escaped."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
     yaml_representers = {**SafeRepresenter.yaml_representers, str: represent_text}  # noqa: RUF012
 
 
 def dump_yaml(config: Config) -> str:
-    """Every setting as YAML that loads back to an equal config."""
+    """Return every setting as YAML that loads back to an equal config."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
     yaml.default_flow_style = False
@@ -40,13 +40,13 @@ def dump_yaml(config: Config) -> str:
 
 
 def config_json_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file, described by the settings' docstrings; `extends` may supply what is missing."""
+    """Return the JSON Schema of a config file; a file with `extends` may leave out required keys."""
     schema = Config.model_json_schema()
     required = schema.pop("required")
     schema["properties"] = {
         "extends": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            "description": "Files this one builds on, relative to it; later ones and this one win.",
+            "description": "Files that this one builds on, relative to it. Later ones win, and this one over all.",
         },
         **schema["properties"],
     }

@@ -1,11 +1,10 @@
-"""From files and command-line overrides to one checked `Config` that knows where each value came from."""
+"""Loading: files and command-line overrides become one validated `Config` with the origin of each value."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.presets import apply_presets
-from mmrl.config.schema import Config, EvalConfig, SelectStage
+from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -38,70 +37,81 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A config, the origin of each setting by dotted path, and the files read, the one asked for first."""
+    """A config, with the origins of its settings."""
 
     config: Config
+    """The validated config."""
     origins: Mapping[str, str]
+    """Origin of each setting by dotted path: `file:line`, `command line`, `default` or a preset."""
     files: tuple[Path, ...]
+    """Files that were read, the named one first, then those that it extends."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a config file, what it extends, and `key=value` overrides; refuse everything that is wrong at once.
+    """Read a config file, the files it extends, and `key=value` overrides.
 
     Raises:
-        UserError: one line per problem, `file:line: dotted.path: what is wrong, and what to use instead`.
+        UserError: the config is invalid; all problems at once, a line each: `file:line: dotted.path: problem`.
     """
     sources = _ConfigFiles()
     root = sources.read(Path(path), error_prefix="")
     for override in overrides:
         root = sources.apply_override(root, override)
     root = apply_presets(root)
-    config, refusals = _validate(root, Config)
-    known = {problem.path for problem in sources.problems}
-    problems = sources.problems + [problem for problem in refusals if problem.path not in known]
+    config, invalid = _validate(root, Config)
+    # A value that could not be read stands as null, which validation would report a second time.
+    unread = {problem.path for problem in sources.problems}
+    problems = sources.problems + [problem for problem in invalid if problem.path not in unread]
     if config is None or problems:
         raise UserError("\n".join(map(str, problems)))
     return LoadedConfig(config=config, origins=_find_origins(config, root), files=tuple(sources.files))
 
 
 def load_eval_config(base_settings: Mapping[str, Any], origin: str, overrides: Sequence[str]) -> EvalConfig:
-    """The settings of an evaluation: those `given`, which are from `origin`, and `key=value` on top.
+    """Merge `key=value` overrides onto the settings of an evaluation, and validate them.
+
+    Args:
+        base_settings: settings to start from.
+        origin: name of their origin, for messages.
+        overrides: `dotted.path=value`.
 
     Raises:
-        UserError: as `load`.
+        UserError: a setting is invalid; all problems at once, a line each.
     """
     sources = _ConfigFiles()
     root, _ = parse_yaml(json.dumps(base_settings), lambda line: origin)
     for override in overrides:
         root = sources.apply_override(root or ConfigNode({}, origin), override)
     root = apply_presets(root or ConfigNode({}, origin))
-    exam, refusals = _validate(root, EvalConfig)
-    problems = sources.problems + refusals
-    if exam is None or problems:
+    eval_config, invalid = _validate(root, EvalConfig)
+    problems = sources.problems + invalid
+    if eval_config is None or problems:
         raise UserError("\n".join(map(str, problems)))
-    return exam
+    return eval_config
 
 
 def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
-    """The same run with at most `steps` optimizer steps in every stage (a smoke test).
+    """Return the same run with at most `steps` steps in every stage, for a smoke test.
 
     Raises:
         UserError: fewer than one step.
     """
     if steps < 1:
         raise UserError(f"{COMMAND_LINE_ORIGIN}: --steps must be at least 1, got {steps}")
-    stages = loaded.config.stages
-    longer = [
-        i for i, stage in enumerate(stages) if not isinstance(stage, SelectStage) and (stage.steps or inf) > steps
-    ]
-    capped = {f"stages.{i}.steps": COMMAND_LINE_ORIGIN for i in longer}
-    shorter = tuple(s.model_copy(update={"steps": steps}) if i in longer else s for i, s in enumerate(stages))
-    config = loaded.config.model_copy(update={"stages": shorter})
-    return replace(loaded, config=config, origins=MappingProxyType({**loaded.origins, **capped}))
+    stages: list[SftStage | RlStage | SampleStage | SelectStage] = []
+    origins = dict(loaded.origins)
+    for index, stage in enumerate(loaded.config.stages):
+        if not isinstance(stage, SelectStage) and (stage.steps is None or stage.steps > steps):
+            stages.append(stage.model_copy(update={"steps": steps}))
+            origins[f"stages.{index}.steps"] = COMMAND_LINE_ORIGIN
+        else:
+            stages.append(stage)
+    config = loaded.config.model_copy(update={"stages": tuple(stages)})
+    return replace(loaded, config=config, origins=MappingProxyType(origins))
 
 
 def read_flat_settings(path: Path) -> dict[str, PlainValue]:
-    """The settings written in one file by dotted path, unchecked: for comparing it with another.
+    """Return the settings of one file by dotted path, without validation, for comparing it with another.
 
     Raises:
         UserError: the file cannot be read or is not YAML.
@@ -110,23 +120,24 @@ def read_flat_settings(path: Path) -> dict[str, PlainValue]:
 
 
 def flatten_settings(value: PlainValue) -> dict[str, PlainValue]:
-    """Every leaf of a nested mapping by dotted path."""
+    """Return the leaves of nested settings by dotted path."""
     return {format_path(path): leaf for path, leaf in iter_leaves(value)}
 
 
 @dataclass(slots=True)
 class _ConfigFiles:
-    """Everything read for one config, and what was wrong with it."""
+    """Reads the files of one config, and collects their problems."""
 
     files: list[Path] = field(default_factory=list)
     problems: list[ConfigProblem] = field(default_factory=list)
 
     def read(self, path: Path, *, error_prefix: str, chain: tuple[Path, ...] = ()) -> ConfigNode:
-        """A file's tree on top of what it extends."""
+        """Return a file's tree merged over the files it extends; `chain` holds the files that led here."""
         text = _read_text(path, error_prefix)
-        real = path.resolve()
-        if real in chain:
-            raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(step.name for step in (*chain, real))}")
+        resolved = path.resolve()
+        chain_here = (*chain, resolved)
+        if resolved in chain:
+            raise UserError(f"{error_prefix}{path} extends itself: {' -> '.join(file.name for file in chain_here)}")
         self.files.append(path)
         if len(self.files) > MAX_FILES:
             raise UserError(
@@ -144,13 +155,11 @@ class _ConfigFiles:
         tree = ConfigNode(own, f"{path}:1")
         if "extends" not in root.value:
             return tree
-        bases = self._find_bases(root.value["extends"])
-        below = ConfigNode({}, tree.origin)
-        for base, origin in bases:
-            below = merge_nodes(
-                below, self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=(*chain, real))
-            )
-        return merge_nodes(below, tree)
+        merged = ConfigNode({}, tree.origin)
+        for base, origin in self._find_bases(root.value["extends"]):
+            base_tree = self.read(path.parent / base, error_prefix=f"{origin}: extends: ", chain=chain_here)
+            merged = merge_nodes(merged, base_tree)
+        return merge_nodes(merged, tree)
 
     def _find_bases(self, extends: ConfigNode) -> list[tuple[str, str]]:
         entries = extends.value if isinstance(extends.value, list) else [extends]
@@ -160,7 +169,7 @@ class _ConfigFiles:
         return bases
 
     def apply_override(self, root: ConfigNode, text: str) -> ConfigNode:
-        """The tree with one `dotted.path=value` applied."""
+        """Return the tree with one `dotted.path=value` applied."""
         address, equals, value = text.partition("=")
         keys = address.strip().split(".")
         if not equals or not all(keys):
@@ -185,7 +194,8 @@ def _read_text(path: Path, error_prefix: str) -> str:
         raise UserError(f"{error_prefix}{path} is a directory; name the .yaml file in it") from error
     except OSError as error:
         raise UserError(f"{error_prefix}{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a null character in the name
+    except ValueError as error:
+        # A null character in the name.
         raise UserError(f"{error_prefix}{str(path)!r} is no file name: {error}") from error
     if len(data) > MAX_BYTES:
         raise UserError(f"{error_prefix}{path} is larger than {MAX_BYTES} bytes; this is no config")
@@ -199,7 +209,7 @@ def _read_text(path: Path, error_prefix: str) -> str:
 
 
 def _resolve_path(root: ConfigNode, keys: Sequence[str]) -> KeyPath:
-    """The place that keys name: list entries by index or by their `name`."""
+    """Return the path that keys of an override name: list entries by index or by their `name`."""
     path: KeyPath = ()
     for key in keys:
         node, depth = root.find_nearest(path)
@@ -208,22 +218,20 @@ def _resolve_path(root: ConfigNode, keys: Sequence[str]) -> KeyPath:
         elif isinstance(node.value, list):
             path = (*path, _find_list_index(node.value, key, path))
         else:
-            problem = ConfigProblem(
-                COMMAND_LINE_ORIGIN, path, f"is {node.value!r}, a single value; nothing can be set beneath it"
-            )
-            raise UserError(str(problem))
+            text = f"is {node.value!r}, a single value; nothing can be set beneath it"
+            raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, path, text)))
     return path
 
 
 def _find_list_index(items: Sequence[ConfigNode], key: str, path: KeyPath) -> int:
-    places = {str(index): index for index in range(len(items))}
+    indices = {str(index): index for index in range(len(items))}
     for index, item in enumerate(items):
         if isinstance(item.value, dict) and "name" in item.value:
-            places.setdefault(str(item.value["name"].value), index)
-    if key not in places:
-        what = f"no such entry; there is {', '.join(places)}" if places else "no such entry; the list is empty"
-        raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, (*path, key), what)))
-    return places[key]
+            indices.setdefault(str(item.value["name"].value), index)
+    if key not in indices:
+        text = f"no such entry; there is {', '.join(indices)}" if indices else "no such entry; the list is empty"
+        raise UserError(str(ConfigProblem(COMMAND_LINE_ORIGIN, (*path, key), text)))
+    return indices[key]
 
 
 def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode:
@@ -240,11 +248,12 @@ def _set_value(node: ConfigNode, path: KeyPath, value: ConfigNode) -> ConfigNode
 
 
 def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, list[ConfigProblem]]:
-    try:  # by way of JSON, where strict models still take a list for a tuple
+    # Read as JSON, strict models accept a list for a tuple; as Python objects they would not.
+    try:
         return schema.model_validate_json(json.dumps(root.plain_value)), []
     except ValidationError as error:
-        found = [to_problem(detail, root, schema) for detail in error.errors()]
-        return None, [problem for problem in found if problem is not None]
+        problems = [to_problem(detail, root, schema) for detail in error.errors()]
+        return None, [problem for problem in problems if problem is not None]
 
 
 def _find_origins(config: Config, root: ConfigNode) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Puts the bundles that `algorithm: NAME` and `preset: NAME` stand for beneath what is said beside them."""
+"""Fills in the settings that `algorithm: NAME` and `preset: NAME` stand for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.config.yaml_tree import ConfigNode, merge_nodes
 
 
 def apply_presets(root: ConfigNode) -> ConfigNode:
-    """The tree with every bundle filled in; names that are none are left for validation to refuse."""
+    """Return the tree with every preset filled in. An unknown name stays, for validation to refuse it."""
     if not isinstance(root.value, dict):
         return root
     filled = dict(root.value)
@@ -30,28 +30,29 @@ def _apply_stage_presets(stage: ConfigNode) -> ConfigNode:
 
 
 def _apply_step_presets(owner: ConfigNode) -> ConfigNode:
-    """A stage, or the evaluation, whose steps have their bundles."""
+    """Return a stage, or the evaluation, with the presets of its rollout steps filled in."""
     if not isinstance(owner.value, dict) or "rollout_steps" not in owner.value:
         return owner
-    steps = _map_list_items(
-        owner.value["rollout_steps"], lambda step: _merge_over_preset(step, "preset", RETHINK_PRESETS)
-    )
+    steps = _map_list_items(owner.value["rollout_steps"], _apply_rethink_preset)
     return ConfigNode({**owner.value, "rollout_steps": steps}, owner.origin)
+
+
+def _apply_rethink_preset(step: ConfigNode) -> ConfigNode:
+    return _merge_over_preset(step, "preset", RETHINK_PRESETS)
 
 
 def _map_list_items(node: ConfigNode, fill: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
     return ConfigNode([fill(item) for item in node.value], node.origin) if isinstance(node.value, list) else node
 
 
-def _merge_over_preset(node: ConfigNode, key: str, bundles: Mapping[Any, PresetSettings]) -> ConfigNode:
-    """A mapping on top of the bundle that its `key` names."""
-    named = node.value.get(key) if isinstance(node.value, dict) else None
-    for name, bundle in bundles.items():
-        if named is not None and named.value == name:
-            origin = f"{key} {name}"
-            return merge_nodes(
-                ConfigNode({part: _to_node(settings, origin) for part, settings in bundle.items()}, origin), node
-            )
+def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:
+    """Return a mapping merged over the preset that its `key` names."""
+    if not isinstance(node.value, dict) or key not in node.value:
+        return node
+    # Compared one by one: an invalid value, a list for example, cannot be looked up in a mapping.
+    for name, settings in presets.items():
+        if node.value[key].value == name:
+            return merge_nodes(_to_node(settings, f"{key} {name}"), node)
     return node
 
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 as a tree in which every value knows the file and line it came from."""
+"""YAML 1.2 as a tree of nodes that know the file and line they came from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from ruamel.yaml.reader import ReaderError
 from mmrl.types import UserError
 
 MAX_DEPTH = 64
-MAX_NODES = 100_000  # aliases counted each time they are used, so that they cannot multiply without bound
+# Aliases count each time they are used, so that nested ones cannot multiply without bound.
+MAX_NODES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
-_TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value")}  # dates stay the text they are in YAML 1.2
+# YAML 1.2 has no type for dates; the library still tags them, and here they stay text.
+_TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value")}
 _VALUE_TAGS = {_TAG + name for name in ("int", "float", "bool", "null")}
 _YAML_HINTS = {
     "cannot start any token": "put quotes around the text; indent with spaces, never tabs",
@@ -36,10 +38,12 @@ PlainValue: TypeAlias = "dict[str, PlainValue] | list[PlainValue] | Scalar"
 
 @dataclass(frozen=True, slots=True)
 class ConfigNode:
-    """A mapping or list of nodes, or a scalar, with its origin: `file:line` or `command line`."""
+    """A mapping or list of nodes, or a scalar, with its origin."""
 
     value: dict[str, ConfigNode] | list[ConfigNode] | Scalar
+    """Nodes, or the scalar itself."""
     origin: str
+    """`file:line` or `command line`."""
 
     @property
     def plain_value(self) -> PlainValue:
@@ -51,7 +55,7 @@ class ConfigNode:
         return self.value
 
     def find_nearest(self, path: KeyPath) -> tuple[ConfigNode, int]:
-        """The deepest node on the way to `path`, and how many steps of the way exist."""
+        """Return the deepest node on the way to `path`, and the number of steps of the path that exist."""
         node = self
         for depth, step in enumerate(path):
             match node.value, step:
@@ -65,24 +69,27 @@ class ConfigNode:
 
 
 class ConfigProblem(NamedTuple):
-    """One thing that is wrong with a config."""
+    """A problem of a config."""
 
     origin: str
+    """`file:line` or `command line`."""
     path: KeyPath
+    """Keys and indices from the root; empty for a problem of the whole file."""
     text: str
+    """The problem, and what to write instead."""
 
     def __str__(self) -> str:
-        """The line a user reads."""
+        """Return "origin: dotted.path: text"."""
         return f"{self.origin}: {format_path(self.path)}: {self.text}" if self.path else f"{self.origin}: {self.text}"
 
 
 def format_path(path: KeyPath) -> str:
-    """The path as it is written on the command line."""
+    """Return a path as it is written on the command line: `stages.0.steps`."""
     return ".".join(map(str, path))
 
 
 def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
-    """`over` on top of `base`: mappings merge key by key, everything else is replaced."""
+    """Merge `over` onto `base`: mappings key by key, anything else is replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
@@ -92,7 +99,7 @@ def merge_nodes(base: ConfigNode, over: ConfigNode) -> ConfigNode:
 
 
 def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath, PlainValue]]:
-    """The settings of nested dicts and lists: scalars, empty containers and lists of scalars."""
+    """Yield the settings of nested dicts and lists by path: scalars, empty containers and lists of scalars."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from iter_leaves(inner, (*path, key))
@@ -106,24 +113,33 @@ def iter_leaves(value: PlainValue, path: KeyPath = ()) -> Iterator[tuple[KeyPath
 def parse_yaml(
     text: str, format_origin: Callable[[int], str], base_path: KeyPath = ()
 ) -> tuple[ConfigNode | None, list[ConfigProblem]]:
-    """Read one YAML document; None when it is empty. `where` names a line (from 1); `at` is where the text belongs.
+    """Read one YAML document.
+
+    Args:
+        text: the document.
+        format_origin: names a line of it, counted from 1.
+        base_path: path of the document's root in the config.
+
+    Returns:
+        The root, None for an empty document, and the problems found.
 
     Raises:
-        UserError: not YAML at all, nested too deeply, or far too large once aliases are expanded.
+        UserError: the text is not YAML, nested too deeply, or too large once aliases are expanded.
     """
     reader = _NodeReader(format_origin)
     try:
         root = reader.yaml.compose(text)
-        return (
-            None if root is None else reader.read(root, base_path, format_origin(root.start_mark.line + 1))
-        ), reader.problems
+        if root is None:
+            return None, reader.problems
+        tree = reader.read(root, base_path, format_origin(root.start_mark.line + 1))
+        return tree, reader.problems
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "unreadable"
-        hints = [hint for sign, hint in _YAML_HINTS.items() if sign in str(error)]
+        cause = error.problem or error.context or "unreadable"
+        hints = [hint for phrase, hint in _YAML_HINTS.items() if phrase in str(error)]
         origin = format_origin(mark.line + 1 if mark else 1)
         raise UserError(
-            str(ConfigProblem(origin, base_path, "; ".join([f"not valid YAML: {what}", *hints])))
+            str(ConfigProblem(origin, base_path, "; ".join([f"not valid YAML: {cause}", *hints])))
         ) from error
     except ReaderError as error:
         origin = format_origin(text.count("\n", 0, error.position) + 1)
@@ -140,7 +156,7 @@ def parse_yaml(
 
 @dataclass(slots=True)
 class _NodeReader:
-    """Turns composed YAML into nodes, collecting what is wrong on the way."""
+    """Turns composed YAML into nodes, and collects problems on the way."""
 
     format_origin: Callable[[int], str]
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
@@ -157,8 +173,10 @@ class _NodeReader:
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return ConfigNode(self._read_mapping(node, path), origin)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
-            items = enumerate(node.value)
-            return ConfigNode([self.read(item, (*path, i), self._origin_of(item)) for i, item in items], origin)
+            items = []
+            for index, item in enumerate(node.value):
+                items.append(self.read(item, (*path, index), self._origin_of(item)))
+            return ConfigNode(items, origin)
         if isinstance(node, ScalarNode):
             return ConfigNode(self._read_scalar(node, path, origin), origin)
         self._add_problem(origin, path, f"the tag {node.tag} means nothing here; remove it")
@@ -189,7 +207,8 @@ class _NodeReader:
             return None
         try:
             value: Scalar = self.yaml.constructor.construct_object(node)
-        except (ValueError, KeyError):  # a tag that does not fit, or an integer of thousands of digits
+        except (ValueError, KeyError):
+            # A tag that does not fit its value, or an integer of thousands of digits.
             self._add_problem(origin, path, f"{node.value[:20]!r} cannot be read as {node.tag.removeprefix(_TAG)}")
             return None
         if isinstance(value, float) and not math.isfinite(value):
@@ -197,7 +216,8 @@ class _NodeReader:
         return value
 
     def _decode_text(self, text: str, path: KeyPath, origin: str) -> str:
-        try:  # "\ud83d\ude00" is one character, as in JSON
+        # As in JSON, the escapes "\ud83d\ude00" are the two halves of one character.
+        try:
             return text.encode("utf-16", errors="surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             self._add_problem(origin, path, "half of a surrogate pair is not a character; write the character itself")

@@ -5,20 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import isfinite
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig
 from mmrl.data.check_stages import check_stages_have_samples
-from mmrl.data.open_media import (
-    FramePlanner,
-    ImageMeasurer,
-    find_media_problem,
-    open_all_media,
-    unique_images,
-    unique_videos,
-)
+from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -119,8 +113,8 @@ class DatasetLoader:
         if not workers:
             return
         refs = unique_videos(sample for split in samples.by_split().values() for sample in split)
-        planner = FramePlanner(self._context.media_policy, self._config.data.media_limits, sampling)
-        for ref, plan in open_all_media(refs, planner, workers=workers, console=self._console).items():
+        plan_video = partial(self._worker_cache().get_frame_plan, sampling=sampling)
+        for ref, plan in open_all_media(refs, plan_video, workers=workers, console=self._console).items():
             if not isinstance(plan, MediaError):
                 self._media_cache.set_frame_plan(ref, sampling, plan)
 
@@ -175,10 +169,8 @@ class DatasetLoader:
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
-        open_one: Callable[..., Size] = self._media_cache.image_size
-        if workers:
-            open_one = ImageMeasurer(self._context.media_policy, self._config.data.media_limits)
-        opened = open_all_media(new_refs, open_one, workers=workers, console=self._console)
+        cache = self._worker_cache() if workers else self._media_cache
+        opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
         for ref, size in {**known_sizes, **new_sizes}.items():
             self._media_cache.set_image_size(ref, size)
@@ -194,6 +186,10 @@ class DatasetLoader:
             else:
                 damaged.append(RejectedRow(sample.id, problem))
         return usable, damaged
+
+    def _worker_cache(self) -> MediaCache:
+        """Return the cache that is sent to worker processes, where it opens media and keeps no image."""
+        return MediaCache(self._context.media_policy, self._config.data.media_limits, max_bytes=0)
 
     def _report_rejected(
         self, split: str, kept: Sequence[Sample], rejected: Sequence[RejectedRow], *, skip: bool, remedy: str

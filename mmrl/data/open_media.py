@@ -5,51 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from mmrl.config.schema import MediaLimitsConfig
 from mmrl.log.console import Console
-from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
-from mmrl.media.media_workers import Workers
-from mmrl.media.video import FramePlan, FrameSampling
-from mmrl.types import ImageRef, MediaPolicy, Sample, Size, UserError, VideoRef
+from mmrl.media.media_workers import start_media_workers
+from mmrl.types import ImageRef, Sample, UserError, VideoRef
 
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 OpenedT = TypeVar("OpenedT")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageMeasurer:
-    """Opens an image and returns its size. It can be sent to another process."""
-
-    media_policy: MediaPolicy
-    """Which files may be read."""
-    limits: MediaLimitsConfig
-    """Largest image that is opened."""
-
-    def __call__(self, ref: ImageRef) -> Size:
-        """Return the image's size; raises MediaError if it cannot be used."""
-        return MediaCache(self.media_policy, self.limits, max_bytes=0).image_size(ref)
-
-
-@dataclass(frozen=True, slots=True)
-class FramePlanner:
-    """Opens a video and returns which frames the model sees. It can be sent to another process."""
-
-    media_policy: MediaPolicy
-    """Which files may be read."""
-    limits: MediaLimitsConfig
-    """Largest and longest video that is opened."""
-    sampling: FrameSampling
-    """How many frames the model sees, and how far apart."""
-
-    def __call__(self, ref: VideoRef) -> FramePlan:
-        """Return the plan of the video's frames; raises MediaError if it cannot be used."""
-        return MediaCache(self.media_policy, self.limits, max_bytes=0).get_frame_plan(ref, self.sampling)
 
 
 def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
@@ -80,7 +46,7 @@ def open_all_media(
     attempt = partial(_open_or_error, open_one)
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
-    with closing(Workers(attempt, workers, name=attrgetter("path"))) as pool:
+    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
         futures = [pool.submit(ref) for ref in refs]
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         return dict(zip(refs, opened, strict=True))

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Final, Generic, Protocol, TypeVar
 
 from mmrl.data.order import DataOrder, DataRow
-from mmrl.media.media_workers import Workers
+from mmrl.utils.worker_pool import WorkerPool
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
 
 _MAX_WARNINGS: Final = 5
@@ -41,7 +41,7 @@ class Prefetcher(Generic[EncodedT]):
         self,
         order: DataOrder,
         encoder: CachingEncoder[EncodedT],
-        workers: Workers[Sample, EncodedT] | None,
+        workers: WorkerPool[Sample, EncodedT] | None,
         *,
         skip_unusable: bool,
         drop_too_long: bool = False,

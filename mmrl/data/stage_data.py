@@ -22,7 +22,7 @@ from mmrl.data.stage_tables import read_selected_samples
 from mmrl.data.streaming import StreamingOrder
 from mmrl.distributed.ranks import Ranks, RankShard
 from mmrl.log.console import Console
-from mmrl.media.media_workers import Workers
+from mmrl.media.media_workers import start_media_workers
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import SampleSource
@@ -65,7 +65,7 @@ class StageData:
         with ExitStack() as stack:
             workers = None
             if data.media_workers:
-                pool = Workers(worker_encoder.encode, data.media_workers, name=_describe_sample)
+                pool = start_media_workers(worker_encoder.encode, data.media_workers, name=_describe_sample)
                 workers = stack.enter_context(closing(pool))
             order = CachedOrder(self.build_order(stage, state))
             yield Prefetcher(

@@ -1,1 +1,1 @@
-"""Looks at the data of a run before it: what would stop it, what would mislead it, and what the model will see."""
+"""Check the data of a run before it starts, and show samples as the model will see them."""

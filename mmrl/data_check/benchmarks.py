@@ -1,52 +1,70 @@
-"""Benchmarks that a run takes, beside what it trains on."""
+"""Compare the benchmarks that a run evaluates with its training data."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.data_check.duplicates import DuplicateFinding
 from mmrl.data_check.findings import FindingCode
-from mmrl.data_check.open_media import ImageInspector, OpenedImage, OpenedVideo, VideoInspector
+from mmrl.data_check.open_media import OpenedImage, OpenedVideo, inspect_image, inspect_video
 from mmrl.data_check.report import BenchmarkReport
 from mmrl.log.console import Console
+from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
+from mmrl.media.video import FrameSampling
 from mmrl.types import MediaRef, Sample
 
 
 def fingerprint_new_media(
     samples: Sequence[Sample],
     fingerprints: MutableMapping[str, bytes],
+    cache: MediaCache,
+    sampling: FrameSampling | None,
     *,
-    inspect_image: ImageInspector,
-    inspect_video: VideoInspector | None,
     workers: int,
     console: Console,
 ) -> dict[str, str]:
-    """Add the fingerprints of media that are not `known` yet, by sha256; returns what is wrong with those that cannot
-    be opened, by the id of the sample. Videos are looked at where there is a `watch`.
+    """Open the media of samples that have no fingerprint yet, and add their fingerprints.
+
+    Args:
+        samples: questions of a benchmark.
+        fingerprints: thumbnails by sha256 of the image or video; new ones are added.
+        cache: opens media; worker processes are sent a copy of it, so it should keep no image.
+        sampling: chooses the frames of videos; None leaves videos unopened.
+        workers: processes that open media; 0 for this one alone.
+        console: shows a progress bar.
+
+    Returns:
+        The first error among the media of each sample that has one, by sample id.
     """
-    pictures = [ref for ref in unique_images(samples) if ref.sha256 not in fingerprints]
-    seen: dict[MediaRef, OpenedImage | OpenedVideo | MediaError] = {}
-    seen.update(open_all_media(pictures, inspect_image, workers=workers, console=console).items())
-    if inspect_video is not None:
+    opened: dict[MediaRef, OpenedImage | OpenedVideo | MediaError] = {}
+    images = [ref for ref in unique_images(samples) if ref.sha256 not in fingerprints]
+    opened.update(open_all_media(images, partial(inspect_image, cache), workers=workers, console=console).items())
+    if sampling is not None:
         videos = [ref for ref in unique_videos(samples) if ref.sha256 not in fingerprints]
-        seen.update(open_all_media(videos, inspect_video, workers=workers, console=console).items())
-    fingerprints.update(
-        {ref.sha256: told.fingerprint for ref, told in seen.items() if not isinstance(told, MediaError)}
-    )
-    problems = {sample.id: find_media_problem(sample, seen) for sample in samples}
-    return {id_: problem for id_, problem in problems.items() if problem}
+        inspect = partial(inspect_video, cache, sampling)
+        opened.update(open_all_media(videos, inspect, workers=workers, console=console).items())
+    for ref, result in opened.items():
+        if not isinstance(result, MediaError):
+            fingerprints[ref.sha256] = result.fingerprint
+    problems = {}
+    for sample in samples:
+        problem = find_media_problem(sample, opened)
+        if problem:
+            problems[sample.id] = problem
+    return problems
 
 
 def compare_with_training(questions: BenchmarkQuestions, overlaps: Sequence[DuplicateFinding]) -> BenchmarkReport:
-    """What a benchmark has in common with training."""
-    found = Counter(alarm.code for alarm in overlaps)
+    """Count the questions of a benchmark and what they share with training."""
+    counts = Counter(overlap.code for overlap in overlaps)
     return BenchmarkReport(
         questions=len(questions.entries),
         media=len({ref.sha256 for sample in questions.samples for ref in sample.media}),
-        leaked=found[FindingCode.LEAK],
-        shared=found[FindingCode.SHARED_MEDIUM],
+        leaked=counts[FindingCode.LEAK],
+        shared=counts[FindingCode.SHARED_MEDIA],
     )

@@ -1,12 +1,17 @@
-"""The examination: everything a run does with its data before the first step, without stopping at the first fault."""
+"""Check all data of a run without stopping at the first fault.
+
+A run makes the same checks before its first step, and stops. Here each fault becomes a finding, and further checks
+compare training with held-out data and with benchmarks.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from mmrl.config import Config
 from mmrl.data.check_stages import check_demonstrations, check_stages_have_samples
@@ -21,59 +26,72 @@ from mmrl.data_check.duplicates import (
     find_training_overlap,
 )
 from mmrl.data_check.findings import DataFinding, FindingCode, Severity, severity_of
-from mmrl.data_check.open_media import ImageInspector, VideoInspector
-from mmrl.data_check.out_of_frame import find_out_of_frame
+from mmrl.data_check.open_media import inspect_image, inspect_video
+from mmrl.data_check.outside_image import find_outside_image
 from mmrl.data_check.report import BenchmarkReport, DataCheckReport, SourceCount, SplitReport, TaskCount
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
 from mmrl.media.video import FrameSampling
 from mmrl.policy.build import build_encoder, build_processor, build_response_format
-from mmrl.policy.encoder import PromptLayout
+from mmrl.policy.encoder import PromptEncoder, PromptLayout
 from mmrl.scoring.build import build_scorer
 from mmrl.training.benchmarks import read_benchmark_questions
 from mmrl.training.build import IMAGE_CACHE_BYTES
 from mmrl.types import AnswerType, ImageRef, RejectedRow, Sample, UserError, VideoRef
 
-_MAX_COMMON_ANSWERS = 10
-_ANSWER_WIDTH = 24
+_MAX_COMMON_ANSWERS: Final = 10
+_MAX_ANSWER_CHARS: Final = 24
+_COORDINATE_TYPES: Final = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
 MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
 InspectedT = TypeVar("InspectedT")
-_COORDINATE_TYPES = (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT, AnswerType.POINTS)
 
 
-def check_data(config: Config, base: Path, work: Path, console: Console) -> DataCheckReport:
-    """Look at all data of a config whose relative paths start from `base`; datasets make their files under `work`.
+def check_data(config: Config, base_dir: Path, work_dir: Path, console: Console) -> DataCheckReport:
+    """Check all data of a config.
+
+    Args:
+        config: the config of a run.
+        base_dir: folder that relative paths of the config start from.
+        work_dir: folder for files that datasets make.
+        console: shows progress.
 
     Raises:
-        UserError: the rewards cannot be had, so nothing can be judged.
+        UserError: a reward cannot be loaded, so no sample can be scored.
     """
-    return _DataCheck(config, base, work, console).run()
+    return _DataCheck(config, base_dir, work_dir, console).run()
 
 
 class _DataCheck:
-    """Sample by sample; what a check finds fault with is left out of the following ones."""
+    """The state of a data check. A sample with a fault is left out of the checks that follow."""
 
-    def __init__(self, config: Config, base: Path, work: Path, console: Console) -> None:
-        self._config, self._base, self._console = config, base, console
-        self._dataset_context = make_dataset_context(config, base, work)
-        self._grammar, self._scorer = build_response_format(config), build_scorer(config, base)
-        self._media_cache = MediaCache(
-            self._dataset_context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES
-        )
+    def __init__(self, config: Config, base_dir: Path, work_dir: Path, console: Console) -> None:
+        self._config, self._base_dir, self._console = config, base_dir, console
+        self._sources = sources_by_split(config.data)
+        self._dataset_context = make_dataset_context(config, base_dir, work_dir)
+        self._response_format = build_response_format(config)
+        self._scorer = build_scorer(config, base_dir)
+        media_policy, limits = self._dataset_context.media_policy, config.data.media_limits
+        self._media_cache = MediaCache(media_policy, limits, max_bytes=IMAGE_CACHE_BYTES)
+        # It keeps no image, so that worker processes can be sent a copy of it.
+        self._worker_cache = MediaCache(media_policy, limits, max_bytes=0)
+        # Thumbnails of images and videos, by sha256.
         self._fingerprints: dict[str, bytes] = {}
         self._findings: list[DataFinding] = []
+        # By split: samples without a fault so far, rows of each source, the source of each sample id, and total and
+        # visual tokens of each prompt.
         self._samples: dict[str, list[Sample]] = {}
         self._row_counts: dict[str, list[int]] = {}
         self._source_indices: dict[str, dict[str, int]] = {}
         self._token_counts: dict[str, list[tuple[int, int]]] = {}
         self._benchmarks: dict[str, BenchmarkReport] = {}
+        # None if the processor cannot be loaded, which tells how frames are sampled.
         self._frame_sampling: FrameSampling | None = None
 
     def run(self) -> DataCheckReport:
-        """Examine, and say everything at once."""
-        for name in sources_by_split(self._config.data):
-            self._read_split(name)
+        """Run all checks and return their findings."""
+        for split in self._sources:
+            self._read_split(split)
         self._check_ids()
         self._inspect_images()
         self._check_rewards()
@@ -81,13 +99,10 @@ class _DataCheck:
         self._check_duplicates()
         self._check_benchmarks()
         self._check_enough()
-        parts = {
-            name: self._split_report(name) for name, origins in sources_by_split(self._config.data).items() if origins
-        }
         return DataCheckReport(
             run=self._config.run.name,
             max_prompt_tokens=self._config.model.max_prompt_tokens,
-            splits=parts,
+            splits={split: self._split_report(split) for split, sources in self._sources.items() if sources},
             benchmarks=self._benchmarks,
             findings=tuple(self._findings),
         )
@@ -96,212 +111,232 @@ class _DataCheck:
         self,
         code: FindingCode,
         split: str,
-        sample: str,
+        sample_id: str,
         message: str,
         *,
-        other: str = "",
-        level: Severity | None = None,
+        other_id: str = "",
+        severity: Severity | None = None,
     ) -> None:
-        bad = level or severity_of(code, self._config.data)
-        self._findings.append(
-            DataFinding(code=code, severity=bad, part=split, sample=sample, message=message, other=other)
+        finding = DataFinding(
+            code=code,
+            severity=severity or severity_of(code, self._config.data),
+            split=split,
+            sample_id=sample_id,
+            message=message,
+            other_id=other_id,
         )
+        self._findings.append(finding)
 
     def _drop_samples(self, code: FindingCode, split: str, problems: Mapping[str, str]) -> None:
-        """Note faults by sample id, and go on without these samples."""
-        for sample, message in problems.items():
-            self._add_finding(code, split, sample, message)
+        """Add a finding for each problem, by sample id, and leave these samples out from here on."""
+        for sample_id, message in problems.items():
+            self._add_finding(code, split, sample_id, message)
         self._samples[split] = [sample for sample in self._samples[split] if sample.id not in problems]
 
     def _add_duplicates(self, split: str, duplicates: Iterable[DuplicateFinding]) -> None:
-        for code, sample, message, other in duplicates:
-            self._add_finding(code, split, sample, message, other=other)
+        for code, sample_id, message, other_id in duplicates:
+            self._add_finding(code, split, sample_id, message, other_id=other_id)
 
-    def _read_split(self, name: str) -> None:
-        self._samples[name], self._row_counts[name], self._source_indices[name], self._token_counts[name] = (
-            [],
-            [],
-            {},
-            [],
-        )
-        for number, origin in enumerate(sources_by_split(self._config.data)[name]):
+    def _read_split(self, split: str) -> None:
+        """Read all sources of a split. A source that breaks off keeps the rows before the error."""
+        self._samples[split] = []
+        self._row_counts[split] = []
+        self._source_indices[split] = {}
+        self._token_counts[split] = []
+        for source_index, source in enumerate(self._sources[split]):
             rows: list[Sample | RejectedRow] = []
             try:
-                for row in self._console.track(f"reading {name}", read_source(origin, self._dataset_context)):
+                for row in self._console.track(f"reading {split}", read_source(source, self._dataset_context)):
                     rows.append(row)
             except UserError as error:
-                self._add_finding(FindingCode.SOURCE, name, "", f"{origin.fn}: {error}")
-            samples, rejects = separate_rejected(rows)
-            for reject in rejects:
-                self._add_finding(FindingCode.ROW, name, reject.id, reject.reason)
-            self._row_counts[name].append(len(rows))
-            self._samples[name] += samples
-            self._source_indices[name] |= {sample.id: number for sample in samples}
+                self._add_finding(FindingCode.SOURCE, split, "", f"{source.fn}: {error}")
+            samples, rejected_rows = separate_rejected(rows)
+            for rejected in rejected_rows:
+                self._add_finding(FindingCode.ROW, split, rejected.id, rejected.reason)
+            self._row_counts[split].append(len(rows))
+            self._samples[split] += samples
+            self._source_indices[split] |= {sample.id: source_index for sample in samples}
 
     def _check_ids(self) -> None:
-        """Ids are unique within a part, and none is both trained on and held out."""
-        trained = {sample.id for sample in self._samples["train"]}
-        for name, samples in self._samples.items():
+        """Drop samples whose id occurred before in their split, or in training if they are held out."""
+        training_ids = {sample.id for sample in self._samples["train"]}
+        for split, samples in self._samples.items():
             seen: set[str] = set()
             kept: list[Sample] = []
             for sample in samples:
-                if sample.id in seen or (name != "train" and sample.id in trained):
-                    where = name if sample.id in seen else "training"
-                    self._add_finding(
-                        FindingCode.ID, name, sample.id, f"another {where} sample has this id", other=sample.id
-                    )
+                if sample.id in seen or (split != "train" and sample.id in training_ids):
+                    owner = split if sample.id in seen else "training"
+                    message = f"another {owner} sample has this id"
+                    self._add_finding(FindingCode.ID, split, sample.id, message, other_id=sample.id)
                 else:
                     kept.append(sample)
                 seen.add(sample.id)
-            self._samples[name] = kept
+            self._samples[split] = kept
 
     def _inspect_images(self) -> None:
-        look = ImageInspector(self._dataset_context.media_policy, self._config.data.media_limits)
-        for ref, seen in self._inspect_media(unique_images(self._all_samples()), look).items():
-            self._media_cache.set_image_size(ref, seen.size)
-            self._fingerprints[ref.sha256] = seen.fingerprint
+        refs = unique_images(self._all_samples())
+        for ref, opened in self._inspect_media(refs, partial(inspect_image, self._worker_cache)).items():
+            self._media_cache.set_image_size(ref, opened.size)
+            self._fingerprints[ref.sha256] = opened.fingerprint
 
     def _inspect_videos(self, sampling: FrameSampling) -> None:
-        look = VideoInspector(self._dataset_context.media_policy, self._config.data.media_limits, sampling)
-        for ref, watched in self._inspect_media(unique_videos(self._all_samples()), look).items():
-            self._media_cache.set_frame_plan(ref, sampling, watched.frame_plan)
-            self._fingerprints[ref.sha256] = watched.fingerprint
+        refs = unique_videos(self._all_samples())
+        for ref, opened in self._inspect_media(refs, partial(inspect_video, self._worker_cache, sampling)).items():
+            self._media_cache.set_frame_plan(ref, sampling, opened.frame_plan)
+            self._fingerprints[ref.sha256] = opened.fingerprint
 
     def _inspect_media(
         self, refs: Sequence[MediaRefT], inspect: Callable[[MediaRefT], InspectedT]
     ) -> dict[MediaRefT, InspectedT]:
-        """What looking at media told, without those that cannot be used, nor henceforth their samples."""
-        seen = open_all_media(refs, inspect, workers=self._config.data.media_workers, console=self._console)
-        for name, samples in self._samples.items():
-            problems = {sample.id: find_media_problem(sample, seen) for sample in samples}
-            self._drop_samples(FindingCode.MEDIUM, name, {id_: problem for id_, problem in problems.items() if problem})
-        return {ref: told for ref, told in seen.items() if not isinstance(told, MediaError)}
+        """Inspect images or videos, drop samples with one that cannot be used, and return the results of the others."""
+        opened = open_all_media(refs, inspect, workers=self._config.data.media_workers, console=self._console)
+        for split, samples in self._samples.items():
+            problems = {}
+            for sample in samples:
+                problem = find_media_problem(sample, opened)
+                if problem:
+                    problems[sample.id] = problem
+            self._drop_samples(FindingCode.MEDIA, split, problems)
+        return {ref: result for ref, result in opened.items() if not isinstance(result, MediaError)}
 
     def _all_samples(self) -> list[Sample]:
         return [sample for samples in self._samples.values() for sample in samples]
 
     def _check_rewards(self) -> None:
-        for name, samples in self._samples.items():
-            unjudged: dict[str, str] = {}
-            unlearnable: dict[str, str] = {}
-            for sample in self._console.track(f"trying rewards on {name}", samples, len(samples)):
+        """Drop samples that the rewards cannot score, or that an sft stage cannot imitate."""
+        for split, samples in self._samples.items():
+            unscorable: dict[str, str] = {}
+            not_imitable: dict[str, str] = {}
+            for sample in self._console.track(f"trying rewards on {split}", samples, len(samples)):
                 try:
-                    self._scorer.check_samples([sample], self._grammar, evaluation=name != "train")
+                    self._scorer.check_samples([sample], self._response_format, evaluation=split != "train")
                 except UserError as error:
-                    unjudged[sample.id] = str(error)
+                    unscorable[sample.id] = str(error)
+                    continue
+                if split != "train":
                     continue
                 try:
-                    check_demonstrations(self._config, [sample] if name == "train" else [], self._grammar)
+                    check_demonstrations(self._config, [sample], self._response_format)
                 except UserError as error:
-                    unlearnable[sample.id] = str(error)
-            self._drop_samples(FindingCode.REWARD, name, unjudged)
-            self._drop_samples(FindingCode.DEMONSTRATION, name, unlearnable)
+                    not_imitable[sample.id] = str(error)
+            self._drop_samples(FindingCode.REWARD, split, unscorable)
+            self._drop_samples(FindingCode.DEMONSTRATION, split, not_imitable)
 
     def _check_prompts(self) -> None:
-        """Prompts are made without their pixels, too long ones too, as their lengths are to be told."""
+        """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
         config = self._config
-        boundless = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
         try:
-            reader = build_processor(config, self._samples["train"])
+            processor = build_processor(config, self._samples["train"], self._base_dir)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
             return
-        encoder = build_encoder(config.model_copy(update={"model": boundless}), reader, self._media_cache)
-        merge, self._frame_sampling = encoder.placeholders.merge_size, encoder.frame_sampling
+        # The encoder refuses prompts beyond the limit without telling their lengths, so it gets none.
+        unlimited = config.model.model_copy(update={"max_prompt_tokens": sys.maxsize})
+        encoder = build_encoder(config.model_copy(update={"model": unlimited}), processor, self._media_cache)
+        self._frame_sampling = encoder.frame_sampling
         self._inspect_videos(encoder.frame_sampling)
-        for name, samples in self._samples.items():
-            misread: dict[str, str] = {}
-            too_long: dict[str, str] = {}
-            for sample in self._console.track(f"measuring {name}", samples, len(samples)):
-                try:
-                    outline = encoder.measure(sample)
-                except UserError as error:
-                    misread[sample.id] = str(error)
-                    continue
-                self._token_counts[name].append((len(outline.ids), _count_visual_tokens(outline, merge)))
-                if len(outline.ids) > config.model.max_prompt_tokens:
-                    too_long[sample.id] = (
-                        f"{len(outline.ids)} tokens, {_count_visual_tokens(outline, merge)} of them visual"
-                    )
-                for fault in find_out_of_frame(sample, [layout.resize_map for layout in outline.media_layouts]):
-                    self._add_finding(FindingCode.OUT_OF_FRAME, name, sample.id, fault)
-            self._drop_samples(FindingCode.TEXT, name, misread)
-            self._drop_samples(FindingCode.TOO_LONG, name, too_long)
+        for split in self._samples:
+            self._check_prompts_of_split(split, encoder)
+
+    def _check_prompts_of_split(self, split: str, encoder: PromptEncoder) -> None:
+        samples, limit = self._samples[split], self._config.model.max_prompt_tokens
+        misread: dict[str, str] = {}
+        too_long: dict[str, str] = {}
+        for sample in self._console.track(f"measuring {split}", samples, len(samples)):
+            try:
+                layout = encoder.measure(sample)
+            except UserError as error:
+                misread[sample.id] = str(error)
+                continue
+            num_tokens = len(layout.ids)
+            num_visual = _count_visual_tokens(layout, encoder.placeholders.merge_size)
+            self._token_counts[split].append((num_tokens, num_visual))
+            if num_tokens > limit:
+                too_long[sample.id] = f"{num_tokens} tokens, {num_visual} of them visual"
+            for message in find_outside_image(sample, [media.resize_map for media in layout.media_layouts]):
+                self._add_finding(FindingCode.OUTSIDE_IMAGE, split, sample.id, message)
+        self._drop_samples(FindingCode.TEXT, split, misread)
+        self._drop_samples(FindingCode.TOO_LONG, split, too_long)
 
     def _check_duplicates(self) -> None:
-        train, fingerprints = self._samples["train"], self._fingerprints
-        for name, samples in self._samples.items():
-            self._add_duplicates(name, find_repeated_questions(samples))
-            if name != "train":
-                self._add_duplicates(name, find_training_overlap(samples, train, fingerprints))
-        self._add_duplicates("train", find_similar_images(train, fingerprints))
+        train = self._samples["train"]
+        for split, samples in self._samples.items():
+            self._add_duplicates(split, find_repeated_questions(samples))
+            if split != "train":
+                self._add_duplicates(split, find_training_overlap(samples, train, self._fingerprints))
+        self._add_duplicates("train", find_similar_images(train, self._fingerprints))
 
     def _check_benchmarks(self) -> None:
-        """Compare what the run is asked by benchmarks with what it trains on."""
+        """Compare the questions of the config's benchmarks with training."""
+        work_dir = self._dataset_context.work_dir
         for benchmark in self._config.evaluation.benchmarks:
-            part = f"benchmark {benchmark.name}"
+            split = f"benchmark {benchmark.name}"
             try:
-                questions = read_benchmark_questions(
-                    benchmark, self._config, self._base, self._dataset_context.work_dir
-                )
+                questions = read_benchmark_questions(benchmark, self._config, self._base_dir, work_dir)
             except UserError as error:
-                self._add_finding(FindingCode.SOURCE, part, "", str(error))
+                self._add_finding(FindingCode.SOURCE, split, "", str(error))
                 continue
-            problems = {**questions.problems, **self._fingerprint_benchmark(questions.samples)}
-            level = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
-            for id_, problem in problems.items():
-                self._add_finding(FindingCode.MEDIUM, part, id_, problem, level=level)
-            alarms = [*find_training_overlap(questions.samples, self._samples["train"], self._fingerprints)]
-            self._add_duplicates(part, alarms)
-            self._benchmarks[benchmark.name] = compare_with_training(questions, alarms)
-
-    def _fingerprint_benchmark(self, samples: Sequence[Sample]) -> dict[str, str]:
-        access, limits, rule = self._dataset_context.media_policy, self._config.data.media_limits, self._frame_sampling
-        return fingerprint_new_media(
-            samples,
-            self._fingerprints,
-            inspect_image=ImageInspector(access, limits),
-            inspect_video=VideoInspector(access, limits, rule) if rule else None,
-            workers=self._config.data.media_workers,
-            console=self._console,
-        )
+            media_problems = fingerprint_new_media(
+                questions.samples,
+                self._fingerprints,
+                self._worker_cache,
+                self._frame_sampling,
+                workers=self._config.data.media_workers,
+                console=self._console,
+            )
+            severity = Severity.WARNING if benchmark.allow_missing else Severity.ERROR
+            for sample_id, problem in {**questions.problems, **media_problems}.items():
+                self._add_finding(FindingCode.MEDIA, split, sample_id, problem, severity=severity)
+            overlaps = list(find_training_overlap(questions.samples, self._samples["train"], self._fingerprints))
+            self._add_duplicates(split, overlaps)
+            self._benchmarks[benchmark.name] = compare_with_training(questions, overlaps)
 
     def _check_enough(self) -> None:
-        for name, origins in sources_by_split(self._config.data).items():
-            if origins and not self._samples[name]:
-                self._add_finding(FindingCode.EMPTY, name, "", "there is not one usable sample")
+        """Find splits without a sample, and stages that need more samples a step than are left."""
+        for split, sources in self._sources.items():
+            if sources and not self._samples[split]:
+                self._add_finding(FindingCode.EMPTY, split, "", "there is not one usable sample")
         try:
             check_stages_have_samples(self._config, self._samples["train"])
         except UserError as error:
             self._add_finding(FindingCode.TOO_FEW, "train", "", str(error))
 
-    def _split_report(self, name: str) -> SplitReport:
-        samples, origins = self._samples[name], sources_by_split(self._config.data)[name]
-        usable = Counter(self._source_indices[name][sample.id] for sample in samples)
-        tasks = sorted({sample.task for sample in samples})
+    def _split_report(self, split: str) -> SplitReport:
+        samples = self._samples[split]
+        usable = Counter(self._source_indices[split][sample.id] for sample in samples)
+        sources = []
+        for index, (source, num_rows) in enumerate(zip(self._sources[split], self._row_counts[split], strict=True)):
+            sources.append(SourceCount(fn=source.fn, rows=num_rows, usable=usable[index]))
+        samples_by_task: dict[str, list[Sample]] = {}
+        for sample in samples:
+            samples_by_task.setdefault(sample.task, []).append(sample)
         return SplitReport(
-            sources=tuple(
-                SourceCount(fn=origin.fn, rows=rows, usable=usable[number])
-                for number, (origin, rows) in enumerate(zip(origins, self._row_counts[name], strict=True))
-            ),
+            sources=tuple(sources),
             media=len({ref.sha256 for sample in samples for ref in sample.media}),
-            tasks={task: _count_task([sample for sample in samples if sample.task == task]) for task in tasks},
-            prompt_tokens=tuple(total for total, _ in self._token_counts[name]),
-            visual_tokens=tuple(visual for _, visual in self._token_counts[name]),
+            tasks={task: _count_task(samples_by_task[task]) for task in sorted(samples_by_task)},
+            prompt_tokens=tuple(num_tokens for num_tokens, _ in self._token_counts[split]),
+            visual_tokens=tuple(num_visual for _, num_visual in self._token_counts[split]),
         )
 
 
-def _count_visual_tokens(outline: PromptLayout, merge: int) -> int:
-    return sum(time * height * width // merge**2 for time, height, width in (of.grid for of in outline.media_layouts))
+def _count_visual_tokens(layout: PromptLayout, merge_size: int) -> int:
+    """Return the tokens of all images and videos; `merge_size` x `merge_size` patches become one token."""
+    total = 0
+    for media in layout.media_layouts:
+        time, height, width = media.grid
+        total += time * height * width // merge_size**2
+    return total
 
 
 def _count_task(samples: Sequence[Sample]) -> TaskCount:
-    answers = Counter(
-        _shorten(sample.target.value) for sample in samples if sample.target.answer_type not in _COORDINATE_TYPES
-    )
+    answers: Counter[str] = Counter()
+    for sample in samples:
+        # Coordinates hardly repeat, so their most common values say nothing.
+        if sample.target.answer_type not in _COORDINATE_TYPES:
+            answers[_shorten(sample.target.value)] += 1
     return TaskCount(
         samples=len(samples),
-        kinds=tuple(sorted({str(sample.target.answer_type) for sample in samples})),
+        answer_types=tuple(sorted({str(sample.target.answer_type) for sample in samples})),
         distinct_answers=len(answers),
         most_common=tuple(answers.most_common(_MAX_COMMON_ANSWERS)),
     )
@@ -309,4 +344,4 @@ def _count_task(samples: Sequence[Sample]) -> TaskCount:
 
 def _shorten(value: object) -> str:
     text = str(value)
-    return text if len(text) <= _ANSWER_WIDTH else f"{text[: _ANSWER_WIDTH - 3]}..."
+    return text if len(text) <= _MAX_ANSWER_CHARS else f"{text[: _MAX_ANSWER_CHARS - 3]}..."

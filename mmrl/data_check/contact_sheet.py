@@ -1,4 +1,4 @@
-"""Views of samples as a picture: the resized media with the answer drawn in, the question and the answer beneath."""
+"""Draw samples as one image: the resized media with the answer drawn in, and below them question and answer."""
 
 from __future__ import annotations
 
@@ -7,59 +7,59 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.data_check.sample_view import SampleView
+from mmrl.data_check.sample_view import MediaView, SampleView, format_size
 from mmrl.types import ContentPart, ImageRef, Target
 
+# Lengths are in pixels.
 _CARD_WIDTH: Final = 720
 _PAD: Final = 24
 _GAP: Final = 12
 _CONTENT_WIDTH: Final = _CARD_WIDTH - 2 * _PAD
-_IMAGE_SIDE: Final = 420  # smaller pictures are enlarged by whole factors, pixel by pixel; larger ones shrunk
-_FRAME_SIDE: Final = 155  # four frames of a video in a row
+_IMAGE_SIDE: Final = 420
+"""Smaller images are enlarged up to this side by a whole factor, so that pixels stay squares; larger ones shrink."""
+_FRAME_SIDE: Final = 155
+"""Side of a video's frame; four of them fit in a row."""
 _LINE_HEIGHT: Final = 1.35
+"""Distance between lines of text, in font sizes."""
 _MAX_TEXT_CHARS: Final = 1500
 _BACKGROUND_COLOR, _BORDER_COLOR, _TEXT_COLOR, _MUTED_COLOR = "#ffffff", "#d5dae1", "#1f2933", "#69707d"
 _ROLE_COLORS: Final = {"answer": "#12b76a", "label": "#f79009"}
 _POINT_RADIUS: Final = 6
 
+Mark = tuple[str, tuple[float, ...]]
+"""A role (`answer` or `label`) and a box (x1, y1, x2, y2) or point (x, y), in pixels of the resized image."""
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
-    """A card per view, in two columns where there are more than two."""
+    """Draw one card for each sample, in two columns if there are more than two."""
     cards = [_draw_card(view) for view in views]
     columns = 1 if len(cards) < 3 else 2
     rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
     heights = [max(card.height for card in row) for row in rows]
-    paper = Image.new("RGB", (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1)), "#eef1f5")
+    extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
+    sheet = Image.new("RGB", extent, "#eef1f5")
     top = _PAD
     for row, height in zip(rows, heights, strict=True):
         for column, card in enumerate(row):
-            paper.paste(card, (_PAD + column * (_CARD_WIDTH + _PAD), top))
+            sheet.paste(card, (_PAD + column * (_CARD_WIDTH + _PAD), top))
         top += height + _PAD
-    return paper
+    return sheet
 
 
 def _draw_card(view: SampleView) -> Image.Image:
     sample = view.sample
-    visual = sum(medium.num_tokens for medium in view.media)
-    blocks = [
-        _draw_text(sample.id, 22),
-        _draw_text(
-            f"task {sample.task}  ·  {len(view.prompt.token_ids)} tokens, {visual} of them visual", 14, _MUTED_COLOR
-        ),
-        *_draw_media(view),
-        _draw_text("".join(_question_pieces(sample.parts)), 17),
-        *(
-            _draw_text(f"{role}: {_format_target(target)}", 17, _ROLE_COLORS[role])
-            for role, target in (("answer", sample.target), ("label", sample.label))
-            if target is not None
-        ),
-    ]
+    num_visual = sum(media.num_tokens for media in view.media)
+    summary = f"task {sample.task}  ·  {len(view.prompt.token_ids)} tokens, {num_visual} of them visual"
+    blocks = [_draw_text(sample.id, 22), _draw_text(summary, 14, _MUTED_COLOR), *_draw_media(view)]
+    blocks.append(_draw_text(_question_text(sample.parts), 17))
+    for role, target in (("answer", sample.target), ("label", sample.label)):
+        if target is not None:
+            blocks.append(_draw_text(f"{role}: {_format_target(target)}", 17, _ROLE_COLORS[role]))
+    # A block without content is one pixel high.
     blocks = [block for block in blocks if block.height > 1]
-    card = Image.new(
-        "RGB", (_CARD_WIDTH, sum(block.height + _GAP for block in blocks) + 2 * _PAD - _GAP), _BACKGROUND_COLOR
-    )
+    height = sum(block.height + _GAP for block in blocks) + 2 * _PAD - _GAP
+    card = Image.new("RGB", (_CARD_WIDTH, height), _BACKGROUND_COLOR)
     ImageDraw.Draw(card).rectangle((0, 0, card.width - 1, card.height - 1), outline=_BORDER_COLOR)
     top = _PAD
     for block in blocks:
@@ -68,75 +68,89 @@ def _draw_card(view: SampleView) -> Image.Image:
     return card
 
 
-def _question_pieces(parts: Sequence[ContentPart]) -> Iterator[str]:
-    """The question with the media by number, as the tiles are."""
+def _question_text(parts: Sequence[ContentPart]) -> str:
+    """Return the question, with ` [image 0] ` in place of an image, numbered as its caption is."""
+    text = ""
     number = 0
     for part in parts:
         if isinstance(part, str):
-            yield part
+            text += part
         else:
-            yield f" [{'image' if isinstance(part, ImageRef) else 'video'} {number}] "
+            text += f" [{'image' if isinstance(part, ImageRef) else 'video'} {number}] "
             number += 1
+    return text
 
 
 def _format_target(target: Target) -> str:
-    frame = f" ({target.coordinate_system})" if target.coordinate_system else ""
-    return f"{target.value}{frame}"
+    coordinates = f" ({target.coordinate_system})" if target.coordinate_system else ""
+    return f"{target.value}{coordinates}"
 
 
 def _draw_media(view: SampleView) -> Iterator[Image.Image]:
-    """Pictures side by side, then each video's frames, with marks and captions."""
-    pictures: list[Image.Image] = []
-    videos: list[list[Image.Image]] = []
-    for number, medium in enumerate(view.media):
-        resize, marks = medium.layout.resize_map, list(view.target_marks(number))
-        if medium.layout.frame_times:
-            frames = zip(medium.frames, medium.layout.frame_times, strict=True)
-            videos.append(
-                [_add_caption(_draw_marks(f, marks, _FRAME_SIDE), f"video {number}: {s:.2f} s") for f, s in frames]
-            )
+    """Yield a block with all images, then one with the frames of each video, with marks and captions."""
+    image_tiles: list[Image.Image] = []
+    video_blocks: list[Image.Image] = []
+    for number, media in enumerate(view.media):
+        marks = list(view.target_marks(number))
+        if media.layout.frame_times:
+            video_blocks.append(_arrange_tiles(_video_tiles(media, number, marks)))
         else:
-            sizes = f"{_format_size(resize.original)} to {_format_size(resize.resized)}, {medium.num_tokens} tokens"
-            pictures.append(_add_caption(_draw_marks(medium.frames[0], marks, _IMAGE_SIDE), f"image {number}: {sizes}"))
-    yield from (_arrange_tiles(tiles) for tiles in (pictures, *videos))
+            resize_map = media.layout.resize_map
+            sizes = f"{format_size(resize_map.original)} to {format_size(resize_map.resized)}"
+            image = _draw_marks(media.frames[0], marks, _IMAGE_SIDE)
+            image_tiles.append(_add_caption(image, f"image {number}: {sizes}, {media.num_tokens} tokens"))
+    yield _arrange_tiles(image_tiles)
+    yield from video_blocks
 
 
-def _draw_marks(picture: Image.Image, marks: Sequence[tuple[str, tuple[float, ...]]], side: int) -> Image.Image:
-    """The picture at about `side` pixels, boxes (x1, y1, x2, y2) and points (x, y) drawn in."""
-    longest = max(picture.size)
+def _video_tiles(media: MediaView, number: int, marks: Sequence[Mark]) -> list[Image.Image]:
+    tiles = []
+    for frame, second in zip(media.frames, media.layout.frame_times, strict=True):
+        tiles.append(_add_caption(_draw_marks(frame, marks, _FRAME_SIDE), f"video {number}: {second:.2f} s"))
+    return tiles
+
+
+def _draw_marks(image: Image.Image, marks: Sequence[Mark], side: int) -> Image.Image:
+    """Return an image at about `side` pixels with boxes and points drawn in."""
+    longest = max(image.size)
     factor = side // longest if longest <= side else min(side, _CONTENT_WIDTH) / longest
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    shown = picture.resize(size, Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.LANCZOS)
-    draw = ImageDraw.Draw(shown)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    canvas = image.resize(size, Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.LANCZOS)
     for role, values in marks:
-        spots = [value * factor for value in values]
-        if len(spots) == 2:
-            x, y = spots
-            draw.ellipse(
-                (x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS),
-                _ROLE_COLORS[role],
-                "white",
-                2,
-            )
-            continue
-        x1, y1, x2, y2 = spots
-        for grown, colour in ((4, "white"), (3, _ROLE_COLORS[role])):  # around the box, so that nothing in it is hidden
-            left, top = max(0, x1 - grown), max(0, y1 - grown)
-            right, bottom = min(shown.width - 1, x2 + grown - 1), min(shown.height - 1, y2 + grown - 1)
-            draw.rectangle((left, top, max(left, right), max(top, bottom)), None, colour, grown)
-    return shown
+        scaled = [value * factor for value in values]
+        if len(scaled) == 2:
+            _draw_point(canvas, scaled, _ROLE_COLORS[role])
+        else:
+            _draw_box(canvas, scaled, _ROLE_COLORS[role])
+    return canvas
 
 
-def _add_caption(picture: Image.Image, caption: str) -> Image.Image:
-    words = _draw_text(caption, 13, _MUTED_COLOR, max(picture.width, _FRAME_SIDE))
-    tile = Image.new("RGB", (max(picture.width, words.width), picture.height + 4 + words.height), _BACKGROUND_COLOR)
-    tile.paste(picture, (0, 0))
-    tile.paste(words, (0, picture.height + 4))
+def _draw_point(canvas: Image.Image, point: Sequence[float], colour: str) -> None:
+    x, y = point
+    circle = (x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS)
+    ImageDraw.Draw(canvas).ellipse(circle, colour, "white", 2)
+
+
+def _draw_box(canvas: Image.Image, box: Sequence[float], colour: str) -> None:
+    x1, y1, x2, y2 = box
+    # The lines lie around the box, so that nothing in it is hidden; the white one makes the other visible anywhere.
+    for width, line_colour in ((4, "white"), (3, colour)):
+        left, top = max(0, x1 - width), max(0, y1 - width)
+        right, bottom = min(canvas.width - 1, x2 + width - 1), min(canvas.height - 1, y2 + width - 1)
+        rectangle = (left, top, max(left, right), max(top, bottom))
+        ImageDraw.Draw(canvas).rectangle(rectangle, None, line_colour, width)
+
+
+def _add_caption(image: Image.Image, caption: str) -> Image.Image:
+    text = _draw_text(caption, 13, _MUTED_COLOR, max(image.width, _FRAME_SIDE))
+    tile = Image.new("RGB", (max(image.width, text.width), image.height + 4 + text.height), _BACKGROUND_COLOR)
+    tile.paste(image, (0, 0))
+    tile.paste(text, (0, image.height + 4))
     return tile
 
 
 def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
-    """Tiles side by side, as many as fit in a row."""
+    """Put tiles side by side, as many in a row as fit."""
     rows: list[list[Image.Image]] = []
     for tile in tiles:
         if rows and sum(other.width + _GAP for other in rows[-1]) + tile.width <= _CONTENT_WIDTH:
@@ -155,19 +169,22 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
     return block
 
 
-def _draw_text(words: str, size: int, colour: str = _TEXT_COLOR, width: int = _CONTENT_WIDTH) -> Image.Image:
-    font = ImageFont.load_default(size)
-    words = words if len(words) <= _MAX_TEXT_CHARS else f"{words[:_MAX_TEXT_CHARS]} ..."
-    lines = [line for paragraph in words.strip().splitlines() for line in _wrap_text(paragraph, font, width)]
-    block = Image.new("RGB", (width, max(1, round(len(lines) * size * _LINE_HEIGHT))), _BACKGROUND_COLOR)
+def _draw_text(text: str, font_px: int, colour: str = _TEXT_COLOR, width: int = _CONTENT_WIDTH) -> Image.Image:
+    font = ImageFont.load_default(font_px)
+    if len(text) > _MAX_TEXT_CHARS:
+        text = f"{text[:_MAX_TEXT_CHARS]} ..."
+    lines: list[str] = []
+    for paragraph in text.strip().splitlines():
+        lines += _wrap_text(paragraph, font, width)
+    block = Image.new("RGB", (width, max(1, round(len(lines) * font_px * _LINE_HEIGHT))), _BACKGROUND_COLOR)
     draw = ImageDraw.Draw(block)
     for number, line in enumerate(lines):
-        draw.text((0, number * size * _LINE_HEIGHT), line, colour, font)
+        draw.text((0, number * font_px * _LINE_HEIGHT), line, colour, font)
     return block
 
 
 def _wrap_text(paragraph: str, font: Font, width: int) -> Iterator[str]:
-    """Lines that fit, broken at spaces, or within a word that is longer than a line."""
+    """Yield lines that fit, broken at spaces or within a word that is longer than a line."""
     line = ""
     for word in paragraph.split():
         longer = f"{line} {word}" if line else word
@@ -182,14 +199,10 @@ def _wrap_text(paragraph: str, font: Font, width: int) -> Iterator[str]:
 
 
 def _split_word(word: str, font: Font, width: int) -> list[str]:
-    """A word in pieces that fit, letter by letter."""
+    """Break a word into pieces that fit, letter by letter."""
     pieces = [""]
     for letter in word:
         if pieces[-1] and font.getlength(pieces[-1] + letter) > width:
             pieces.append("")
         pieces[-1] += letter
     return pieces
-
-
-def _format_size(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))

@@ -1,4 +1,4 @@
-"""Questions and pictures that occur more than once: within training, and in training and held-out data."""
+"""Find questions and images that occur more than once: within training, or in training and in held-out data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.types import MediaRef, Sample, VideoRef
 
 
 class DuplicateFinding(NamedTuple):
-    """A finding about a sample and another one."""
+    """A finding about two samples."""
 
     code: FindingCode
     sample_id: str
@@ -19,81 +19,98 @@ class DuplicateFinding(NamedTuple):
     other_id: str
 
 
+class _FirstUse(NamedTuple):
+    """The first sample that shows an image or video."""
+
+    sample_id: str
+    ref: MediaRef
+
+
 def find_repeated_questions(samples: Sequence[Sample]) -> Iterator[DuplicateFinding]:
-    """Samples that ask what an earlier one asked: the same text, but for case and spaces, about the same bytes."""
-    first: dict[tuple[str, ...], Sample] = {}
+    """Yield samples that ask the same as an earlier one (see `_question_key`), with the same answer or another."""
+    first_sample: dict[tuple[str, ...], Sample] = {}
     for sample in samples:
-        earlier = first.setdefault(_question_key(sample), sample)
+        earlier = first_sample.setdefault(_question_key(sample), sample)
         if earlier is sample:
             continue
         if earlier.target == sample.target:
             yield DuplicateFinding(FindingCode.DUPLICATE, sample.id, f"repeats {earlier.id}", earlier.id)
         else:
-            both = f"{sample.target.value!r}, where {earlier.id} says {earlier.target.value!r}"
-            yield DuplicateFinding(FindingCode.CONTRADICTION, sample.id, f"says {both}", earlier.id)
+            message = f"says {sample.target.value!r}, where {earlier.id} says {earlier.target.value!r}"
+            yield DuplicateFinding(FindingCode.CONTRADICTION, sample.id, message, earlier.id)
 
 
 def find_training_overlap(
     held_out: Sequence[Sample], train: Sequence[Sample], fingerprints: Mapping[str, bytes]
 ) -> Iterator[DuplicateFinding]:
-    """Held-out samples that training asks too, or whose media it shows: the same bytes, or pictures that look alike."""
+    """Yield held-out samples that share a question or media with training.
+
+    Args:
+        held_out: samples of a held-out split or a benchmark.
+        train: samples of training.
+        fingerprints: thumbnails by sha256 of the image or video, to find similar images.
+    """
+    # In reverse, so that the first of several training samples with one question is named.
     trained = {_question_key(sample): sample.id for sample in reversed(train)}
-    shown = _first_uses_by_digest(train)
-    alike = _match_similar_media(_first_uses_by_digest(held_out), shown, fingerprints)
+    first_uses = _first_uses_by_digest(train)
+    similar_digests = _match_similar_media(_first_uses_by_digest(held_out), first_uses, fingerprints)
     for sample in held_out:
-        if other := trained.get(_question_key(sample)):
-            yield DuplicateFinding(
-                FindingCode.LEAK, sample.id, f"training sample {other} asks the same about the same media", other
-            )
-            continue
-        same = [ref for ref in sample.media if ref.sha256 in shown]
-        similar = [ref for ref in sample.media if ref.sha256 in alike]
-        if same:
-            other = shown[same[0].sha256][0]
-            yield DuplicateFinding(
-                FindingCode.SHARED_MEDIUM, sample.id, f"{same[0].path} is shown by training sample {other}", other
-            )
-        elif similar:
-            other, ref = shown[alike[similar[0].sha256]]
-            message = f"{similar[0].path} looks like {ref.path} of training sample {other}"
-            yield DuplicateFinding(FindingCode.SHARED_MEDIUM, sample.id, message, other)
+        same_question = trained.get(_question_key(sample))
+        same_media = [ref for ref in sample.media if ref.sha256 in first_uses]
+        similar_media = [ref for ref in sample.media if ref.sha256 in similar_digests]
+        if same_question:
+            message = f"training sample {same_question} asks the same about the same media"
+            yield DuplicateFinding(FindingCode.LEAK, sample.id, message, same_question)
+        elif same_media:
+            use = first_uses[same_media[0].sha256]
+            message = f"{same_media[0].path} is shown by training sample {use.sample_id}"
+            yield DuplicateFinding(FindingCode.SHARED_MEDIA, sample.id, message, use.sample_id)
+        elif similar_media:
+            use = first_uses[similar_digests[similar_media[0].sha256]]
+            message = f"{similar_media[0].path} looks like {use.ref.path} of training sample {use.sample_id}"
+            yield DuplicateFinding(FindingCode.SHARED_MEDIA, sample.id, message, use.sample_id)
 
 
 def find_similar_images(samples: Sequence[Sample], fingerprints: Mapping[str, bytes]) -> Iterator[DuplicateFinding]:
-    """Pictures of other bytes that look like an earlier one."""
-    uses = _first_uses_by_digest(samples)
-    known = [sha256 for sha256 in uses if sha256 in fingerprints]
-    for later, earlier in sorted(find_near_duplicates([fingerprints[sha256] for sha256 in known]).items()):
-        (sample, ref), (other, like) = uses[known[later]], uses[known[earlier]]
-        yield DuplicateFinding(
-            FindingCode.NEAR_DUPLICATE, sample, f"{ref.path} looks like {like.path} of {other}", other
-        )
+    """Yield images that look like an earlier one and differ from it in their bytes."""
+    first_uses = _first_uses_by_digest(samples)
+    digests = [sha256 for sha256 in first_uses if sha256 in fingerprints]
+    duplicates = find_near_duplicates([fingerprints[sha256] for sha256 in digests])
+    for later_index, earlier_index in sorted(duplicates.items()):
+        later, earlier = first_uses[digests[later_index]], first_uses[digests[earlier_index]]
+        message = f"{later.ref.path} looks like {earlier.ref.path} of {earlier.sample_id}"
+        yield DuplicateFinding(FindingCode.NEAR_DUPLICATE, later.sample_id, message, earlier.sample_id)
 
 
 def _question_key(sample: Sample) -> tuple[str, ...]:
-    """What is asked: texts without differences of case and spaces, media by their bytes."""
-    return tuple(
-        " ".join(part.casefold().split()) if isinstance(part, str) else _media_key(part) for part in sample.parts
-    )
+    """Return the texts of a question, without differences of case and spaces, and the digests of its media."""
+    key = []
+    for part in sample.parts:
+        if isinstance(part, str):
+            key.append(" ".join(part.casefold().split()))
+        elif isinstance(part, VideoRef):
+            key.append(f"{part.sha256} {part.start} {part.end}")
+        else:
+            key.append(part.sha256)
+    return tuple(key)
 
 
-def _media_key(ref: MediaRef) -> str:
-    return f"{ref.sha256} {ref.start} {ref.end}" if isinstance(ref, VideoRef) else ref.sha256
-
-
-def _first_uses_by_digest(samples: Sequence[Sample]) -> dict[str, tuple[str, MediaRef]]:
-    """By sha256 of a medium: the first sample that shows it."""
-    uses: dict[str, tuple[str, MediaRef]] = {}
+def _first_uses_by_digest(samples: Sequence[Sample]) -> dict[str, _FirstUse]:
+    """Return the first use of each image and video, by its sha256."""
+    uses: dict[str, _FirstUse] = {}
     for sample in samples:
         for ref in sample.media:
-            uses.setdefault(ref.sha256, (sample.id, ref))
+            uses.setdefault(ref.sha256, _FirstUse(sample.id, ref))
     return uses
 
 
 def _match_similar_media(
     queries: Mapping[str, object], others: Mapping[str, object], fingerprints: Mapping[str, bytes]
 ) -> dict[str, str]:
-    """For each query that looks like another medium, by sha256: which."""
-    mine, theirs = ([sha256 for sha256 in of if sha256 in fingerprints] for of in (queries, others))
-    found = find_most_similar([fingerprints[sha256] for sha256 in mine], [fingerprints[sha256] for sha256 in theirs])
-    return {mine[query]: theirs[other] for query, other in found.items()}
+    """Return the most similar of `others` for each query that has a similar one; all are named by sha256."""
+    query_digests = [sha256 for sha256 in queries if sha256 in fingerprints]
+    other_digests = [sha256 for sha256 in others if sha256 in fingerprints]
+    most_similar = find_most_similar(
+        [fingerprints[sha256] for sha256 in query_digests], [fingerprints[sha256] for sha256 in other_digests]
+    )
+    return {query_digests[query]: other_digests[other] for query, other in most_similar.items()}

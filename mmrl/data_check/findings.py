@@ -1,4 +1,4 @@
-"""What an examination finds, and how bad each thing is."""
+"""The kinds of findings of a data check, and their severity."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from mmrl.config.schema import DataConfig
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Consequence of a finding for the run."""
 
-    ERROR = "error"  # the run would stop, or its held-out numbers would mean nothing
-    WARNING = "warning"  # the run would go on, but perhaps not as its author thinks
-    NOTE = "note"  # worth knowing
+    ERROR = "error"
+    """The run would stop, or its held-out numbers would mean nothing."""
+    WARNING = "warning"
+    """The run would go on, but perhaps not as its author expects."""
+    NOTE = "note"
+    """Worth knowing."""
 
 
 class FindingCode(StrEnum):
-    """What kind of thing was found."""
+    """Kind of a finding; docs/data.md describes each."""
 
     SOURCE = "source"
     MODEL = "model"
@@ -28,14 +31,14 @@ class FindingCode(StrEnum):
     TOO_FEW = "too_few"
     ROW = "row"
     ID = "id"
-    MEDIUM = "medium"
+    MEDIA = "media"
     REWARD = "reward"
-    DEMONSTRATION = "lesson"
+    DEMONSTRATION = "demonstration"
     TEXT = "text"
     TOO_LONG = "too_long"
-    OUT_OF_FRAME = "outside"
+    OUTSIDE_IMAGE = "outside_image"
     LEAK = "leak"
-    SHARED_MEDIUM = "shared_medium"
+    SHARED_MEDIA = "shared_media"
     CONTRADICTION = "contradiction"
     DUPLICATE = "duplicate"
     NEAR_DUPLICATE = "near_duplicate"
@@ -44,46 +47,49 @@ class FindingCode(StrEnum):
 FINDING_TITLES: Final[Mapping[FindingCode, str]] = MappingProxyType(
     {
         FindingCode.SOURCE: "sources that cannot be read",
-        FindingCode.MODEL: "prompts cannot be made without the model's processor",
-        FindingCode.EMPTY: "parts without one usable sample",
-        FindingCode.TOO_FEW: "stages that ask more samples a step than there are",
+        FindingCode.MODEL: "prompts cannot be built without the model's processor",
+        FindingCode.EMPTY: "splits without one usable sample",
+        FindingCode.TOO_FEW: "stages that need more samples a step than there are",
         FindingCode.ROW: "rows that make no sample",
         FindingCode.ID: "ids that are not unique",
-        FindingCode.MEDIUM: "media that cannot be used",
-        FindingCode.REWARD: "samples that the rewards or the answer grammar cannot judge",
+        FindingCode.MEDIA: "images and videos that cannot be used",
+        FindingCode.REWARD: "samples that the rewards or the response format cannot score",
         FindingCode.DEMONSTRATION: "samples that a stage cannot imitate",
         FindingCode.TEXT: "text that the model would misread",
         FindingCode.TOO_LONG: "prompts that are too long",
-        FindingCode.OUT_OF_FRAME: "answers outside their picture",
+        FindingCode.OUTSIDE_IMAGE: "answers outside their image",
         FindingCode.LEAK: "held-out questions that are trained on",
-        FindingCode.SHARED_MEDIUM: "held-out media that training shows too, with other questions or slightly changed",
+        FindingCode.SHARED_MEDIA: "held-out media that training shows too, with other questions or slightly changed",
         FindingCode.CONTRADICTION: "questions asked twice with different answers",
         FindingCode.DUPLICATE: "questions asked twice",
-        FindingCode.NEAR_DUPLICATE: "training pictures that look like another",
+        FindingCode.NEAR_DUPLICATE: "training images that look like another",
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFinding:
-    """One thing found. `sample` is empty where it is about a whole part; `other` is a second sample it is about."""
+    """One finding of a data check."""
 
     code: FindingCode
     severity: Severity
-    part: str
-    sample: str
+    split: str
+    """train, validation, test or `benchmark NAME`."""
+    sample_id: str
+    """Empty if the finding is about a whole split."""
     message: str
-    other: str = ""
+    other_id: str = ""
+    """The other sample, if the finding is about two."""
 
 
 def severity_of(code: FindingCode, data: DataConfig) -> Severity:
-    """How bad something is in a run with these data settings."""
+    """Return the severity of a kind of finding in a run with these settings."""
     match code:
-        case FindingCode.ROW | FindingCode.MEDIUM | FindingCode.TEXT:
+        case FindingCode.ROW | FindingCode.MEDIA | FindingCode.TEXT:
             return Severity.ERROR if data.on_bad_sample == "stop" else Severity.WARNING
         case FindingCode.TOO_LONG:
             return Severity.ERROR if data.on_too_long == "stop" else Severity.WARNING
-        case FindingCode.OUT_OF_FRAME | FindingCode.SHARED_MEDIUM | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
+        case FindingCode.OUTSIDE_IMAGE | FindingCode.SHARED_MEDIA | FindingCode.CONTRADICTION | FindingCode.DUPLICATE:
             return Severity.WARNING
         case FindingCode.NEAR_DUPLICATE:
             return Severity.NOTE

@@ -1,10 +1,11 @@
-"""Pictures that look alike although their bytes differ: re-encoded, resized, slightly cropped or brightened copies.
+"""Find images that look alike although their bytes differ: re-encoded, resized, slightly cropped or brightened copies.
 
-A picture's fingerprint is a thumbnail of 12 x 12 RGB averages; two pictures are alike when the correlation of their
-thumbnails, which knows neither brightness nor contrast, is at least `ALIKE`. All pairs are compared, in blocks, so
-nothing hangs on the luck of a hash's bits, which are noise on plain diagrams. On 320 x 240 textures and diagrams of
-thin lines, copies (JPEG quality 60; 0.75 times the size; brighter and flatter) came out above 0.995, and other pictures
-of the same making below 0.9.
+The fingerprint of an image is a thumbnail of 12 x 12 RGB averages. Two images are alike if the correlation of their
+thumbnails is at least `MIN_CORRELATION`. Correlation ignores brightness and contrast. All pairs are compared, in
+blocks, because the bits of a perceptual hash are noise on plain diagrams.
+
+Measured on 320 x 240 textures and diagrams of thin lines: copies (JPEG quality 60; 0.75 times the size; brighter and
+with less contrast) had a correlation above 0.995, other images of the same kind one below 0.9.
 """
 
 from __future__ import annotations
@@ -18,46 +19,61 @@ from PIL import Image
 MIN_CORRELATION: Final = 0.99
 THUMBNAIL_SIDE: Final = 12
 _BLOCK_ROWS: Final = 2048
+"""Thumbnails that are compared at once: a block of correlations takes 16 MiB."""
 
 
-def image_fingerprint(picture: Image.Image) -> bytes:
-    """The thumbnail of an RGB picture, 3 x SIDE x SIDE bytes."""
-    return picture.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
+def image_fingerprint(image: Image.Image) -> bytes:
+    """Return the thumbnail of an RGB image, `3 * THUMBNAIL_SIDE**2` bytes."""
+    return image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
 
 
 def find_most_similar(queries: list[bytes], others: list[bytes]) -> dict[int, int]:
-    """For each query that has a picture like it among the others: which one is most alike."""
-    found: dict[int, int] = {}
-    for start in range(0, len(queries), _BLOCK_ROWS):
-        block = _normalize_thumbnails(queries[start : start + _BLOCK_ROWS])
+    """Find the most similar of `others` for each query that has a similar one.
+
+    Returns:
+        Indices into `others` by index of the query.
+    """
+    most_similar: dict[int, int] = {}
+    for query_start in range(0, len(queries), _BLOCK_ROWS):
+        block = _normalize_thumbnails(queries[query_start : query_start + _BLOCK_ROWS])
         best = np.full(len(block), MIN_CORRELATION, np.float32)
-        for first in range(0, len(others), _BLOCK_ROWS):
-            correlations = block @ _normalize_thumbnails(others[first : first + _BLOCK_ROWS]).T
+        for other_start in range(0, len(others), _BLOCK_ROWS):
+            correlations = block @ _normalize_thumbnails(others[other_start : other_start + _BLOCK_ROWS]).T
             highest = correlations.max(axis=1)
             for row in np.flatnonzero(highest > best):
-                found[start + int(row)] = first + int(correlations[row].argmax())
+                most_similar[query_start + int(row)] = other_start + int(correlations[row].argmax())
             best = np.maximum(best, highest)
-    return found
+    return most_similar
 
 
-def find_near_duplicates(pictures: list[bytes]) -> dict[int, int]:
-    """For each picture that looks like an earlier one: the first it looks like."""
-    found: dict[int, int] = {}
-    for start in range(0, len(pictures), _BLOCK_ROWS):
-        block = _normalize_thumbnails(pictures[start : start + _BLOCK_ROWS])
+def find_near_duplicates(fingerprints: list[bytes]) -> dict[int, int]:
+    """Find the first similar fingerprint before each one.
+
+    Returns:
+        Indices of the earlier fingerprints by index of the later one.
+    """
+    first_similar: dict[int, int] = {}
+    for start in range(0, len(fingerprints), _BLOCK_ROWS):
+        block = _normalize_thumbnails(fingerprints[start : start + _BLOCK_ROWS])
         rows = start + np.arange(len(block))
-        for first in range(0, start + 1, _BLOCK_ROWS):
-            others = _normalize_thumbnails(pictures[first : first + _BLOCK_ROWS])
-            earlier = first + np.arange(len(others)) < rows[:, None]
-            alike = (block @ others.T >= MIN_CORRELATION) & earlier
-            for row in np.flatnonzero(alike.any(axis=1)):
-                found.setdefault(start + int(row), first + int(alike[row].argmax()))
-    return found
+        for other_start in range(0, start + 1, _BLOCK_ROWS):
+            others = _normalize_thumbnails(fingerprints[other_start : other_start + _BLOCK_ROWS])
+            is_earlier = other_start + np.arange(len(others)) < rows[:, None]
+            similar = (block @ others.T >= MIN_CORRELATION) & is_earlier
+            for row in np.flatnonzero(similar.any(axis=1)):
+                # Blocks come in order, so the first block with a similar one holds the first of all.
+                first_similar.setdefault(start + int(row), other_start + int(similar[row].argmax()))
+    return first_similar
 
 
 def _normalize_thumbnails(thumbnails: list[bytes]) -> NDArray[np.float32]:
-    """Rows of mean 0 and length 1, so that a product of two is their correlation; of a flat picture a row of zeros."""
+    """Return thumbnails as float32 [thumbnails, 3 * THUMBNAIL_SIDE**2], rows of mean 0 and length 1.
+
+    The product of two rows is then their correlation. The row of an image of one colour is 0, so that it is similar to
+    none.
+    """
     rows = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(len(thumbnails), -1).astype(np.float32)
     rows -= rows.mean(axis=1, keepdims=True)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    # Up to this length the standard deviation is at most 0.6 grey levels: rounding, not content.
     return np.asarray(rows / np.where(lengths > THUMBNAIL_SIDE, lengths, np.inf), np.float32)

@@ -1,4 +1,4 @@
-"""What worker processes do: open a medium and look at it."""
+"""Open an image or video once, for its size or frame plan and for a fingerprint that finds similar images."""
 
 from __future__ import annotations
 
@@ -6,53 +6,50 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from mmrl.config.schema import MediaLimitsConfig
 from mmrl.data_check.image_similarity import image_fingerprint
 from mmrl.media.cache import MediaCache
 from mmrl.media.video import FramePlan, FrameSampling
-from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
+from mmrl.types import ImageRef, Size, VideoRef
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedImage:
-    """What opening a picture told."""
+    """Size and fingerprint of an image that opened without an error."""
 
     size: Size
+    """Width and height in pixels."""
     fingerprint: bytes
+    """Its thumbnail, see `image_fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedVideo:
-    """What decoding a video told; the fingerprint is that of the frame in the middle."""
+    """Frame plan and fingerprint of a video whose frames decoded without an error."""
 
     frame_plan: FramePlan
+    """The frames that the model sees."""
     fingerprint: bytes
+    """The thumbnail of the middle one of these frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageInspector:
-    """Opens a picture, in whatever process it is called."""
+def inspect_image(cache: MediaCache, ref: ImageRef) -> OpenedImage:
+    """Open an image. Worker processes call this with an empty cache of their own.
 
-    media_policy: MediaPolicy
-    limits: MediaLimitsConfig
-
-    def __call__(self, ref: ImageRef) -> OpenedImage:
-        """Raises MediaError as the store does."""
-        picture = MediaCache(self.media_policy, self.limits, max_bytes=0).get_image(ref)
-        return OpenedImage(Size(*picture.size), image_fingerprint(picture))
+    Raises:
+        MediaError: the image cannot be used.
+    """
+    image = cache.get_image(ref)
+    return OpenedImage(Size(*image.size), image_fingerprint(image))
 
 
-@dataclass(frozen=True, slots=True)
-class VideoInspector:
-    """Decodes every frame that will be seen of a video, in whatever process it is called."""
+def inspect_video(cache: MediaCache, sampling: FrameSampling, ref: VideoRef) -> OpenedVideo:
+    """Decode every frame of a video that the model sees. Worker processes call this with an empty cache of their own.
 
-    media_policy: MediaPolicy
-    limits: MediaLimitsConfig
-    sampling: FrameSampling
-
-    def __call__(self, ref: VideoRef) -> OpenedVideo:
-        """Raises MediaError as the store does."""
-        clip = MediaCache(self.media_policy, self.limits, max_bytes=0).read_video(ref, self.sampling)
-        middle_CHW = clip.frames_TCHW[len(clip.frames_TCHW) // 2]
-        picture = Image.fromarray(middle_CHW.clamp(0, 255).byte().permute(1, 2, 0).numpy())
-        return OpenedVideo(clip.plan, image_fingerprint(picture))
+    Raises:
+        MediaError: the video cannot be used.
+    """
+    video = cache.read_video(ref, sampling)
+    middle_CHW = video.frames_TCHW[len(video.frames_TCHW) // 2]
+    # Bicubic resizing overshoots 0 and 255.
+    image = Image.fromarray(middle_CHW.clamp(0, 255).byte().permute(1, 2, 0).numpy())
+    return OpenedVideo(video.plan, image_fingerprint(image))

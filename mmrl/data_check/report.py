@@ -1,4 +1,4 @@
-"""The result of an examination, for machines and for people."""
+"""The report of a data check, as JSON and as text on the console."""
 
 from __future__ import annotations
 
@@ -10,138 +10,156 @@ from mmrl.data_check.findings import FINDING_TITLES, DataFinding, Severity
 from mmrl.data_check.lengths import summarize_lengths, text_histogram
 from mmrl.log.console import Console
 
-SCHEMA_VERSION: Final = 1
-_MAX_LISTED = 5
-_MAX_ANSWERS = 4
+SCHEMA_VERSION: Final = 2
+"""Version of the JSON; it changes when a key is renamed or removed."""
+_MAX_LISTED: Final = 5
+"""Findings of one kind and split that the console lists."""
+_MAX_ANSWERS: Final = 4
+"""Common answers of a task that the console lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCount:
-    """What one source gave: rows, and how many of them made usable samples."""
+    """Numbers of rows of one source."""
 
     fn: str
+    """The dataset function."""
     rows: int
     usable: int
+    """Rows that made samples without a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCount:
-    """The usable samples of a task: how many, of what kinds, and which answers are most common (answer, times)."""
+    """The usable samples of one task."""
 
     samples: int
-    kinds: tuple[str, ...]
+    answer_types: tuple[str, ...]
     distinct_answers: int
+    """Different answers; 0 if all are boxes or points."""
     most_common: tuple[tuple[str, int], ...]
+    """The ten most common answers, shortened, each with its number of samples; none of boxes and points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
-    """One part of the data. Token counts have an entry per prompt that could be made, too long ones included."""
+    """One split of the data."""
 
     sources: tuple[SourceCount, ...]
     media: int
+    """Different images and videos of usable samples."""
     tasks: Mapping[str, TaskCount]
     prompt_tokens: tuple[int, ...]
+    """Tokens of each prompt that could be built, including those that are too long."""
     visual_tokens: tuple[int, ...]
+    """Tokens of the images and videos in each of these prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkReport:
-    """A benchmark that the run takes: its questions and media, how many questions training asks too, and of how many
-    others it shows a medium.
-    """
+    """A benchmark of the config, compared with training."""
 
     questions: int
     media: int
+    """Different images and videos."""
     leaked: int
+    """Questions that training asks, too."""
     shared: int
+    """Other questions with an image or video that training shows, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheckReport:
-    """Everything an examination says."""
+    """The result of a data check."""
 
     run: str
+    """Name of the run in the config."""
     max_prompt_tokens: int
     splits: Mapping[str, SplitReport]
     benchmarks: Mapping[str, BenchmarkReport]
     findings: tuple[DataFinding, ...]
 
     def counts(self) -> dict[Severity, int]:
-        """How many findings there are of each severity."""
-        return {level: sum(finding.severity is level for finding in self.findings) for level in Severity}
+        """Return the number of findings of each severity."""
+        return {severity: sum(finding.severity is severity for finding in self.findings) for severity in Severity}
 
     def as_json(self) -> dict[str, Any]:
-        """What docs/data.md documents."""
+        """Return the report as docs/data.md describes it."""
         return {
             "schema": SCHEMA_VERSION,
             "run": self.run,
             "max_prompt_tokens": self.max_prompt_tokens,
-            "counts": {str(level): count for level, count in self.counts().items()},
-            "parts": {name: _split_as_json(part) for name, part in self.splits.items()},
+            "counts": {str(severity): count for severity, count in self.counts().items()},
+            "splits": {name: _split_as_json(split) for name, split in self.splits.items()},
             "benchmarks": {name: asdict(benchmark) for name, benchmark in self.benchmarks.items()},
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
-def _split_as_json(part: SplitReport) -> dict[str, Any]:
-    told = {"prompt_tokens": part.prompt_tokens, "visual_tokens": part.visual_tokens}
-    lengths = {quantity: summarize_lengths(values) if values else None for quantity, values in told.items()}
-    return {**asdict(part), **lengths, "usable": sum(source.usable for source in part.sources)}
-
-
 def print_report(report: DataCheckReport, console: Console) -> None:
-    """Print a report: what there is, how long it is, what is wrong with it."""
-    for name, part in report.splits.items():
-        _print_split(name, part, report.max_prompt_tokens, console)
+    """Print the counts and lengths of each split, then the findings, the most severe first."""
+    for name, split in report.splits.items():
+        _print_split(name, split, report.max_prompt_tokens, console)
     for name, benchmark in report.benchmarks.items():
         console.info(
             f"benchmark {name}: {benchmark.questions:,} questions, {benchmark.media:,} media; training asks "
             f"{benchmark.leaked:,} of them too, and shows media of {benchmark.shared:,} others"
         )
-    for level in Severity:
-        for line in _format_findings([finding for finding in report.findings if finding.severity is level]):
+    for severity in Severity:
+        for line in _format_findings([finding for finding in report.findings if finding.severity is severity]):
             console.info(line)
-    said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in report.counts().items())
-    console.info(f"{report.run}: {said}.")
+    counts = [f"{count} {severity}{'s' * (count != 1)}" for severity, count in report.counts().items()]
+    console.info(f"{report.run}: {', '.join(counts)}.")
 
 
-def _print_split(name: str, part: SplitReport, limit: int, console: Console) -> None:
-    rows, usable = (sum(getattr(source, field) for source in part.sources) for field in ("rows", "usable"))
-    console.info(f"{name}: {rows:,} rows, {usable:,} usable samples, {part.media:,} media")
-    sources = [(source.fn, f"{source.rows:,}", f"{source.usable:,}") for source in part.sources]
+def _split_as_json(split: SplitReport) -> dict[str, Any]:
+    return {
+        **asdict(split),
+        "prompt_tokens": summarize_lengths(split.prompt_tokens) if split.prompt_tokens else None,
+        "visual_tokens": summarize_lengths(split.visual_tokens) if split.visual_tokens else None,
+        "usable": sum(source.usable for source in split.sources),
+    }
+
+
+def _print_split(name: str, split: SplitReport, limit: int, console: Console) -> None:
+    num_rows = sum(source.rows for source in split.sources)
+    num_usable = sum(source.usable for source in split.sources)
+    console.info(f"{name}: {num_rows:,} rows, {num_usable:,} usable samples, {split.media:,} media")
+    sources = [(source.fn, f"{source.rows:,}", f"{source.usable:,}") for source in split.sources]
     console.print_table("", ("source", "rows", "usable"), sources)
-    tasks = [
-        (task, f"{of.samples:,}", ", ".join(of.kinds), _format_common_answers(of)) for task, of in part.tasks.items()
-    ]
+    tasks = []
+    for task, count in split.tasks.items():
+        tasks.append((task, f"{count.samples:,}", ", ".join(count.answer_types), _format_common_answers(count)))
     if tasks:
-        console.print_table("", ("task", "samples", "kind", "most common answers"), tasks)
-    if part.prompt_tokens:
-        _print_lengths(f"{name}, prompt tokens (the limit is {limit})", part.prompt_tokens, console)
-        _print_lengths(f"{name}, visual tokens", part.visual_tokens, console)
+        console.print_table("", ("task", "samples", "answer type", "most common answers"), tasks)
+    if split.prompt_tokens:
+        _print_lengths(f"{name}, prompt tokens (the limit is {limit})", split.prompt_tokens, console)
+        _print_lengths(f"{name}, visual tokens", split.visual_tokens, console)
 
 
 def _print_lengths(title: str, values: Sequence[int], console: Console) -> None:
-    told = summarize_lengths(values)
-    console.info(f"{title}: {told['min']} to {told['max']}, median {told['median']}, 95 % up to {told['p95']}")
+    summary = summarize_lengths(values)
+    console.info(
+        f"{title}: {summary['min']} to {summary['max']}, median {summary['median']}, 95 % up to {summary['p95']}"
+    )
     console.info("".join(f"  {line}\n" for line in text_histogram(values)))
 
 
 def _format_common_answers(task: TaskCount) -> str:
-    shown = "  ".join(f"{answer} x{times}" for answer, times in task.most_common[:_MAX_ANSWERS])
-    return shown + (f"  of {task.distinct_answers:,}" if task.distinct_answers > _MAX_ANSWERS else "")
+    listed = "  ".join(f"{answer} x{times}" for answer, times in task.most_common[:_MAX_ANSWERS])
+    return listed + (f"  of {task.distinct_answers:,}" if task.distinct_answers > _MAX_ANSWERS else "")
 
 
 def _format_findings(findings: list[DataFinding]) -> Iterator[str]:
-    """Lines for findings of one severity, the first few of each kind and part."""
+    """Yield lines for findings of one severity: a title for each kind and split, and its first few findings."""
     groups: dict[tuple[str, str], list[DataFinding]] = {}
     for finding in findings:
-        groups.setdefault((finding.code, finding.part), []).append(finding)
-    for (_, part), group in groups.items():
+        groups.setdefault((finding.code, finding.split), []).append(finding)
+    for (_, split), group in groups.items():
         first = group[0]
-        yield f"{first.severity}: {part}: {FINDING_TITLES[first.code]} ({len(group):,})"
+        yield f"{first.severity}: {split}: {FINDING_TITLES[first.code]} ({len(group):,})"
         for finding in group[:_MAX_LISTED]:
-            yield f"  {finding.sample}: {finding.message}" if finding.sample else f"  {finding.message}"
+            yield f"  {finding.sample_id}: {finding.message}" if finding.sample_id else f"  {finding.message}"
         if len(group) > _MAX_LISTED:
             yield f"  and {len(group) - _MAX_LISTED:,} more"
         yield ""

@@ -1,10 +1,10 @@
-"""Samples as the model sees them: the exact prompt, the resized pixels, where the answer lies in them."""
+"""Show samples as the model sees them: the exact prompt, the resized pixels, and where the answer lies in them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice, repeat
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from random import Random
@@ -14,7 +14,7 @@ from PIL import Image
 from mmrl.config import Config
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
-from mmrl.data_check.out_of_frame import target_coordinates
+from mmrl.data_check.outside_image import target_coordinates
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.policy.build import build_encoder, build_processor
@@ -26,60 +26,76 @@ from mmrl.types import CoordinateSystem, ImageRef, MediaRef, Prompt, RejectedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaView:
-    """A picture or video as the model is given it; of a video, a frame for each of the layout's `seconds`."""
+    """An image or video as the model sees it."""
 
     ref: MediaRef
     layout: MediaLayout
     num_tokens: int
+    """Visual tokens in the prompt."""
     frames: tuple[Image.Image, ...]
+    """The resized image, or one frame of a video for each of `layout.frame_times`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleView:
-    """A sample with everything there is to see of it; `text` is the prompt with each medium's tokens as one word."""
+    """A sample with its prompt and its media as the model sees them."""
 
     sample: Sample
     prompt: Prompt
     prompt_text: str
+    """The decoded prompt; the tokens of each image or video are written as one word."""
     media: tuple[MediaView, ...]
+    """Images and videos in reading order."""
 
-    def target_marks(self, medium: int) -> Iterator[tuple[str, tuple[float, ...]]]:
-        """Role (`answer` or `label`) and coordinates, in pixels of the resized picture, of what lies in a medium."""
+    def target_marks(self, media_index: int) -> Iterator[tuple[str, tuple[float, ...]]]:
+        """Yield each box or point in an image or video: its role (`answer` or `label`) and resized pixels."""
         for role, target in (("label", self.sample.label), ("answer", self.sample.target)):
-            if target is not None and target.coordinate_system is not None and target.media_index == medium:
-                resize = self.prompt.resize_maps[medium]
+            if target is not None and target.coordinate_system is not None and target.media_index == media_index:
+                resize_map = self.prompt.resize_maps[media_index]
                 for values in target_coordinates(target):
-                    yield role, resize.convert(values, target.coordinate_system, CoordinateSystem.PX_RESIZED)
+                    yield role, resize_map.convert(values, target.coordinate_system, CoordinateSystem.PX_RESIZED)
 
 
 class SampleBrowser:
-    """The samples of one part of a config's data, read but not opened."""
+    """The samples of one split of a config's data; their media are opened one sample at a time."""
 
-    def __init__(self, config: Config, base: Path, work: Path, split: str, console: Console) -> None:
-        """Datasets make their files under `work`.
+    def __init__(self, config: Config, base_dir: Path, work_dir: Path, split: str, console: Console) -> None:
+        """Read the samples.
+
+        Args:
+            config: the config of a run.
+            base_dir: folder that relative paths of the config start from.
+            work_dir: folder for files that datasets make.
+            split: train, validation or test.
+            console: shows progress.
 
         Raises:
-            UserError: a source cannot be read, the model has no processor, or the part is empty.
+            UserError: a source cannot be read, the model has no processor, or the split is empty.
         """
-        place = make_dataset_context(config, base, work)
+        context = make_dataset_context(config, base_dir, work_dir)
 
-        def rows(name: str) -> tuple[list[Sample], list[RejectedRow]]:
-            found = (row for origin in sources_by_split(config.data)[name] for row in read_source(origin, place))
-            return separate_rejected(console.track(f"reading {name}", found))
+        def read_split(name: str) -> tuple[list[Sample], list[RejectedRow]]:
+            rows = (row for source in sources_by_split(config.data)[name] for row in read_source(source, context))
+            return separate_rejected(console.track(f"reading {name}", rows))
 
         self._split = split
-        self.samples, self._rejected_rows = rows(split)
+        self.samples, self._rejected_rows = read_split(split)
         if not self.samples:
             raise UserError(f"data.{split}: there is no sample to show")
-        teaching = (
-            config.model.from_scratch is not None and split != "train"
-        )  # the tokenizer learns from training samples
-        reader = build_processor(config, rows("train")[0] if teaching else self.samples)
-        store = MediaCache(place.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
-        self._encoder = build_encoder(config, reader, store)
+        # A model from scratch trains its tokenizer on the training samples.
+        needs_training = config.model.from_scratch is not None and split != "train"
+        processor = build_processor(config, read_split("train")[0] if needs_training else self.samples, base_dir)
+        cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
+        self._encoder = build_encoder(config, processor, cache)
 
     def select_indices(self, *, sample_id: str | None, index: int, seed: int | None, count: int) -> list[int]:
-        """Indices of `count` samples: drawn with `seed`, or from the one of an id or index on.
+        """Return the indices of `count` samples: random ones, or those from an id or an index on.
+
+        Args:
+            sample_id: first sample; None takes `index`.
+            index: first sample; a negative one counts from the end.
+            seed: draws random samples instead, unless None.
+            count: number of samples; fewer if there are not as many.
 
         Raises:
             UserError: there is no such sample.
@@ -93,107 +109,116 @@ class SampleBrowser:
             raise UserError(f"data.{self._split}: there is no sample {index}; there are {len(self.samples)}")
         return list(range(len(self.samples))[index:][:count])
 
-    def _find_index(self, sample_id: str) -> int:
-        for index, sample in enumerate(self.samples):
-            if sample.id == sample_id:
-                return index
-        for reject in self._rejected_rows:
-            if reject.id == sample_id:
-                raise UserError(f"data.{self._split}: {sample_id}: {reject.reason}")
-        raise UserError(
-            f"data.{self._split}: there is no sample {sample_id!r} among {len(self.samples)}, of which the first is "
-            f"{self.samples[0].id!r}"
-        )
-
     def open_sample(self, index: int) -> SampleView:
-        """Open a sample.
+        """Open the media of a sample and build its prompt.
 
         Raises:
             UserError: its media or its prompt cannot be used.
         """
         sample = self.samples[index]
-        feed = self._encoder.encode(sample)
-        media = _media_views(self._encoder, feed)
-        text = _collapse_placeholders(self._encoder, feed.prompt.token_ids, media)
-        return SampleView(sample=sample, prompt=feed.prompt, media=media, prompt_text=text)
+        encoded = self._encoder.encode(sample)
+        media = _media_views(self._encoder, encoded)
+        text = _collapse_placeholders(self._encoder, encoded.prompt.token_ids, media)
+        return SampleView(sample=sample, prompt=encoded.prompt, media=media, prompt_text=text)
+
+    def _find_index(self, sample_id: str) -> int:
+        for index, sample in enumerate(self.samples):
+            if sample.id == sample_id:
+                return index
+        for rejected in self._rejected_rows:
+            if rejected.id == sample_id:
+                raise UserError(f"data.{self._split}: {sample_id}: {rejected.reason}")
+        raise UserError(
+            f"data.{self._split}: there is no sample {sample_id!r} among {len(self.samples)}, of which the first is "
+            f"{self.samples[0].id!r}"
+        )
 
 
 def describe_sample(view: SampleView) -> str:
-    """Everything about a sample in words."""
+    """Return everything about a sample as text."""
     sample, prompt = view.sample, view.prompt
-    visual = sum(medium.num_tokens for medium in view.media)
+    num_visual = sum(media.num_tokens for media in view.media)
     lines = [
         f"sample   {sample.id}, task {sample.task}",
-        f"prompt   {len(prompt.token_ids)} tokens, {visual} of them visual",
-        "",
-        *(f"  | {line}" for line in view.prompt_text.splitlines()),
+        f"prompt   {len(prompt.token_ids)} tokens, {num_visual} of them visual",
         "",
     ]
-    for number, medium in enumerate(view.media):
-        resize, (time, height, width) = medium.layout.resize_map, medium.layout.grid
+    lines += [f"  | {line}" for line in view.prompt_text.splitlines()]
+    lines.append("")
+    for number, media in enumerate(view.media):
+        time, height, width = media.layout.grid
         lines += [
-            f"medium {number} {medium.ref.path}",
-            f"         {_format_size(resize.original)} -> {_format_size(resize.resized)}, {time} x {height} x {width} patches, "
-            f"{medium.num_tokens} tokens",
+            f"media {number}  {media.ref.path}",
+            f"         {_format_resize(media)}, {time} x {height} x {width} patches, {media.num_tokens} tokens",
         ]
     for role, target in (("answer", sample.target), ("label", sample.label)):
         if target is not None:
             lines.append(f"{role:<8} {_format_target(target, view)}")
     if sample.thinking is not None:
-        lines.append(f"thought  {sample.thinking}")
+        lines.append(f"thinking {sample.thinking}")
     lines += [f"meta     {key}: {value}" for key, value in sample.meta.items()]
     return "\n".join(lines)
 
 
+def format_size(size: Sequence[int]) -> str:
+    """Return a size as `640x480`."""
+    return "x".join(map(str, size))
+
+
 def _format_target(target: Target, view: SampleView) -> str:
-    told = f"{target.answer_type}: {target.value}"
+    """Return a target as text, with its coordinates in its own system and in that of the model."""
+    text = f"{target.answer_type}: {target.value}"
     if target.coordinate_system is None:
-        return told
-    native, resize = view.prompt.coordinate_system, view.prompt.resize_maps[target.media_index]
-    converted = [
-        [round(x, 1) for x in resize.convert(c, target.coordinate_system, native)] for c in target_coordinates(target)
-    ]
-    return f"{told} ({target.coordinate_system}, medium {target.media_index}); for the model {converted} ({native})"
+        return text
+    resize_map, native = view.prompt.resize_maps[target.media_index], view.prompt.coordinate_system
+    converted = []
+    for values in target_coordinates(target):
+        for_model = resize_map.convert(values, target.coordinate_system, native)
+        converted.append([round(value, 1) for value in for_model])
+    return f"{text} ({target.coordinate_system}, media {target.media_index}); for the model {converted} ({native})"
 
 
-def _media_views(encoder: PromptEncoder, feed: EncodedPrompt) -> tuple[MediaView, ...]:
-    """The prompt's media, in reading order, from the very patches that the model is given."""
-    left = {ImageRef: feed.tensors.image_patches_MD, VideoRef: feed.tensors.video_patches_MD}
-    sample, images = feed.prompt.sample, encoder.hf_processor.image_processor
-    media: list[MediaView] = []
+def _media_views(encoder: PromptEncoder, encoded: EncodedPrompt) -> tuple[MediaView, ...]:
+    """Return the media of a prompt in reading order, put together from the patches that the model is given."""
+    # Patches of all images, and of all videos, follow each other: [patches, channels * patch volume].
+    remaining = {ImageRef: encoded.tensors.image_patches_MD, VideoRef: encoded.tensors.video_patches_MD}
+    sample, image_processor = encoded.prompt.sample, encoder.hf_processor.image_processor
+    views: list[MediaView] = []
     for ref, layout in zip(sample.media, encoder.measure(sample).media_layouts, strict=True):
-        count = prod(layout.grid)
-        patches_ND, left[type(ref)] = left[type(ref)][:count], left[type(ref)][count:]
-        frames = unpatchify(patches_ND, layout.grid, images).numpy()
-        shown = frames[:: images.temporal_patch_size]  # of a video, the first frame of each pair
-        media.append(
+        num_patches = prod(layout.grid)
+        patches_ND = remaining[type(ref)][:num_patches]
+        remaining[type(ref)] = remaining[type(ref)][num_patches:]
+        frames = unpatchify(patches_ND, layout.grid, image_processor).numpy()
+        # A patch spans a pair of frames, which share one time. Of an image both are the same.
+        shown = frames[:: image_processor.temporal_patch_size]
+        views.append(
             MediaView(
                 ref=ref,
                 layout=layout,
-                num_tokens=count // images.merge_size**2,
+                num_tokens=num_patches // image_processor.merge_size**2,
                 frames=tuple(Image.fromarray(frame) for frame in shown),
             )
         )
-    return tuple(media)
+    return tuple(views)
 
 
-def _collapse_placeholders(encoder: PromptEncoder, ids: Sequence[int], media: Sequence[MediaView]) -> str:
-    """The prompt's text; a run of placeholders is `<image 640x480 -> 84x56, 6 tokens>`."""
-    kinds = {encoder.placeholders.image_id: "image", encoder.placeholders.video_id: "video"}
-    owners = chain.from_iterable(repeat(medium, medium.num_tokens) for medium in media)
+def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], views: Sequence[MediaView]) -> str:
+    """Return the prompt as text, with `<image 640x480 -> 84x56, 6 tokens>` for the tokens of an image."""
+    media_types = {encoder.placeholders.image_id: "image", encoder.placeholders.video_id: "video"}
+    # The view that each placeholder token belongs to, in order.
+    owners = iter([view for view in views for _ in range(view.num_tokens)])
     pieces: list[str] = []
-    for token, run in groupby(ids, key=lambda token: token if token in kinds else None):
-        together = list(run)
-        if token is None:
-            pieces.append(encoder.hf_processor.tokenizer.decode(together, skip_special_tokens=False))
+    for token_id, run in groupby(token_ids, key=lambda token: token if token in media_types else None):
+        run_ids = list(run)
+        if token_id is None:
+            pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))
             continue
-        medium, *_ = islice(owners, len(together))
-        resize = medium.layout.resize_map
-        pieces.append(
-            f"<{kinds[token]} {_format_size(resize.original)} -> {_format_size(resize.resized)}, {len(together)} tokens>"
-        )
+        run_owners = [next(owners) for _ in run_ids]
+        view = run_owners[0]
+        pieces.append(f"<{media_types[token_id]} {_format_resize(view)}, {len(run_ids)} tokens>")
     return "".join(pieces)
 
 
-def _format_size(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))
+def _format_resize(view: MediaView) -> str:
+    resize_map = view.layout.resize_map
+    return f"{format_size(resize_map.original)} -> {format_size(resize_map.resized)}"

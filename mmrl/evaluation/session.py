@@ -147,7 +147,7 @@ class EvalBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSession:
-    """Dependencies of `run_session`."""
+    """Everything that `run_session` generates, grades and saves with."""
 
     name: str
     """Name of the evaluation on the console."""

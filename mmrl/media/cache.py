@@ -18,8 +18,8 @@ from mmrl.types import ImageRef, MediaPolicy, Size, VideoRef
 class MediaCache:
     """Opens images through a cache of decoded pixels. The least recently used images leave it first.
 
-    Of videos it remembers the frame plans; their frames are decoded anew each time. It can be pickled while it is
-    empty, and then opens media in another process.
+    Of videos it remembers the frame plans; their frames are decoded anew each time. A cache that keeps no image can be
+    sent to another process and opens media there.
     """
 
     def __init__(self, media_policy: MediaPolicy, limits: MediaLimitsConfig, *, max_bytes: int) -> None:

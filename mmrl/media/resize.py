@@ -1,4 +1,4 @@
-"""Resize images as `qwen_vl_utils` does for the Qwen-VL families."""
+"""The resize rule of the Qwen-VL families, which is that of `qwen_vl_utils`."""
 
 from __future__ import annotations
 

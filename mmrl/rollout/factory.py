@@ -204,14 +204,13 @@ class SamplerFactory:
         if self._config.model.path is not None:
             return self._config.model.path
         model = without_adapter(self._policy.model) if self._adapter else self._policy.model
-        self._ranks.on_rank0(
-            lambda: checkpoint.export_hf_folder(self._exported_model_dir, model, self._processor.hf_processor)
-        )
+        export = partial(checkpoint.export_hf_folder, self._exported_model_dir, model, self._processor.hf_processor)
+        self._ranks.on_rank0(export)
         return str(self._exported_model_dir)
 
     @property
     def _sends_adapter_files(self) -> bool:
-        """Whether the engine gets the adapter's files, and not the weights with the adapter merged into them.
+        """True if the engine gets the adapter's files, False if it gets weights with the adapter merged into them.
 
         vLLM knows adapters of the language model, without DoRA. Its server must see the learner's file system.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import NamedTuple
 
 from mmrl.policy.processor import QwenProcessor
@@ -104,5 +103,10 @@ def _cut_at_stop_string(
 
 def _last_policy_tokens(rollout: Rollout) -> list[int]:
     """Return the tokens that the policy has written since any other author did."""
-    own_segments = list(takewhile(lambda segment: segment.author is Author.POLICY, reversed(rollout.segments)))
-    return [token for segment in reversed(own_segments) for token in segment.token_ids]
+    token_ids: list[int] = []
+    for segment in rollout.segments:
+        if segment.author is Author.POLICY:
+            token_ids += segment.token_ids
+        else:
+            token_ids = []
+    return token_ids

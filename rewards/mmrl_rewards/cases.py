@@ -88,8 +88,12 @@ class CaseSample(_CaseModel):
 
     def build(self) -> Sample:
         """The sample that rewards are given; `label` is of the target's kind and frame."""
-        target = Target(answer_type=self.kind, value=self.value, coordinate_system=self.coordinates, media_index=self.medium)
-        label = Target(answer_type=self.kind, value=self.label, coordinate_system=self.coordinates, media_index=self.medium)
+        target = Target(
+            answer_type=self.kind, value=self.value, coordinate_system=self.coordinates, media_index=self.medium
+        )
+        label = Target(
+            answer_type=self.kind, value=self.label, coordinate_system=self.coordinates, media_index=self.medium
+        )
         return Sample(
             id="case",
             task="case",

@@ -102,20 +102,23 @@ def faulty(folder: Path) -> tuple[dict[str, list[Config]], set[tuple[str, str, s
     painting(2).resize((120, 90), Image.Resampling.LANCZOS).save(folder / "copy.jpg", quality=60)
     held.append(counted(folder, 44, id="leak", picture="copy.jpg", question="How many then?"))
     parts = {
-        "train": [table(folder, "count", count), table(folder, "box", boxes, answer_type="box", coordinates="px_original")],
+        "train": [
+            table(folder, "count", count),
+            table(folder, "box", boxes, answer_type="box", coordinates="px_original"),
+        ],
         "test": [table(folder, "held", held, split="test")],
     }
     expected = {
-        ("medium", "train", "count/train/cut"),
+        ("media", "train", "count/train/cut"),
         ("row", "train", "count/train/line-10"),
-        ("medium", "train", "count/train/text"),
-        ("medium", "train", "count/train/huge"),
+        ("media", "train", "count/train/text"),
+        ("media", "train", "count/train/huge"),
         ("row", "train", "count/train/line-13"),
         ("duplicate", "train", "count/train/again"),
         ("row", "train", "count/train/line-15"),
         ("too_long", "train", "count/train/r16"),
-        ("outside", "train", "box/train/r21"),
-        ("shared_medium", "test", "held/test/leak"),
+        ("outside_image", "train", "box/train/r21"),
+        ("shared_media", "test", "held/test/leak"),
     }
     return parts, expected
 
@@ -137,19 +140,19 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Com
     config["evaluation"]["benchmarks"] = [ten, {**ten, "name": "again", "allow_missing": True}, none]
     path = write(config, tmp_path / "check.yaml")
     report = json.loads(here("data", "check", path, "--json", "-").output)
-    one = [("medium", "gone"), ("leak", "asked"), ("shared_medium", "shown"), ("shared_medium", "alike")]
+    one = [("media", "gone"), ("leak", "asked"), ("shared_media", "shown"), ("shared_media", "alike")]
     assert [
-        (finding["code"], finding["part"], finding["sample"].rpartition("/")[2]) for finding in report["findings"]
+        (finding["code"], finding["split"], finding["sample_id"].rpartition("/")[2]) for finding in report["findings"]
     ] == [
         *((code, "benchmark ten", id_) for code, id_ in one),
         *((code, "benchmark again", id_) for code, id_ in one),
         ("source", "benchmark none", ""),
     ]
-    assert [finding["severity"] for finding in report["findings"] if finding["code"] == "medium"] == [
+    assert [finding["severity"] for finding in report["findings"] if finding["code"] == "media"] == [
         "error",
         "warning",
     ]
-    said = {finding["sample"]: finding["message"] for finding in report["findings"]}
+    said = {finding["sample_id"]: finding["message"] for finding in report["findings"]}
     assert said["counting/asked"] == "training sample count/train/r3 asks the same about the same media"
     assert "copy.jpg looks like" in said["counting/alike"]
     counts = {"questions": 5, "media": 4, "leaked": 1, "shared": 2}
@@ -162,7 +165,7 @@ def test_benchmarks_are_compared_with_training_by_name(tmp_path: Path, here: Com
 
 
 def found(report: Config) -> list[tuple[str, str, str]]:
-    return [(finding["code"], finding["part"], finding["sample"]) for finding in report["findings"]]
+    return [(finding["code"], finding["split"], finding["sample_id"]) for finding in report["findings"]]
 
 
 def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command) -> None:
@@ -173,7 +176,7 @@ def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command)
     assert set(found(report)) == expected
     assert len(report["findings"]) == len(expected) == 10
     assert report["counts"] == {"error": 7, "warning": 3, "note": 0}
-    reasons = {finding["sample"]: finding["message"] for finding in report["findings"]}
+    reasons = {finding["sample_id"]: finding["message"] for finding in report["findings"]}
     for sample, words in {
         "count/train/cut": "cut.jpg: damaged",
         "count/train/line-10": "nowhere.png",
@@ -181,11 +184,11 @@ def test_ten_planted_faults_are_found_and_no_more(tmp_path: Path, here: Command)
         "count/train/huge": "11000x11000 pixels exceed",
         "count/train/line-13": "the id 'count/train/r3' is that of line-4 too",
         "count/train/line-15": "answer must be a finite number, is 'many'",
-        "box/train/r21": "[10, 20, 170, 110] (px_original) leaves the picture of 160x120 pixels",
+        "box/train/r21": "[10, 20, 170, 110] (px_original) leaves the image of 160x120 pixels",
         "held/test/leak": "2.png of training sample count/train/r2",
     }.items():
         assert words in reasons[sample]
-    train = report["parts"]["train"]
+    train = report["splits"]["train"]
     assert [source["rows"] for source in train["sources"]] == [16, 2]
     assert train["usable"] == 8 + 1 + 2  # the duplicate and the box outside its picture stay
     assert train["prompt_tokens"]["max"] > 300 == report["max_prompt_tokens"]
@@ -210,10 +213,10 @@ def test_a_clean_set_has_nothing_to_find(tmp_path: Path, here: Command) -> None:
     done = here("data", "check", config, "--json", "-")
     report = json.loads(done.output)
     assert (done.code, report["findings"]) == (0, [])
-    assert {name: part["usable"] for name, part in report["parts"].items()} == {"train": 12, "test": 4}
-    assert report["parts"]["train"]["tasks"]["count"] == {
+    assert {name: part["usable"] for name, part in report["splits"].items()} == {"train": 12, "test": 4}
+    assert report["splits"]["train"]["tasks"]["count"] == {
         "samples": 8,
-        "kinds": ["number"],
+        "answer_types": ["number"],
         "distinct_answers": 5,
         "most_common": [["0", 2], ["1", 2], ["2", 2], ["3", 1], ["4", 1]],
     }
@@ -266,7 +269,7 @@ def test_a_model_that_cannot_be_loaded_costs_only_the_prompts(tmp_path: Path, he
     done = here("data", "check", write(config, tmp_path / "check.yaml"), "--json", "-")
     report = json.loads(done.output)
     assert (done.code, found(report)) == (1, [("model", "train", "")])
-    assert report["parts"]["train"]["prompt_tokens"] is None
+    assert report["splits"]["train"]["prompt_tokens"] is None
 
 
 def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, here: Command) -> None:
@@ -277,8 +280,7 @@ def test_show_prints_the_prompt_and_draws_the_box_where_it_is(tmp_path: Path, he
     size = 32, 16  # 160 x 120 pixels brought to an area of at most 1024, sides multiples of 16
     assert f"<|vision_start|><image 160x120 -> {size[0]}x{size[1]}, 2 tokens><|vision_end|>Where is it?" in done.output
     assert (
-        "answer   box: [10, 20, 150, 110] (px_original, medium 0); for the model [[2.0, 2.7, 30.0, 14.7]]"
-        in done.output
+        "answer   box: [10, 20, 150, 110] (px_original, media 0); for the model [[2.0, 2.7, 30.0, 14.7]]" in done.output
     )
     seen = np.asarray(Image.open(tmp_path / "seen.png"))
     green = np.argwhere((seen == (18, 183, 106)).all(axis=2))
@@ -298,30 +300,30 @@ def test_show_chooses_samples(tmp_path: Path, here: Command) -> None:
         return [line.split()[1].rstrip(",") for line in lines if line.startswith("sample ")]
 
     assert shown() == ["count/train/r0"]
-    assert shown("--index", "-1", "--sheet", 3) == ["box/train/r23"]
-    assert shown("--index", 2, "--sheet", 2) == ["count/train/r2", "count/train/r3"]
-    assert shown("--part", "test", "--id", "held/test/r41") == ["held/test/r41"]
-    assert len(set(shown("--random", 1, "--sheet", 5))) == 5
-    assert shown("--random", 1, "--sheet", 5) == shown("--random", 1, "--sheet", 5)
+    assert shown("--index", "-1", "--count", 3) == ["box/train/r23"]
+    assert shown("--index", 2, "--count", 2) == ["count/train/r2", "count/train/r3"]
+    assert shown("--split", "test", "--id", "held/test/r41") == ["held/test/r41"]
+    assert len(set(shown("--random", 1, "--count", 5))) == 5
+    assert shown("--random", 1, "--count", 5) == shown("--random", 1, "--count", 5)
     refused = here("data", "show", config, "--id", "count/train/r99")
     assert (refused.code, refused.output) == (2, "")
     assert "there is no sample 'count/train/r99' among 12" in refused.errors
     assert here("data", "show", config, "--index", 12).code == 2
-    assert here("data", "show", config, "--part", "validation").code == 2
+    assert here("data", "show", config, "--split", "validation").code == 2
 
 
 CLIPS = """
 import hashlib
-from mmrl.types import Frame, ImageRef, Kind, Sample, Target, VideoRef
+from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Sample, Target, VideoRef
 
 def rows(place):
     def digest(name):
-        return hashlib.sha256((place.base / name).read_bytes()).hexdigest()
+        return hashlib.sha256((place.base_dir / name).read_bytes()).hexdigest()
 
-    picture = ImageRef(path=str(place.base / "0.png"), sha256=digest("0.png"))
-    clip = VideoRef(path=str(place.base / "clip.mp4"), sha256=digest("clip.mp4"))
+    picture = ImageRef(path=str(place.base_dir / "0.png"), sha256=digest("0.png"))
+    clip = VideoRef(path=str(place.base_dir / "clip.mp4"), sha256=digest("clip.mp4"))
     parts = ("Compare", picture, "with", clip, "and say where it is.")
-    target = Target(kind=Kind.BOX, value=[0.25, 0.25, 0.75, 0.75], frame=Frame.NORM_1, medium=1)
+    target = Target(answer_type=AnswerType.BOX, value=[0.25, 0.25, 0.75, 0.75], coordinate_system=CoordinateSystem.NORM_1, media_index=1)
     yield Sample(id="mixed", task="box", parts=parts, target=target)
 """
 
@@ -341,15 +343,15 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     done = here("data", "check", path, "--json", "-")
     report = json.loads(done.output)
     assert (done.code, report["findings"]) == (0, [])
-    assert report["parts"]["train"]["media"] == 2
+    assert report["splits"]["train"]["media"] == 2
     shown = here("data", "show", path, "--out", tmp_path / "seen.png")
     assert shown.code == 0
-    prompt = shown.output[shown.output.index("  | ") : shown.output.index("medium 0")]
+    prompt = shown.output[shown.output.index("  | ") : shown.output.index("media 0")]
     counts = {word: [int(n) for n in re.findall(rf"<{word} .*?, (\d+) tokens>", prompt)] for word in ("image", "video")}
     assert prompt.index("<image") < prompt.index("<video")
     assert len(counts["image"]) == 1
     assert (len(counts["video"]) > 1) == (family == "qwen3_vl")  # which tells the time before each pair of frames
-    visual = report["parts"]["train"]["visual_tokens"]["sum"]
+    visual = report["splits"]["train"]["visual_tokens"]["sum"]
     assert sum(counts["image"]) + sum(counts["video"]) == visual
     assert f"{visual} of them visual" in shown.output
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
@@ -364,7 +366,7 @@ def test_a_video_that_is_cut_off_is_found_whoever_opens_it(tmp_path: Path, here:
     for workers in ("data.media_workers=0", "data.media_workers=1"):
         done = here("data", "check", path, one_a_step, workers, "--json", "-")
         findings = json.loads(done.output)["findings"]
-        assert [finding["code"] for finding in findings] == ["medium", "empty", "too_few"]
+        assert [finding["code"] for finding in findings] == ["media", "empty", "too_few"]
         assert "clip.mp4" in findings[0]["message"]
         refused = here("train", path, one_a_step, workers, "--run-dir", tmp_path / "run")
         assert refused.code == 2

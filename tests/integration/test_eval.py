@@ -35,7 +35,7 @@ def test_a_run_on_its_held_out_data_has_exactly_the_reward_that_training_told(
     told = {task["task"]: task["after"] for task in json.loads((whole / "summary.json").read_text())["tasks"]}
     assert [told["count"]] == [record["test/count"] for record in metrics(whole) if "test/count" in record][1:]
     saved = max((whole / "checkpoints").iterdir())
-    assert here("export", whole, "--to", tmp_path / "away" / "mine").code == 0
+    assert here("export", whole, "--out", tmp_path / "away" / "mine").code == 0
     for number, model in enumerate((whole, saved, whole / "model", tmp_path / "away" / "mine")):
         out = tmp_path / str(number)
         done = here("eval", model, "--benchmark", "run:test", "--out", out)
@@ -166,7 +166,7 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
         (("{run}", "--benchmark", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
         (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "samples 4 of a greedy law are all the same"),
+        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "all 4 responses to a question are the same at temperature 0"),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),

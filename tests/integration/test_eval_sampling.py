@@ -13,7 +13,7 @@ import pytest
 from harness import Command
 from PIL import Image
 
-RETHINK = "[{kind: generate}, {kind: rethink, correct: [right], max_new_tokens: 6}]"
+RETHINK = "[{kind: generate}, {kind: rethink, correct: [correct], max_new_tokens: 6}]"
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def moved(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_exported_as_the_run_itself_does_at_its_end(trained: Path, moved: Path, tmp_path: Path) -> None:
-    done = mmrl("export", moved, "--to", tmp_path / "out")
+    done = mmrl("export", moved, "--out", tmp_path / "out")
     assert done.code == 0, done.errors
     assert not done.errors
     (line,) = done.output.splitlines()  # DeepSpeed, imported on the way, has nothing to say
@@ -114,7 +114,7 @@ def test_its_tokenizer_reads_as_in_training(trained: Path) -> None:
 
 
 def test_an_earlier_checkpoint_is_another_model(trained: Path, moved: Path, tmp_path: Path, here: Command) -> None:
-    done = here("export", moved, "--checkpoint", "00-000001", "--to", tmp_path / "early")
+    done = here("export", moved, "--checkpoint", "00-000001", "--out", tmp_path / "early")
     assert done.code == 0, done.errors
     assert weights_moved(tmp_path / "early", trained / "model")
     text = (tmp_path / "early" / "README.md").read_text()
@@ -149,17 +149,17 @@ def test_generation_ends_where_training_ended(trained: Path) -> None:
 def test_what_cannot_be_exported_is_refused_by_name(moved: Path, tmp_path: Path, here: Command) -> None:
     (tmp_path / "taken").mkdir()
     refusals = {
-        "taken exists": [moved, "--to", tmp_path / "taken"],
-        "holds no run of mmrl": [tmp_path, "--to", tmp_path / "out"],
+        "taken exists": [moved, "--out", tmp_path / "taken"],
+        "holds no run of mmrl": [tmp_path, "--out", tmp_path / "out"],
         "there is no checkpoint '01-000007'; there is 0": [
             moved,
             "--checkpoint",
             "01-000007",
-            "--to",
+            "--out",
             tmp_path / "out",
         ],
-        "`best` needs checkpoints.best": [moved, "--checkpoint", "best", "--to", tmp_path / "out"],
-        "trains no adapter": [moved, "--merge-lora", "--to", tmp_path / "out"],
+        "`best` needs checkpoints.best": [moved, "--checkpoint", "best", "--out", tmp_path / "out"],
+        "trains no adapter": [moved, "--merge-lora", "--out", tmp_path / "out"],
     }
     for reason, arguments in refusals.items():
         done = here("export", *arguments)

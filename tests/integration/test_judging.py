@@ -14,7 +14,7 @@ import os
 import time
 from zlib import crc32
 
-from mmrl.types import Term, Unscorable
+from mmrl.types import RewardValue, Unscorable
 from mmrl_rewards.contract import gold, reward
 
 
@@ -25,17 +25,17 @@ def fate(response, sample) -> int:
 
 
 @reward(name="mood")
-def mood(response, sample, *, offset: float = 0.0) -> Term:
+def mood(response, sample, *, offset: float = 0.0) -> RewardValue:
     match fate(response, sample):
         case 0 | 1:
             raise Unscorable("no verdict")
         case 2 | 3:
             raise ValueError("no luck")
-    return Term(min(1.0, offset + len(response.text) % 5 / 5), f"{len(response.text)} characters")
+    return RewardValue(min(1.0, offset + len(response.text) % 5 / 5), f"{len(response.text)} characters")
 
 
-@reward(name="danger", deadline_s=2.0)
-def danger(response, sample) -> Term:
+@reward(name="danger", timeout_s=2.0)
+def danger(response, sample) -> RewardValue:
     match fate(response, sample):
         case 0:
             time.sleep(100)

@@ -144,7 +144,7 @@ def test_the_export_is_the_base_model_with_its_adapter(adapted: Path, base: Path
 
 def test_a_checkpoint_is_exported_as_an_adapter_or_merged(adapted: Path, tmp_path: Path, here: Command) -> None:
     for folder, options in (("adapter", []), ("model", ["--merge-lora"])):
-        done = here("export", adapted, *options, "--to", tmp_path / folder)
+        done = here("export", adapted, *options, "--out", tmp_path / folder)
         assert done.code == 0, done.errors
         ours, theirs = (
             {path.name: path.read_bytes() for path in at.iterdir()} for at in (tmp_path / folder, adapted / folder)

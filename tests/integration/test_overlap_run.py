@@ -33,12 +33,16 @@ def with_everything(run_dir: Path) -> dict[str, Any]:
     """All that reads or changes what a step is made of."""
     return overlapping(
         run_dir,
-        program=[{"kind": "generate"}, {**LOOK, "fraction": 0.5}, {"kind": "probe", "corruption": "grey", "every": 2}],
-        filter={"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2},
+        rollout_steps=[
+            {"kind": "generate"},
+            {**LOOK, "fraction": 0.5},
+            {"kind": "probe", "corruption": "grey", "every": 2},
+        ],
+        dynamic_sampling={"ranges": [{"term": "format", "low": 0.0, "high": 1.0}], "max_rounds": 2},
         optimizer={"lr": 1e-3},
         replay={"capacity": 32},
-        history=["count"],
-        order={"kind": "priority"},
+        track_rewards=["count"],
+        data_order={"kind": "priority"},
         validation={"every": 3},
     )
 
@@ -142,7 +146,7 @@ def test_groups_that_wait_wait_on_all_ranks(tmp_path: Path, here: Command, monke
     means = {"sampling": {"max_new_tokens": 16, "temperature": 1.2}, "loss": {"entropy": {"coef": 0.02}}}
     stages = [COLD, reinforcement(steps=STEPS, rollout_steps=chunked, group_size=2, **means)]
     once, twice = (experiment(tmp_path / name, stages=stages) for name in ("once", "twice"))
-    twice["data"]["workers"] = 1
+    twice["data"]["media_workers"] = 1
     assert here("train", write(once, tmp_path / "once.yaml")).code == 0
     told = steps_of(tmp_path / "once")
     assert told[0]["rollout/unfinished_groups"] > 0

@@ -51,7 +51,7 @@ def test_processes_that_work_ahead_change_no_byte(
 ) -> None:
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
     config = experiment(tmp_path / "run")
-    config["data"]["workers"] = workers
+    config["data"]["media_workers"] = workers
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
     assert contents(tmp_path / "run") == contents(whole)
 
@@ -102,7 +102,7 @@ def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Comma
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
     config = experiment(tmp_path / "run", stages=[reinforcement(steps=10_000, max_steps_without_signal=10_000)])
-    config["data"]["workers"] = 2
+    config["data"]["media_workers"] = 2
     command = [sys.executable, "-m", "mmrl", "train", str(write(config, tmp_path / "tiny.yaml"))]
     with (tmp_path / "errors").open("w") as errors:
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)

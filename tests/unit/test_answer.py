@@ -155,7 +155,7 @@ def test_tags_inside_a_text_answer_void_it():
     ],
 )
 def test_what_is_rendered_parses_back(target, text):
-    assert NONE.render(target, thought="left out") == text
+    assert NONE.render(target, thinking="left out") == text
     assert OPTIONAL.render(target) == text
     assert REQUIRED.render(target, "hm") == "<think>hm</think>" + text
     for grammar, thought in ((NONE, None), (OPTIONAL, None), (OPTIONAL, "hm"), (REQUIRED, "hm")):

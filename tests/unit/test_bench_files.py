@@ -161,7 +161,10 @@ def test_files_that_are_no_jsonl(tmp_path, capsys, text, complaint):
     arguments = ["--items", path, "--responses", path, "--out", tmp_path / "out"]
     assert main(["eval", "score", "--benchmark", "mathvista", *map(str, arguments)]) == 2
     assert f"items.jsonl:1: {complaint}" in capsys.readouterr().err
-    assert main(["eval", "score", "--benchmark", "mathvista", *map(str, ["--items", tmp_path / "no", *arguments[2:]])]) == 2
+    assert (
+        main(["eval", "score", "--benchmark", "mathvista", *map(str, ["--items", tmp_path / "no", *arguments[2:]])])
+        == 2
+    )
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -232,7 +235,7 @@ def test_pictures_that_all_came_out_alike_still_leave_doubt(score):
 
 def test_help_names_every_benchmark(capsys):
     with pytest.raises(SystemExit):
-        main(["eval", "take", "--help"])
+        main(["eval", "run", "--help"])
     said = {*re.findall(r"\w+", capsys.readouterr().out)}
     assert {*BENCHMARK_NAMES} <= said
 
@@ -275,7 +278,7 @@ def test_diff(score, tmp_path, capsys):
     _, b, _ = score(
         responses=[RESPONSES[0] | {"response": "(A)"}, RESPONSES[1] | {"response": "3"}, RESPONSES[2]], out="b"
     )
-    assert main(["eval", "diff", str(a), str(b)]) == 0
+    assert main(["eval", "compare", str(a), str(b)]) == 0
     said = capsys.readouterr().out
     assert "strict: A 66.7, B 66.7, of 3 questions" in said
     assert "right in A alone 1, in B alone 1; McNemar's exact p = 1" in said
@@ -296,9 +299,9 @@ def test_diff(score, tmp_path, capsys):
 def test_diff_needs_the_same_questions(score, capsys):
     _, a, _ = score(out="a")
     _, b, _ = score(items=ITEMS[:2], responses=RESPONSES[:2], out="b")
-    assert main(["eval", "diff", str(a), str(b)]) == 2
+    assert main(["eval", "compare", str(a), str(b)]) == 2
     assert "1 questions are in one run alone (3)" in capsys.readouterr().err
-    assert main(["eval", "diff", str(a), str(a.parent / "nowhere")]) == 2
+    assert main(["eval", "compare", str(a), str(a.parent / "nowhere")]) == 2
 
 
 def test_detection_reports_average_precision(score):

@@ -50,7 +50,7 @@ def score(tmp_path, capsys):
 
 
 def at(url):
-    return "--judge", url, "--judge-model", "m"
+    return "--judge-url", url, "--judge-model", "m"
 
 
 def test_it_is_asked_about_what_no_rule_reads_and_of_nothing_else(score):
@@ -118,8 +118,8 @@ def test_a_judge_that_answers_nothing_ends_the_command(score):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (("--judge", "http://127.0.0.1:9/v1"), "--judge URL and --judge-model NAME belong together"),
-        (("--judge", "ftp://x", "--judge-model", "m"), "--judge ftp://x: String should match"),
+        (("--judge-url", "http://127.0.0.1:9/v1"), "--judge-url URL and --judge-model NAME belong together"),
+        (("--judge-url", "ftp://x", "--judge-model", "m"), "--judge-url ftp://x: String should match"),
     ],
 )
 def test_a_judge_without_address_or_name_is_refused(score, more, complaint):

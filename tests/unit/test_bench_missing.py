@@ -42,7 +42,7 @@ def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
     assert [*thousand.problems] == [f"q{number}" for number in GONE]
     with pytest.raises(UserError, match="3 of 1000 questions cannot be asked") as refused:
         check_missing(thousand.problems, thousand, allowed=False, remedy="--allow-missing", warn=pytest.fail)
-    for line in (*(f"q{number}: picture 'gone.png'" for number in GONE), "--allow-missing"):
+    for line in (*(f"q{number}: image 'gone.png'" for number in GONE), "--allow-missing"):
         assert line in str(refused.value)
 
 

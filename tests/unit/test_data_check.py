@@ -12,7 +12,7 @@ from mmrl.data_check.duplicates import find_repeated_questions, find_similar_ima
 from mmrl.data_check.findings import FindingCode, Severity, severity_of
 from mmrl.data_check.image_similarity import find_most_similar, find_near_duplicates, image_fingerprint
 from mmrl.data_check.lengths import draw_histograms, make_bins, summarize_lengths, text_histogram
-from mmrl.data_check.out_of_frame import find_out_of_frame
+from mmrl.data_check.outside_image import find_outside_image
 from mmrl.policy.unpatchify import unpatchify
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, ResizeMap, Sample, Size, Target
 
@@ -97,18 +97,18 @@ RESIZE = ResizeMap(original=Size(200, 100), resized=Size(100, 50))
 )
 def test_coordinates_outside_their_picture(kind, value, frame, faults):
     target = Target(answer_type=kind, value=value, coordinate_system=frame)
-    assert len(list(find_out_of_frame(sample(target=target), [RESIZE]))) == faults
+    assert len(list(find_outside_image(sample(target=target), [RESIZE]))) == faults
     good = Target(answer_type=AnswerType.BOX, value=[0, 0, 1, 1], coordinate_system=CoordinateSystem.NORM_1)
-    assert len(list(find_out_of_frame(sample(target=good, label=target), [RESIZE]))) == faults
+    assert len(list(find_outside_image(sample(target=good, label=target), [RESIZE]))) == faults
 
 
 def test_an_answer_in_a_medium_that_is_not_there():
     target = Target(
         answer_type=AnswerType.BOX, value=[0, 0, 1, 1], coordinate_system=CoordinateSystem.NORM_1, media_index=1
     )
-    assert list(find_out_of_frame(sample(target=target), [RESIZE, RESIZE])) == []
-    assert list(find_out_of_frame(sample(target=target), [RESIZE])) == [
-        "its answer lies in medium 1 (counted from 0), and it has 1"
+    assert list(find_outside_image(sample(target=target), [RESIZE, RESIZE])) == []
+    assert list(find_outside_image(sample(target=target), [RESIZE])) == [
+        "its answer lies in image or video 1 (counted from 0), and it has 1"
     ]
 
 
@@ -138,8 +138,8 @@ def test_what_training_shows_of_held_out_data():
     alarms = list(find_training_overlap(held_out, train, marks))
     assert [(alarm.code, alarm.sample_id, alarm.other_id) for alarm in alarms] == [
         (FindingCode.LEAK, "same", "t1"),
-        (FindingCode.SHARED_MEDIUM, "medium", "t1"),
-        (FindingCode.SHARED_MEDIUM, "similar", "t0"),
+        (FindingCode.SHARED_MEDIA, "medium", "t1"),
+        (FindingCode.SHARED_MEDIA, "similar", "t0"),
     ]
     assert list(find_training_overlap([], train, marks)) == list(find_training_overlap(held_out, [], marks)) == []
     (alarm,) = find_similar_images([*train, sample("copy", sha="0b")], marks)
@@ -182,7 +182,7 @@ def test_the_plot_has_a_bar_where_values_are_and_the_limit_in_red():
 def test_severity_follows_what_the_run_would_do():
     strict = DataConfig(train=({"fn": "a:b"},))
     lenient = strict.model_copy(update={"on_bad_sample": "skip", "on_too_long": "skip"})
-    for code in (FindingCode.ROW, FindingCode.MEDIUM, FindingCode.TEXT, FindingCode.TOO_LONG):
+    for code in (FindingCode.ROW, FindingCode.MEDIA, FindingCode.TEXT, FindingCode.TOO_LONG):
         assert (severity_of(code, strict), severity_of(code, lenient)) == (Severity.ERROR, Severity.WARNING)
     assert severity_of(FindingCode.LEAK, lenient) is Severity.ERROR
     assert severity_of(FindingCode.DUPLICATE, strict) is Severity.WARNING

@@ -16,7 +16,7 @@ from mmrl.config import Config
 from mmrl.config.schema import MediaLimitsConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import DatasetLoader
-from mmrl.data.open_media import ImageMeasurer, open_all_media
+from mmrl.data.open_media import open_all_media
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
@@ -80,7 +80,7 @@ def test_other_processes_see_what_this_one_sees(folder):
     seen = [
         open_all_media(
             all_refs,
-            ImageMeasurer(MediaPolicy(roots=(folder,)), MediaLimitsConfig()),
+            MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=0).image_size,
             workers=workers,
             console=Console(),
         )

@@ -20,7 +20,6 @@ from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.hf import HfSampler
-from mmrl.rollout.engines.policy_copy import PolicyCopySampler
 from mmrl.rollout.steps.generate import CompleteRollouts
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
 from mmrl.training.rl import RlSettings
@@ -65,7 +64,7 @@ def test_what_is_drawn_while_weights_change_is_what_they_were(tiny, made):
     prompts = [world.processor.build(each) for each in world.samples[:5]]
     salted = partial(HfSampler, processor=world.processor, salt=("a",))
     before = salted(world.policy).generate(prompts, 2, world.law, step=1)
-    copied = PolicyCopySampler(world.policy, salted)
+    copied = salted(world.policy, copy_policy=True)
     begun, changed = threading.Event(), threading.Event()
 
     class Slowly(CompleteRollouts):

@@ -9,7 +9,6 @@ import signal
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from multiprocessing import forkserver
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,8 +21,9 @@ import mmrl.policy.processor as processor_module
 from mmrl.data.order import CachedOrder, ShuffledOrder
 from mmrl.data.prefetch import Prefetcher
 from mmrl.data.streaming import StreamingOrder
-from mmrl.media.media_workers import Workers
+from mmrl.media.media_workers import start_media_workers
 from mmrl.types import AnswerType, ImageRef, PromptTooLongError, RejectedRow, Sample, Target, UserError
+from mmrl.utils.worker_pool import WorkerPool
 
 NUMBER = Target(answer_type=AnswerType.NUMBER, value=3)
 
@@ -49,7 +49,7 @@ def ahead(order, processor, *, work=None, count=0, warn=print, **left_out):
     if not count:
         yield Prefetcher(order, processor, None, **options)
         return
-    with closing(Workers(work, count, name=attrgetter("id"))) as workers:
+    with closing(start_media_workers(work, count, name=attrgetter("id"))) as workers:
         yield Prefetcher(order, processor, workers, **options)
 
 
@@ -91,8 +91,8 @@ def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkey
     """As where groups wait, and each step asks as many more as there is room for: no row is read or opened twice."""
     world, passes, opened = tiny(), [], []
     rows = [replace(one, id=f"{one.id}-{i}") for i in range(4) for one in world.samples]
-    submit = Workers.submit
-    monkeypatch.setattr(Workers, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
+    submit = WorkerPool.submit
+    monkeypatch.setattr(WorkerPool, "submit", lambda self, one: opened.append(one.id) or submit(self, one))
     order = CachedOrder(StreamingOrder(lambda: passes.append(1) or rows, buffer=1, seed=0))
     with ahead(order, world.fresh(), work=world.fresh().encode, count=1) as source:
         cursor, taken = 0, []
@@ -103,6 +103,11 @@ def test_what_a_step_leaves_of_the_rows_ahead_is_there_for_the_next(tiny, monkey
     assert [one.id for one in taken] == [one.id for one in rows[:24]]
     assert opened == [one.id for one in rows[:30]]
     assert len(passes) == 1
+
+
+def alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def deadly(one):
@@ -125,7 +130,7 @@ def deadly(one):
 
 @pytest.fixture
 def workers():
-    with closing(Workers(deadly, 2, name=attrgetter("id"))) as workers:
+    with closing(start_media_workers(deadly, 2, name=attrgetter("id"))) as workers:
         yield workers
 
 
@@ -143,9 +148,7 @@ def test_a_process_that_dies_takes_no_more_with_it_than_its_sample(workers):
     assert all(futures[name].result(PATIENCE_S) for name in "abcd")
 
 
-def test_processes_that_die_at_once_are_told_apart(workers, monkeypatch):
-    read = forkserver.read_signed
-    monkeypatch.setattr(forkserver, "read_signed", lambda pipe: time.sleep(random.random() / 5) or read(pipe))
+def test_processes_that_die_at_once_are_told_apart(workers):
     for future in [workers.submit(sample(f"killed-{i}")) for i in range(12)]:
         with pytest.raises(UserError, match="killed-.* SIGKILL"):
             future.result(PATIENCE_S)
@@ -160,14 +163,14 @@ def test_a_process_killed_while_idle_is_replaced(workers):
     seen = {workers.submit(sample(f"a{i}")).result(PATIENCE_S) for i in range(4)}
     for pid in seen:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(worker.alive for worker in workers._workers))
+    wait_for(lambda: not any(alive(pid) for pid in seen))
     again = {workers.submit(sample(f"b{i}")).result(PATIENCE_S) for i in range(4)}
     assert again
     assert not seen & again
 
 
 def test_closing_does_not_wait_for_work():
-    workers = Workers(deadly, 1, name=attrgetter("id"))
+    workers = start_media_workers(deadly, 1, name=attrgetter("id"))
     running = workers.submit(sample("a")).result(PATIENCE_S)
     workers.submit(sample("slow-1"))
     waiting = workers.submit(sample("b"))

@@ -120,7 +120,7 @@ def test_a_failing_row_shows_what_came_instead(made, tmp_path, capsys):
 def test_score_prints_value_and_reason(tmp_path, capsys):
     sample = tmp_path / "s.json"
     sample.write_text('{"kind": "box", "value": [0, 0, 10, 10], "coordinates": "px_original", "image": [100, 100]}')
-    words = ["reward", "score", "--fn", "box:iou", "--sample", str(sample)]
+    words = ["reward", "try", "--fn", "box:iou", "--sample", str(sample)]
     assert main([*words, "--response", "<answer>[0, 0, 5, 10]</answer>"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "value": 0.5,
@@ -155,13 +155,13 @@ def test_score_refuses_a_broken_sample(tmp_path, content, complaint, capsys):
     sample = tmp_path / "s.json"
     if content is not None:
         sample.write_bytes(content)
-    assert main(["reward", "score", "--fn", "box:iou", "--sample", str(sample), "--response", "x"]) == 2
+    assert main(["reward", "try", "--fn", "box:iou", "--sample", str(sample), "--response", "x"]) == 2
     assert complaint in capsys.readouterr().err
 
 
 def test_score_refuses_a_key_that_no_row_has(tmp_path, capsys):
     (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
-    words = ["reward", "score", "--fn", "number:exact", "--sample", str(tmp_path / "s.json"), "--response", "3"]
+    words = ["reward", "try", "--fn", "number:exact", "--sample", str(tmp_path / "s.json"), "--response", "3"]
     assert main([*words, "--case", '{"frmae": "norm_1"}']) == 2
     assert "--case: frmae: Extra inputs are not permitted" in capsys.readouterr().err
 
@@ -169,7 +169,7 @@ def test_score_refuses_a_key_that_no_row_has(tmp_path, capsys):
 def test_score_refuses_a_response_that_is_not_text(tmp_path, capsys):
     (tmp_path / "s.json").write_text('{"kind": "number", "value": 3}')
     (tmp_path / "r.txt").write_bytes(b"<answer>\xff\xfe3</answer>")
-    words = ["reward", "score", "--fn", "number:exact", "--sample", str(tmp_path / "s.json")]
+    words = ["reward", "try", "--fn", "number:exact", "--sample", str(tmp_path / "s.json")]
     assert main([*words, "--response", f"@{tmp_path / 'r.txt'}"]) == 2
     assert "r.txt: cannot be read: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
 

@@ -91,9 +91,7 @@ def judge_of(tmp_path):
             BoundTerm(name=name, reward=load(), load_reward=load, options=as_read(options or {}))
             for name, load in zip(names, loads, strict=True)
         ]
-        judges.append(
-            RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip", "timeout_s": 60.0} | judging))
-        )
+        judges.append(RewardFunctionScorer(bound, ScoringConfig(**{"on_error": "skip", "timeout_s": 60.0} | judging)))
         return judges[-1]
 
     yield judge_of
@@ -214,7 +212,9 @@ def test_a_reward_that_hangs_on_the_right_answer_stops_the_run_before_it_begins(
     judge = judge_of("wary")
     judge.check_samples([fine], GRAMMAR)
     with pytest.raises(RewardError, match=r"reward 'wary' on sample 'h' \(task 't'\): took more than 2 s"):
-        judge.check_samples([fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR)
+        judge.check_samples(
+            [fine, replace(fine, id="h", target=Target(answer_type=AnswerType.TEXT, value="hang"))], GRAMMAR
+        )
 
 
 def test_a_reward_that_hangs_at_its_first_call_is_named(judge_of, monkeypatch):
@@ -295,12 +295,12 @@ def test_an_interruption_ends_the_workers_and_the_judge_can_go_on(judge_of, monk
     judge = judge_of("moody", workers=1)
     judge.score_groups(groups_of(["fine"]), step=0)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mmrl.scoring.reward_workers.RewardWorkers._collect_outcomes", interrupted)
+        patched.setattr("mmrl.scoring.reward_workers._read_outcome", interrupted)
         judge.score_groups(groups_of(["x"]), step=0)
     assert judge.score_groups(groups_of(["fine"]), step=0)[0].totals == (4 / 7,)
 
 
-def interrupted(self, waiting, outcomes):
+def interrupted(future):
     raise KeyboardInterrupt
 
 

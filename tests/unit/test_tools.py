@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -217,9 +218,15 @@ def test_a_truncated_call_is_none(world, workshop):
     ("line", "complaint"),
     [
         ({"fn": "./mine.py:treble"}, "has no 'treble'"),
-        ({"fn": "./mine.py:double", "args": {"tims": 3}}, "tool './mine.py:double' has no option 'tims'; did you mean 'times'"),
+        (
+            {"fn": "./mine.py:double", "args": {"tims": 3}},
+            "tool './mine.py:double' has no option 'tims'; did you mean 'times'",
+        ),
         ({"fn": "./mine.py:double", "args": {"times": "3"}}, "tool './mine.py:double', option 'times' = '3'"),
-        ({"fn": "mmrl.rollout.tools.builtin:search"}, "tool 'mmrl.rollout.tools.builtin:search' needs the option 'url'"),
+        (
+            {"fn": "mmrl.rollout.tools.builtin:search"},
+            "tool 'mmrl.rollout.tools.builtin:search' needs the option 'url'",
+        ),
     ],
 )
 def test_tools_that_are_none_are_refused(base, line, complaint):
@@ -267,3 +274,15 @@ def test_search_is_bounded(service):
         search({"query": "a"}, COUNT, url="http://127.0.0.1:9/", timeout_s=0.5)
     with pytest.raises(ValueError, match="with text, and nothing else"):
         search({"query": "a", "url": "http://elsewhere"}, COUNT, url=service)
+
+
+def test_the_example_calculates(world):
+    examples = Path(__file__).parents[2] / "examples"
+    options = {"tools": (ToolConfig(fn="./tool.py:calculate", args={"digits": 3}),)}
+    with closing(ToolRunner(partial(load_tool, examples))) as opened:
+        calls = [call("calculate", expression=text) for text in ("2 * (3 + 4)", "1 / 3", "1 / 0", "2 ** 9", "x")]
+        (rollouts,) = toolbox(world, opened, **options)(saying(world, *calls), step=0).groups
+    results = [said(world, rollout)[0].removeprefix("\n<tool_response>\n").splitlines()[0] for rollout in rollouts]
+    assert results[:2] == ["14", "0.333"]
+    assert results[2] == 'The tool refuses: write {"expression": "2 * (3 + 4)"}; float division by zero'
+    assert set(results[3:]) == {"The tool refuses: numbers, + - * / and brackets are allowed"}

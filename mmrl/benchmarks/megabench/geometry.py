@@ -37,7 +37,10 @@ def mean_best_iou(prediction: object, reference: object) -> float:
     predicted, expected = _parse_boxes(prediction), _parse_boxes(reference)
     if not (predicted and expected):
         return 0.0
-    return fmean(max(_ordered_iou(box, target) for target in expected) for box in predicted)
+    best_ious = []
+    for box in predicted:
+        best_ious.append(max(_ordered_iou(box, target) for target in expected))
+    return fmean(best_ious)
 
 
 def mean_pairwise_iou(prediction: object, reference: object) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mmrl.types import CoordinateSystem, ImageRef
@@ -88,7 +89,7 @@ def recognize_layout(layouts: Sequence[RowLayout], cells: Cells) -> RowLayout:
     Raises:
         BadRowError: no layout fits; the message names the nearest one and the columns that it misses.
     """
-    nearest = min(layouts, key=lambda layout: _missing_share(layout, cells))
+    nearest = min(layouts, key=partial(_missing_share, cells))
     missing = _missing_columns(nearest, cells)
     if missing:
         raise BadRowError(
@@ -151,7 +152,7 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     return tuple(match[2] for match in lettered) if letters and in_order else options
 
 
-def _missing_share(layout: RowLayout, cells: Cells) -> float:
+def _missing_share(cells: Cells, layout: RowLayout) -> float:
     return len(_missing_columns(layout, cells)) / len(layout.required_columns)
 
 

@@ -149,7 +149,7 @@ class Config(StrictModel):
     def _check_engine_sampling(cls, stages: StageConfigs, info: ValidationInfo) -> StageConfigs:
         engine = info.data["rollout"].engine if "rollout" in info.data else "hf"
         for stage in stages:
-            if not isinstance(stage, RlStage) or engine == "hf":
+            if not isinstance(stage, RlStage) or engine not in ("vllm", "vllm_server"):
                 continue
             if stage.sampling.top_k or stage.sampling.top_p < 1.0:
                 raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class SharedServer:
 
     def load_adapter(self, folder: Path) -> None:
         """Load the adapter through rank 0, and request it on every rank from now on."""
-        self._ranks.on_rank0(lambda: self._engine.load_adapter(folder))
+        self._ranks.on_rank0(partial(self._engine.load_adapter, folder))
         self._engine.use_adapter()
 
     def sleep(self) -> None:

@@ -96,13 +96,19 @@ class ServerEngine:
             RuntimeError: they did not arrive.
         """
         source = _HostWeightCopy(weights) if self._keep_weights else weights
-        self._reload_weights = lambda replica: replica.load_weights(source, self._workers_per_replica)
-        self._send_to_all()
+
+        def load(replica: Replica) -> None:
+            replica.load_weights(source, self._workers_per_replica)
+
+        self._send_to_all(load)
 
     def load_adapter(self, folder: Path) -> None:
         """Have all replicas load the adapter in `folder`. Its files must stay until the next call."""
-        self._reload_weights = lambda replica: replica.load_adapter(folder)
-        self._send_to_all()
+
+        def load(replica: Replica) -> None:
+            replica.load_adapter(folder)
+
+        self._send_to_all(load)
 
     def use_adapter(self) -> None:
         """Request the adapter from now on; another process has loaded it into the servers."""
@@ -118,10 +124,12 @@ class ServerEngine:
         for replica in self._replicas:
             replica.stop()
 
-    def _send_to_all(self) -> None:
+    def _send_to_all(self, load: Callable[[Replica], None]) -> None:
+        """Load all replicas, and remember how: a replica that is restarted is loaded in the same way."""
+        self._reload_weights = load
         for replica in self._replicas:
             try:
-                self._reload_weights(replica)
+                load(replica)
             except ReplicaError as failure:
                 self._restart(replica, failure)
 

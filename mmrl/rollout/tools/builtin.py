@@ -127,10 +127,8 @@ def _read_numbers(call: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _read_number(call: Mapping[str, Any], name: str) -> float:
-    value = call.get(name)
-    if value is None or not _is_number(value):
-        raise ValueError(f'"{name}" must be given, in numbers')
-    return float(value)
+    (number,) = _read_numbers({name: [call.get(name)]}, name)
+    return number
 
 
 def _is_number(value: object) -> bool:

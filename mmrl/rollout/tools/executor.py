@@ -21,7 +21,7 @@ from mmrl.config.schema import ToolConfig, ToolsConfig
 from mmrl.media.checks import MediaRangeError
 from mmrl.policy.processor import QwenProcessor
 from mmrl.rollout.tools.media_results import MediaResult, find_media
-from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, Workers
+from mmrl.rollout.tools.workers import ToolFunction, ToolRequest, ToolResult, ToolWorkers
 from mmrl.types import Action, AnswerType, Author, Rollout, Segment
 
 ToolLoader = Callable[[ToolConfig], ToolFunction]
@@ -37,12 +37,12 @@ class ToolRunner:
 
     def __init__(self, load_tool: ToolLoader) -> None:
         self.load_tool = load_tool
-        self._workers: list[Workers] = []
+        self._workers: list[ToolWorkers] = []
 
     def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
         loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
-        workers = Workers(list(loaders.values()), options.workers, options.timeout_s)
+        workers = ToolWorkers(list(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
 
@@ -70,7 +70,7 @@ class ToolExecutor:
     options: ToolsConfig
     tool_loaders: Mapping[str, Callable[[], ToolFunction]]
     """Loads each tool in the process that calls it, by the name that the model uses."""
-    workers: Workers
+    workers: ToolWorkers
     processor: QwenProcessor
 
     def execute_calls(self, rollouts: Sequence[Rollout]) -> list[ToolMessage]:

@@ -1,18 +1,16 @@
-"""Calls of tools, each in a process that can be killed. Nothing heavy is loaded here: the processes start with it."""
+"""Tool calls in worker processes that can be killed. Nothing heavy is imported here: every process imports it."""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.pool
-import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from multiprocessing.pool import AsyncResult
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
 from mmrl.types import Sample, UserError
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from mmrl.utils.worker_server import ReportActivity
 from mmrl_rewards.cases import ErrorCatcher
 
 _STARTUP_TIMEOUT_S = 300.0
@@ -20,94 +18,84 @@ ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
 
 
 class ToolResult(NamedTuple):
-    """What came of a call, what metrics call it, and what is to be shown in place of the text."""
+    """The reply to one tool call."""
 
-    text: str
-    kind: str
-    media: MediaResult | None = None
+    text: str  # goes back to the model, unless there are media
+    kind: str  # the name of the metric that counts the reply
+    media: MediaResult | None = None  # images or a video to show instead of the text
 
 
 class ToolRequest(NamedTuple):
-    """A call of a tool."""
+    """One call of a tool."""
 
     load_tool: Callable[[], ToolFunction]
     arguments: Mapping[str, Any]
     sample: Sample
 
 
-class Workers:
-    """Processes that call tools, `count` at once, from the first call until they are closed; one that exceeds the
-    deadline is killed and replaced.
+class ToolWorkers:
+    """`num_workers` processes that call tools, from the first call until `close`. A call that takes more than
+    `timeout_s` seconds is killed.
     """
 
-    def __init__(self, loads: Sequence[Callable[[], ToolFunction]], count: int, deadline_s: float) -> None:
-        self._loads, self._deadline_s = tuple(loads), deadline_s
-        self._pools: list[multiprocessing.pool.Pool | None] = [None] * count
+    def __init__(self, loaders: Sequence[Callable[[], ToolFunction]], num_workers: int, timeout_s: float) -> None:
+        self._loaders, self._num_workers, self._timeout_s = tuple(loaders), num_workers, timeout_s
+        self._pool: WorkerPool[ToolRequest, ToolResult] | None = None
 
     def close(self) -> None:
-        """End them."""
-        for place in range(len(self._pools)):
-            self._end(place)
+        """End the processes, whatever they are doing."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
-    def run(self, jobs: Sequence[ToolRequest]) -> list[ToolResult]:
-        """What came of each, in order."""
-        said: list[ToolResult] = []
-        waiting = iter(jobs)
-        while batch := list(islice(waiting, len(self._pools))):
-            said += self._together(batch)
-        return said
+    def run(self, requests: Sequence[ToolRequest]) -> list[ToolResult]:
+        """Return the result of each call, in order.
 
-    def _together(self, batch: Sequence[ToolRequest]) -> list[ToolResult]:
-        pools = [self._pool(place) for place in range(len(batch))]
-        running = [pool.apply_async(_call_tool, job) for pool, job in zip(pools, batch, strict=True)]
-        end = time.monotonic() + self._deadline_s
-        return [self._result(place, result, end) for place, result in enumerate(running)]
+        Raises:
+            UserError: a process cannot be started, or a tool cannot be loaded.
+        """
+        if self._pool is None:
+            self._pool = WorkerPool(
+                partial(_load_tools, self._loaders),
+                self._num_workers,
+                startup_timeout_s=_STARTUP_TIMEOUT_S,
+                # A tool's file may start threads or open connections, which a fork would lose.
+                load_after_fork=True,
+            )
+        futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
+        return [self._wait_for_result(future) for future in futures]
 
-    def _result(self, place: int, result: AsyncResult[ToolResult], end: float) -> ToolResult:
-        result.wait(max(0.0, end - time.monotonic()))
-        if result.ready():
-            return result.get()
-        self._end(place)
-        return ToolResult(f"The tool did not answer within {self._deadline_s:g} s.", "timeouts")
-
-    def _pool(self, place: int) -> multiprocessing.pool.Pool:
-        """A pool of one process, so that killing it ends one call alone."""
-        pool = self._pools[place]
-        if pool is None:
-            ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which lets the step end
-            pool = multiprocessing.get_context("spawn").Pool(1, initializer=signal.signal, initargs=ignore)
-            self._pools[place] = pool
-            ready = pool.apply_async(_warm_up, (self._loads,))  # no deadline of a call pays for a start and imports
-            ready.wait(_STARTUP_TIMEOUT_S)
-            if not ready.ready():
-                self._end(place)
-                raise UserError(
-                    f"a process that calls tools is not up within {_STARTUP_TIMEOUT_S:g} s: does a tool's file hang, or end the "
-                    "process, as it is imported?"
-                )
-            ready.get()
-        return pool
-
-    def _end(self, place: int) -> None:
-        pool, self._pools[place] = self._pools[place], None
-        if pool is not None:
-            pool.terminate()
-            pool.join()
+    def _wait_for_result(self, future: Future[ToolResult]) -> ToolResult:
+        try:
+            return future.result()
+        except (WorkerTimeoutError, WorkerDiedError):
+            # One answer for both: that a tool ended its process is nothing that the model could act on.
+            return ToolResult(f"The tool did not answer within {self._timeout_s:g} s.", "timeouts")
+        except WorkerStartError as error:
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from error
+            raise UserError(
+                f"a process that calls tools {error}: does a tool's file hang, or end the process, as it is imported?"
+            ) from error
 
 
-def _warm_up(tool_loaders: Sequence[Callable[[], ToolFunction]]) -> None:
-    for load in tool_loaders:
-        load()
+def _load_tools(
+    loaders: Sequence[Callable[[], ToolFunction]], report: ReportActivity
+) -> Callable[[ToolRequest], ToolResult]:
+    """Import the files of all tools, so that no deadline of a call pays for it."""
+    report("loading tools")
+    for load_tool in loaders:
+        load_tool()
+    return _call_tool
 
 
-def _call_tool(load_tool: Callable[[], ToolFunction], arguments: Mapping[str, Any], sample: Sample) -> ToolResult:
-    """One call, in a worker."""
+def _call_tool(request: ToolRequest) -> ToolResult:
     with ErrorCatcher() as caught:
-        match load_tool()(arguments, sample):
+        match request.load_tool()(request.arguments, request.sample):
             case str() as text:
                 return ToolResult(text, "answers")
-            case ImageCrop() | VideoFrames() | VideoClip() as look:
-                return ToolResult("", "answers", look)
+            case ImageCrop() | VideoFrames() | VideoClip() as media:
+                return ToolResult("", "answers", media)
             case other:
                 return ToolResult(f"The tool returned {other!r:.80}.", "errors")
     match caught.error:

@@ -1,37 +1,28 @@
-"""The program that draws SVG and formulas, apart from the process that asks: each drawing in a process of its own.
+"""Draws SVG and formulas. Runs in the worker processes of `renderer.draw`, each of which draws once and ends.
+The libraries that draw are imported in the functions, so that no other process loads them.
 
-Requests and replies are lines of JSON: {"language": "svg" | "latex", "source": .., "side": ..} is answered by
-{"png": base64} or {"failure": why}. A drawing has limits of processor time, memory and size, writes no file and
-starts no program; what the answer grammar lets through as SVG names nothing outside itself. Run with the limits:
-
-    python -m mmrl_rewards.services.drawing CPU_SECONDS MEMORY_BYTES MAX_BYTES
+A drawing has limits of processor time, memory and size, writes no file and starts no program. SVG that passes
+`validate_value` refers to nothing outside itself.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import multiprocessing
+import os
 import resource
-import signal
 import sys
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
-
-import resvg_py
-import ziafont
-import ziamath
-from lxml import etree
 
 from mmrl.answer import validate_value
 from mmrl.types import AnswerType
+from mmrl.utils.worker_server import ReportActivity
 
 _WHITE = "#ffffff"
 _FONT_SIZE = 32.0
-_MAX_SIDE_PX = 2048.0  # pixels, the side of a square as large as the largest formula
+_MAX_SIDE_PX = 2048.0  # of a square as large as the largest formula
 _FONT_FAMILY = "DejaVu Sans"
 _FORBIDDEN_EVENTS = (
     "socket.",
@@ -43,25 +34,47 @@ _FORBIDDEN_EVENTS = (
     "ctypes.",
     "shutil.",
 )
-_WALL_SECONDS_PER_CPU_SECOND = 20  # a machine this busy is not the drawing's fault, and it is not waited for
 
 
-class DrawingProcessLimits(NamedTuple):
-    """What one drawing may take."""
+class DrawingRequest(NamedTuple):
+    """One drawing."""
 
-    cpu_s: int
-    memory_bytes: int
-    max_bytes: int
+    language: str  # svg or latex
+    source: str
+    side: int  # pixels of the square that an SVG is fitted into; formulas keep their size
+
+
+class ProcessLimits(NamedTuple):
+    """Limits of the process that draws once."""
+
+    cpu_s: int  # seconds of processor time
+    memory_bytes: int  # of address space
+
+
+def load_drawing(limits: ProcessLimits, report: ReportActivity) -> Callable[[DrawingRequest], bytes]:
+    """Return the function that draws, after fonts and tables have been loaded for all drawings at once."""
+    report("loading fonts")
+    os.environ.clear()
+    # Libraries print what they think of a source, and a drawing that fails leaves a traceback: it is the response's.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, sys.stderr.fileno())
+    draw_svg("<svg/>", 32)
+    draw_latex(r"\frac{1}{2}", 0)
+    return partial(_draw_within_limits, limits)
 
 
 def draw_svg(source: str, side: int) -> bytes:
-    """A PNG of `side` x `side` pixels, the drawing fitted in and centred on white.
+    """Return a PNG of `side` x `side` pixels with the drawing fitted in and centred on white.
 
-    Without a viewBox its width and height are taken for one. Text is set in one font that comes with a library.
+    Without a viewBox, the width and height of the drawing serve as one. All text is set in one font, which comes with
+    a library.
 
     Raises:
-        ValueError: the answer grammar refuses it, or it cannot be drawn.
+        ValueError: the source is no valid SVG answer, or cannot be drawn.
     """
+    from lxml import etree
+
     root = etree.fromstring(validate_value(AnswerType.SVG, source).encode(), etree.XMLParser(resolve_entities=False))
     if "viewBox" not in root.attrib:
         width, height = (_parse_pixels(root.get(name, "100")) for name in ("width", "height"))
@@ -73,54 +86,31 @@ def draw_svg(source: str, side: int) -> bytes:
 
 
 def draw_latex(source: str, _: int) -> bytes:
-    """A PNG of a formula in its natural size, black on white.
+    """Return a PNG of a formula in its natural size, black on white.
 
     Raises:
-        ValueError: it is no formula, or of more than 2048 x 2048 pixels.
+        ValueError: the source is no formula, or takes more pixels than 2048 x 2048.
     """
-    picture = ziamath.Latex(validate_value(AnswerType.LATEX, source), size=_FONT_SIZE).svgxml()
-    if not 0.0 < float(picture.get("width")) * float(picture.get("height")) <= _MAX_SIDE_PX**2:
+    import ziamath
+
+    formula = ziamath.Latex(validate_value(AnswerType.LATEX, source), size=_FONT_SIZE).svgxml()
+    if not 0.0 < float(formula.get("width")) * float(formula.get("height")) <= _MAX_SIDE_PX**2:
         raise ValueError("too large, or nothing at all")
-    return _rasterize(ElementTree.tostring(picture, encoding="unicode"))
+    return _rasterize(ElementTree.tostring(formula, encoding="unicode"))
 
 
-def serve(limits: DrawingProcessLimits) -> None:
-    """Answer requests until there are no more."""
-    draw_latex(r"\frac{1}{2}", 0)  # fonts and tables are loaded once, before any drawing is under watch
-    for line in sys.stdin:
-        print(json.dumps(_draw_in_process(json.loads(line), limits)), flush=True)
-
-
-def _draw_in_process(request: Mapping[str, Any], limits: DrawingProcessLimits) -> dict[str, str]:
-    """A request answered in another process, which ends with it."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_draw_limited, args=(request, limits, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        reply = here.recv_bytes(limits.max_bytes) if here.poll(limits.cpu_s * _WALL_SECONDS_PER_CPU_SECOND) else None
-    except EOFError:
-        process.join()
-        slow = process.exitcode == -signal.SIGXCPU
-        return {"failure": f"takes more than {limits.cpu_s} s to draw" if slow else "cannot be drawn"}
-    except OSError:
-        return {"failure": f"more than {limits.max_bytes} bytes when drawn"}
-    finally:
-        process.kill()
-        process.join()
-    if reply is None:
-        return {"busy": "the machine is too busy to draw"}
-    return {"png": base64.b64encode(reply).decode()}
-
-
-def _draw_limited(request: Mapping[str, Any], limits: DrawingProcessLimits, out: Connection) -> None:
+def _draw_within_limits(limits: ProcessLimits, request: DrawingRequest) -> bytes:
+    """Limit this process for good, then draw."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_forbid_event)
-    out.send_bytes({"svg": draw_svg, "latex": draw_latex}[request["language"]](request["source"], request["side"]))
+    match request.language:
+        case "svg":
+            return draw_svg(request.source, request.side)
+        case _:
+            return draw_latex(request.source, request.side)
 
 
 def _forbid_event(event: str, details: tuple[object, ...]) -> None:
@@ -131,6 +121,9 @@ def _forbid_event(event: str, details: tuple[object, ...]) -> None:
 
 
 def _rasterize(drawing: str) -> bytes:
+    import resvg_py
+    import ziafont
+
     font = Path(ziafont.__file__).parent / "fonts" / "DejaVuSans.ttf"
     return bytes(
         resvg_py.svg_to_bytes(
@@ -147,12 +140,12 @@ def _rasterize(drawing: str) -> bytes:
 
 
 def _parse_pixels(length: str) -> float:
-    """A length in pixels; other units and shares of a page that is not there are none."""
+    """Return a length in pixels.
+
+    Raises:
+        ValueError: it is in another unit, or a percentage, of a page that does not exist.
+    """
     value = float(length.strip().removesuffix("px"))
     if not 0.0 < value < 1e6:
         raise ValueError(f"a drawing {length!r:.20} wide or high")
     return value
-
-
-if __name__ == "__main__":
-    serve(DrawingProcessLimits(*map(int, sys.argv[1:])))

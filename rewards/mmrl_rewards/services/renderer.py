@@ -6,7 +6,6 @@ makes the reward Unscorable.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -14,11 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +24,17 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.types import Unscorable
+from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl_rewards.services.cache import ReplyCache
+from mmrl_rewards.services.drawing import DrawingRequest, ProcessLimits, load_drawing
 from mmrl_rewards.services.endpoint import Endpoint, RequestRejected, Seconds
 
 ImageArray = NDArray[np.uint8]
 
 _MAX_PIXELS = 16_000_000
 _MEGABYTE = 2**20
+_STARTUP_TIMEOUT_S = 60.0
+_WALL_S_PER_CPU_S = 20  # a drawing that has not used its processor time by then is waiting for a busy machine
 _LIMITED_EXEC_SCRIPT = """
 import os, sys
 from resource import RLIMIT_CORE, RLIMIT_CPU, RLIMIT_FSIZE, setrlimit
@@ -63,20 +65,31 @@ class DrawingLimits(BaseModel):
 
 
 def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
-    """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size; on white.
+    """Draw an SVG, fitted into `side` x `side` pixels, or a formula in its natural size, on white.
 
-    The program that draws is started once per process that asks, since starting takes longer than drawing; it keeps
-    nothing from one drawing to the next.
+    Each drawing has a process of its own, forked from one that has loaded the libraries and is started once for each
+    process that calls this.
 
     Raises:
-        CannotDraw: it is no such source, or goes beyond the limits.
-        Unscorable: the program does not answer.
+        DrawingError: the source cannot be drawn, or goes beyond the limits.
+        Unscorable: the machine is too busy, or no process can be started.
     """
     if len(source) > limits.max_chars:
         raise DrawingError(f"{len(source)} characters, at most {limits.max_chars} are drawn")
-    return decode_png(
-        _get_drawing_process(os.getpid(), limits).draw({"language": language, "source": source, "side": side})
-    )
+    request = DrawingRequest(language, source, side)
+    try:
+        png = _get_drawing_pool(os.getpid(), limits).submit(request, limits.cpu_s * _WALL_S_PER_CPU_S).result()
+    except WorkerTimeoutError as error:
+        raise Unscorable("the machine is too busy to draw") from error
+    except WorkerDiedError as error:
+        if error.exit_code == -signal.SIGXCPU:
+            raise DrawingError(f"takes more than {limits.cpu_s} s to draw") from error
+        raise DrawingError("cannot be drawn") from error
+    except WorkerStartError as error:
+        raise Unscorable(f"the process that draws {error}; are its libraries installed?") from error
+    if len(png) > limits.max_bytes:
+        raise DrawingError(f"more than {limits.max_bytes} bytes when drawn")
+    return decode_png(png)
 
 
 class ExternalRenderer(BaseModel):
@@ -187,54 +200,14 @@ def decode_png(png: bytes) -> ImageArray:
     return np.asarray(page.convert("RGB"))
 
 
-class _DrawingProcess:
-    """The program that draws, started anew when it has ended."""
-
-    def __init__(self, limits: DrawingLimits) -> None:
-        self._limits, self._lock = limits, Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def draw(self, request: dict[str, Any]) -> bytes:
-        """The PNG that answers a request. Raises as `draw` does."""
-        with self._lock:
-            process = self._ensure_running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-        if not line:
-            raise Unscorable(f"the program that draws ended with status {process.wait()}: are its libraries installed?")
-        match json.loads(line):
-            case {"png": png}:
-                return base64.b64decode(png)
-            case {"failure": reason}:
-                raise DrawingError(reason)
-            case other:
-                raise Unscorable(f"the program that draws says {other}")
-
-    def _ensure_running(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            limits = (self._limits.cpu_s, self._limits.memory_mb * _MEGABYTE, self._limits.max_bytes)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mmrl_rewards.services.drawing", *map(str, limits)],
-                env={"PYTHONPATH": os.pathsep.join(sys.path)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        return self._process
-
-
 @lru_cache(maxsize=8)
-def _get_drawing_process(process_id: int, limits: DrawingLimits) -> _DrawingProcess:
-    """One for each process: a fork must not talk through its parent's pipes."""
+def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[DrawingRequest, bytes]:
+    """Return the pool of this process: a fork must not use the pool of its parent, whose threads it does not have."""
     del process_id
-    return _DrawingProcess(limits)
+    process_limits = ProcessLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_mb * _MEGABYTE)
+    return WorkerPool(
+        partial(load_drawing, process_limits), 1, startup_timeout_s=_STARTUP_TIMEOUT_S, fork_each_call=True
+    )
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""`mmrl reward new`: a reward and its case table that pass, to be filled in."""
+"""`mmrl reward new`: write a reward and its case table, which pass and wait to be filled in."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def {name}(response: Response, sample: Sample, *, tolerance: float = 0.0) -> Rew
     return RewardValue(float(abs(value - target) <= tolerance), f"{{value}}, expected {{target}}")
 '''
 _CASE_ROWS: tuple[tuple[str, dict[str, float], int, str], ...] = (
-    ("<answer>3</answer>", {}, 1, "right"),
-    ("<think>one, two, three</think><answer>3</answer>", {}, 1, "right, after thinking"),
-    ("<answer>4</answer>", {}, 0, "wrong"),
+    ("<answer>3</answer>", {}, 1, "correct"),
+    ("<think>one, two, three</think><answer>3</answer>", {}, 1, "correct, after thinking"),
+    ("<answer>4</answer>", {}, 0, "incorrect"),
     ("<answer>4</answer>", {"tolerance": 1}, 1, "|4 - 3| <= 1"),
     ("", {}, 0, "nothing at all"),
     (" \n", {}, 0, "white space"),
@@ -46,7 +46,7 @@ def create_reward(name: str, folder: Path) -> int:
     """Write NAME.py and NAME.json.
 
     Raises:
-        UserError: the name is none in Python, or a file is there already or cannot be written.
+        UserError: the name is not a Python name, or a file is there already or cannot be written.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")

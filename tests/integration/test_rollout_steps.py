@@ -30,21 +30,21 @@ def test_a_run_with_second_looks_and_probes_tells_of_them(again):
     told = [record for record in metrics(again) if record["stage"] == "rl" and "rethink/attempted" in record]
     assert len(told) == 6
     for record in told:
-        moves = [record[f"rethink/{a}_to_{b}"] for a in ("right", "wrong") for b in ("right", "wrong")]
+        moves = [record[f"rethink/{a}_to_{b}"] for a in ("correct", "incorrect") for b in ("correct", "incorrect")]
         assert sum(moves) == record["rethink/attempted"] == record["rethink/kept"]
         assert sum(name.startswith("probe/blind_gap/grey/") for name in record) == 2
     assert sum(record["rethink/attempted"] for record in told) > 0
     tested = [record for record in metrics(again) if "test/count" in record]
     assert len(tested) == 2
     for record in tested:
-        moves = [record[f"test/rethink/{a}_to_{b}"] for a in ("right", "wrong") for b in ("right", "wrong")]
+        moves = [record[f"test/rethink/{a}_to_{b}"] for a in ("correct", "incorrect") for b in ("correct", "incorrect")]
         assert sum(moves) == record["test/rethink/attempted"] <= 6
     assert sum(record["test/rethink/attempted"] for record in tested) > 0
     kept = [json.loads(line) for file in (again / "rollouts").glob("rl-*") for line in file.read_text().splitlines()]
     seconds = [record for record in kept if len(record["segments"]) == 3]
     assert seconds
     for record in seconds:
-        assert [segment["author"] for segment in record["segments"]] == ["policy", "trigger", "policy"]
+        assert [segment["author"] for segment in record["segments"]] == ["policy", "forced", "policy"]
         assert " Wait." in record["response"]
 
 

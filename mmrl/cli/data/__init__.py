@@ -1,9 +1,9 @@
-"""`mmrl data ...`: look at the data of a config before a run does."""
+"""`mmrl data`: check, show or make data before a run uses it."""
 
 from __future__ import annotations
 
-from mmrl.cli import data_check, data_make, data_show
 from mmrl.cli.common import Subparsers, add_command
+from mmrl.cli.data import check, make, show
 
 DETAILS = """\
 examples:
@@ -21,5 +21,5 @@ def add_parser(commands: Subparsers) -> None:
         commands, "data", "check the data of a config, show samples as the model sees them, or make a dataset", DETAILS
     )
     group = parser.add_subparsers(dest="data_command", metavar="COMMAND", title="commands", required=True)
-    for command in (data_check, data_show, data_make):
+    for command in (check, show, make):
         command.add_parser(group)

@@ -1,4 +1,4 @@
-"""`mmrl data make`: a generator's samples as files."""
+"""`mmrl data make`: write the samples of a dataset function as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
   mmrl data make mmrl_datasets.generators.jigsaw:order split=train size=500 rows=3 columns=3 --out puzzles
   mmrl data make ./my_data.py:rows split=test --out copy
 
-Prints the lines of YAML that read the dataset. What is interrupted leaves no folder behind.
+Prints the lines of YAML that read the dataset. An interrupted command leaves no folder behind.
 """
 
 
@@ -33,7 +33,7 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the samples and print how to read them."""
+    """Write the samples, and print the YAML that reads them."""
     from rich.console import Console
     from rich.progress import track
 
@@ -50,13 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("size=null never ends; say how many samples to write")
     console = Console(stderr=True)
     with atomic_output_dir(arguments.out) as folder:
-        access = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
-        samples = fn(
-            DatasetContext(work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=access), **args
-        )
-        shown = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
-        written = write_table(shown, folder, arguments.format)
-    print(_config_snippet(arguments.out, written), end="")
+        media_policy = MediaPolicy(roots=(Path.cwd().resolve(), folder.resolve()))
+        context = DatasetContext(work_dir=folder / MEDIA_DIR, base_dir=Path.cwd(), seed=0, media_policy=media_policy)
+        samples = fn(context, **args)
+        samples = track(samples, "making samples", size or None, console=console, disable=not console.is_terminal)
+        table_args = write_table(samples, folder, arguments.format)
+    print(_config_snippet(arguments.out, table_args), end="")
     return 0
 
 
@@ -66,10 +65,10 @@ def _parse_args(overrides: Sequence[str]) -> dict[str, Any]:
 
     args = {}
     for word in overrides:
-        name, equals, written = word.partition("=")
+        name, equals, value = word.partition("=")
         if not (name and equals):
             raise UserError(f"{word!r} is no option; write key=value, such as size=100")
-        node, problems = parse_yaml(written, lambda _: COMMAND_LINE_ORIGIN, (name,))
+        node, problems = parse_yaml(value, lambda _: COMMAND_LINE_ORIGIN, (name,))
         if problems:
             raise UserError("\n".join(map(str, problems)))
         args[name] = None if node is None else node.plain_value
@@ -77,16 +76,16 @@ def _parse_args(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _config_snippet(out: Path, table_args: Mapping[str, Any]) -> str:
-    """The lines of a config that read the dataset; paths start from the config's folder."""
+    """Return the lines of a config in the current folder that read the dataset."""
     from io import StringIO
 
     from ruamel.yaml import YAML
 
     from mmrl_datasets.export import TABLE_READER
 
-    here = {"path": str(out / table_args["path"])}
-    part = table_args["split"] if table_args["split"] in ("validation", "test") else "train"
+    args = {**table_args, "path": str(out / table_args["path"])}
+    split = table_args["split"] if table_args["split"] in ("validation", "test") else "train"
     yaml, text = YAML(), StringIO()
     yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.dump({"data": {part: [{"fn": TABLE_READER, "args": {**table_args, **here}}]}}, text)
+    yaml.dump({"data": {split: [{"fn": TABLE_READER, "args": args}]}}, text)
     return f"# a config in {Path.cwd()} reads it so:\n{text.getvalue()}"

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from config_samples import SMALL, refused, write
-from test_tool_views import TOOLS, asked, toolbox, words
+from test_tool_media import TOOLS, asked, toolbox, words
 from test_tools import call
 
 from mmrl.answer.tool_calls import find_final_call, split_turns

@@ -1,4 +1,4 @@
-"""`mmrl data check`: examine the data of a config."""
+"""`mmrl data check`: check the data of a config."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 DETAILS = """\
 examples:
-  mmrl data check my.yaml data.workers=8                   # open media in 8 processes
-  mmrl data check my.yaml --json report.json               # writes report.png too: how long prompts are
+  mmrl data check my.yaml data.media_workers=8             # open media in 8 processes
+  mmrl data check my.yaml --json report.json               # writes report.png too, a histogram of lengths
   mmrl data check my.yaml --json - | jq .counts
 
 Opens every medium, tries every reward on every sample, makes every prompt without its pixels, and compares training
-with held-out data. No model weights are loaded; nothing is written into the run directory. docs/data.md lists what can
-be found and describes the JSON. Exit code 1: something would stop the run, or make its held-out numbers meaningless.
+with validation, test and benchmark data. No model weights are loaded; nothing is written into the run directory.
+docs/data.md lists the findings and describes the JSON. Exit code 1: something would stop the run, or make its
+validation and test results meaningless.
 """
 
 
@@ -38,19 +39,20 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine and report; returns 1 when there is an error among the findings."""
+    """Check the data and print the findings; return 1 if one of them is an error."""
     from mmrl.config import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
-    with pause_gc_for_imports():  # after the config is known to be right
+    # A wrong config should be refused before these are imported, which takes seconds.
+    with pause_gc_for_imports():
         from mmrl.data_check.check import check_data
         from mmrl.data_check.findings import Severity
         from mmrl.data_check.report import print_report
         from mmrl.log.console import Console
 
     console = Console(sys.stderr if arguments.json == "-" else None)
-    with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work:
-        report = check_data(loaded.config, loaded.files[0].parent, Path(work), console)
+    with tempfile.TemporaryDirectory(prefix="mmrl-check-") as work_dir:
+        report = check_data(loaded.config, loaded.files[0].parent, Path(work_dir), console)
     if arguments.json == "-":
         print(json.dumps(report.as_json(), indent=1))
     else:
@@ -60,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     return int(report.counts()[Severity.ERROR] > 0)
 
 
-def _write_outputs(report: DataCheckReport, json_file: str | None, plots: Path | None) -> list[Path]:
-    """Write what was asked for; returns the files."""
+def _write_outputs(report: DataCheckReport, json_file: str | None, plots_dir: Path | None) -> list[Path]:
+    """Write the JSON report and the histograms that the command line asks for, and return the files."""
     from mmrl.data_check.lengths import draw_histograms
     from mmrl.utils.files import report_write_errors, write_atomically
 
@@ -69,14 +71,16 @@ def _write_outputs(report: DataCheckReport, json_file: str | None, plots: Path |
     if json_file not in (None, "-"):
         files.append(Path(str(json_file)))
         write_atomically(files[0], json.dumps(report.as_json(), indent=1) + "\n")
-    plot = plots / "lengths.png" if plots else (files[0].with_suffix(".png") if files else None)
-    if plot is not None:
-        rows = {
-            name: {"prompt tokens": part.prompt_tokens, "visual tokens": part.visual_tokens}
-            for name, part in report.splits.items()
-        }
-        with report_write_errors(plot):
-            plot.parent.mkdir(parents=True, exist_ok=True)
-            draw_histograms(rows, {"prompt tokens": report.max_prompt_tokens}).save(plot)
-        files.append(plot)
-    return files
+    if plots_dir:
+        plot = plots_dir / "lengths.png"
+    elif files:
+        plot = files[0].with_suffix(".png")
+    else:
+        return files
+    histograms = {}
+    for name, split in report.splits.items():
+        histograms[name] = {"prompt tokens": split.prompt_tokens, "visual tokens": split.visual_tokens}
+    with report_write_errors(plot):
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        draw_histograms(histograms, {"prompt tokens": report.max_prompt_tokens}).save(plot)
+    return [*files, plot]

@@ -1,0 +1,39 @@
+"""A rollout step of your own: a response that was cut off is made to answer (budget forcing, arXiv:2501.19393).
+
+rollout_steps: [{kind: generate}, {fn: ./rollout_step.py:make_step, args: {max_new_tokens: 8}, max_added_tokens: 24}]
+"""
+
+from dataclasses import replace
+
+from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.types import Author, FinishReason, RolloutBatch, Segment
+
+
+class ForceAnswer:
+    """Continues responses that reached their length limit behind the words that introduce an answer."""
+
+    def __init__(self, context: RolloutContext, text: str, max_new_tokens: int) -> None:
+        self.sampler = context.sampler
+        self.sampling_params = replace(context.sampling_params, max_new_tokens=max_new_tokens)
+        token_ids = context.processor.tokenize(text)
+        self.words = Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.FORCED)
+
+    def __call__(self, batch: RolloutBatch, *, step: int) -> RolloutBatch:
+        """Return the batch with an answer forced from each response that was cut off."""
+        groups = [list(group) for group in batch.groups]
+        places, forced = [], []
+        for group_index, group in enumerate(groups):
+            for position, rollout in enumerate(group):
+                if rollout.finish_reason is FinishReason.LENGTH:
+                    places.append((group_index, position))
+                    forced.append(replace(rollout, segments=(*rollout.segments, self.words)))
+        answered = self.sampler.extend(forced, self.sampling_params, step=step)  # appends segments by POLICY
+        for (group_index, position), rollout in zip(places, answered, strict=True):
+            groups[group_index][position] = rollout
+        metrics = {"force_answer/count": float(len(places))}
+        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+
+
+def make_step(context: RolloutContext, *, text: str = "\n<answer>", max_new_tokens: int = 16) -> ForceAnswer:
+    """Make the step; mmrl calls this for each stage and for the evaluation, wherever the config names it."""
+    return ForceAnswer(context, text, max_new_tokens)

@@ -1,0 +1,406 @@
+"""Worker processes with a deadline for each call: one that hangs is killed, one that dies is replaced, and either costs
+the pool a single call.
+
+Rewards, media, tools and drawings all run here. `worker_server` is the other side of the line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
+from threading import Condition, Lock, Thread, current_thread
+from typing import Any, Generic, TypeVar
+
+from mmrl.types import UserError
+from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerTask
+
+PayloadT = TypeVar("PayloadT")
+ResultT = TypeVar("ResultT")
+
+_SHUTDOWN_TIMEOUT_S = 5.0
+# Set before the server's libraries load, so that they start no threads: a fork would lose them.
+_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_SERVER_CODE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from mmrl.utils.worker_server import run_server
+run_server(int(sys.argv[1]))
+"""
+
+
+class WorkerError(Exception):
+    """A call has no result, because of its worker."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """The call took longer than its `timeout_s`, so its worker was killed."""
+
+
+class WorkerDiedError(WorkerError):
+    """The worker ended in the middle of the call."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        """`exit_code` is negative for a signal, 1 after an error whose traceback was printed, None when unknown."""
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        """Say how the process ended, to follow its name in a sentence."""
+        if self.exit_code is None:
+            return "ended together with its pool"
+        if self.exit_code < 0:
+            return f"was killed by {signal.Signals(-self.exit_code).name}"
+        return f"ended with exit code {self.exit_code}"
+
+
+class WorkerStartError(WorkerError):
+    """No worker can be had: the message says what hung or died, `__cause__` is the UserError that a loader raised."""
+
+
+class WorkerPool(Generic[PayloadT, ResultT]):
+    """Up to `num_workers` processes, which start when there is work for them and stay until `close`."""
+
+    def __init__(
+        self,
+        load: Callable[[ReportActivity], Callable[[PayloadT], ResultT]],
+        num_workers: int,
+        *,
+        startup_timeout_s: float,
+        load_after_fork: bool = False,
+        max_batch_size: int = 1,
+        fork_each_call: bool = False,
+        pickler: type[pickle.Pickler] = pickle.Pickler,
+        make_error: Callable[[PayloadT, WorkerError], Exception] | None = None,
+    ) -> None:
+        """Start the server process, without waiting for it to load.
+
+        Args:
+            load: returns the function that workers apply to payloads. It must be picklable, runs in the server, and is
+                given a function that reports what it does next.
+            num_workers: calls that run at the same time.
+            startup_timeout_s: seconds between two reports of `load` before it counts as hung.
+            load_after_fork: run `load` in every worker instead; slower to replace, needed where it may start threads.
+            max_batch_size: calls that a worker is sent at once, which saves time when they take microseconds. Each
+                still has its own deadline.
+            fork_each_call: never give a process a second call.
+            pickler: pickles results; a subclass may send objects as arrays.
+            make_error: turns the WorkerError of a payload into the error that its future raises.
+        """
+        task = ServerTask(load=load, load_after_fork=load_after_fork, pickler=pickler)
+        self._server = _Server(task, startup_timeout_s)
+        self._queue = _TaskQueue(num_workers, max_batch_size)
+        self._make_error = make_error
+        self._threads: list[Thread] = []
+        self._num_workers, self._fork_each_call = num_workers, fork_each_call
+        # Runs at the latest when the interpreter exits; not in a fork of this process, whose pool this is not.
+        self.close = Finalize(self, _close, (self._queue, self._server, self._threads), exitpriority=0)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server has loaded, which the first call does otherwise.
+
+        Raises:
+            WorkerStartError: it hung or died.
+        """
+        self._server.wait_until_ready()
+
+    def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
+        """Return the future result of one call. Calls begin in the order in which they are submitted.
+
+        The future raises a UserError that the call raised, and WorkerError (or what `make_error` makes of it) where the
+        call took more than `timeout_s` seconds, its process died, or none can be started.
+        """
+        return self.submit_all([payload], [timeout_s])[0]
+
+    def submit_all(self, payloads: Sequence[PayloadT], timeouts_s: Sequence[float | None]) -> list[Future[ResultT]]:
+        """Submit calls together, so that they can be sent in batches. The futures raise as those of `submit`."""
+        tasks = [
+            _Task[Any](payload, timeout_s, self._make_error)
+            for payload, timeout_s in zip(payloads, timeouts_s, strict=True)
+        ]
+        self._queue.add(tasks)
+        while len(self._threads) < min(self._num_workers, self._queue.num_submitted):
+            arguments = (self._queue, self._server, self._fork_each_call)
+            self._threads.append(Thread(target=_run_tasks, args=arguments, daemon=True, name="worker-pool"))
+            self._threads[-1].start()
+        return [task.future for task in tasks]
+
+
+@dataclass(slots=True)
+class _Task(Generic[ResultT]):
+    """One call and its future."""
+
+    payload: Any
+    timeout_s: float | None
+    make_error: Callable[[Any, WorkerError], Exception] | None
+    future: Future[ResultT] = field(default_factory=Future)
+
+    def fail(self, error: Exception) -> None:
+        """Let the future raise an error, in the words of the pool's owner."""
+        if isinstance(error, WorkerError) and self.make_error is not None:
+            error = self.make_error(self.payload, error)
+        self.future.set_exception(error)
+
+
+class _TaskQueue:
+    """The tasks that no worker has been given."""
+
+    def __init__(self, num_workers: int, max_batch_size: int) -> None:
+        self.num_submitted = 0
+        self._num_workers, self._max_batch_size = num_workers, max_batch_size
+        self._waiting: deque[_Task[Any]] = deque()
+        self._changed = Condition()
+        self._closed = False
+
+    def add(self, tasks: Sequence[_Task[Any]]) -> None:
+        """Append tasks.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the worker pool is closed")
+            self.num_submitted += len(tasks)
+            self._waiting.extend(tasks)
+            self._changed.notify(len(tasks))
+
+    def put_back(self, tasks: Sequence[_Task[Any]]) -> None:
+        """Let tasks that were taken but not begun be the next ones."""
+        with self._changed:
+            self._waiting.extendleft(reversed(tasks))
+            self._changed.notify(len(tasks))
+            if self._closed:
+                self._cancel_all()
+
+    def take(self) -> list[_Task[Any]]:
+        """Return the tasks for one worker: at most a batch, and fewer towards the end, so that no worker is left with
+        the rest while others idle. Waits for some; empty once the queue is closed.
+        """
+        taken: list[_Task[Any]] = []
+        with self._changed:
+            while not taken and not self._closed:
+                size = max(1, min(self._max_batch_size, len(self._waiting) // (2 * self._num_workers)))
+                while self._waiting and len(taken) < size:
+                    task = self._waiting.popleft()
+                    if task.future.running() or task.future.set_running_or_notify_cancel():
+                        taken.append(task)
+                if not taken and not self._waiting:
+                    self._changed.wait()
+        return taken
+
+    def close(self) -> None:
+        """Cancel all tasks and let `take` return."""
+        with self._changed:
+            self._closed = True
+            self._cancel_all()
+            self._changed.notify_all()
+
+    def _cancel_all(self) -> None:
+        for task in self._waiting:
+            if task.future.running():
+                task.fail(WorkerDiedError(None))
+            else:
+                task.future.cancel()
+        self._waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker process and the line to it."""
+
+    pid: int
+    line: MessageSocket
+
+    @property
+    def has_ended(self) -> bool:
+        """True when an idle worker has died: it says nothing unasked, so only its end can be waiting to be read."""
+        return bool(wait([self.line.connection], timeout=0.0))
+
+
+class _Server:
+    """The process that forks workers. Its methods may be called from any thread."""
+
+    def __init__(self, task: ServerTask, startup_timeout_s: float) -> None:
+        self._startup_timeout_s = startup_timeout_s
+        self._loads_workers = task.load_after_fork
+        self._ready, self._closed = False, False
+        self._lock = Lock()
+        self._workers: set[_Worker] = set()
+        ours, theirs = socket.socketpair()
+        self._control = MessageSocket(ours)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVER_CODE, str(theirs.fileno()), json.dumps(sys.path)],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _SINGLE_THREAD_ENV,
+            )
+        try:
+            self._control.send(task)
+        except ConnectionError:  # it died; waiting for it says so
+            pass
+        except BaseException:  # the task cannot be pickled, or somebody pressed Ctrl-C
+            self.close()
+            raise
+
+    def wait_until_ready(self) -> None:
+        """Return when the server has loaded.
+
+        Raises:
+            WorkerStartError: it hung or died, now or before.
+        """
+        with self._lock:
+            if not self._ready:
+                self._wait_until_loaded(self._control)
+                self._ready = True
+
+    def start_worker(self) -> _Worker:
+        """Return a new worker that waits for its first payloads.
+
+        Raises:
+            WorkerStartError: it hung or died while it loaded, or the server did.
+        """
+        self.wait_until_ready()
+        ours, theirs = socket.socketpair()
+        try:
+            with self._lock, theirs:
+                socket.send_fds(self._control.connection, [b"f"], [theirs.fileno()])
+                worker = _Worker(self._control.receive(), MessageSocket(ours))
+                self._workers.add(worker)
+        except (EOFError, OSError) as error:
+            ours.close()
+            raise WorkerStartError("died after it was ready; memory may have run out") from error
+        if self._loads_workers:
+            try:
+                self._wait_until_loaded(worker.line)
+            except WorkerStartError:
+                self.end_worker(worker)
+                raise
+        return worker
+
+    def end_worker(self, worker: _Worker) -> int | None:
+        """Kill a worker and return its exit code, None when the server is gone."""
+        worker.line.connection.close()
+        with self._lock:
+            self._workers.discard(worker)
+            try:
+                self._control.connection.sendall(b"e")
+                self._control.send(worker.pid)
+                exit_code: int = self._control.receive()
+                return exit_code
+            except (EOFError, OSError):
+                if not self._closed:  # a server that was killed left its workers behind
+                    _kill(worker.pid)
+                return None
+
+    def close(self) -> None:
+        """End the server, which takes its workers with it."""
+        self._closed = True
+        with suppress(OSError):  # it is gone already
+            self._control.connection.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(_SHUTDOWN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with self._lock:
+            for worker in self._workers:
+                if self._process.returncode != 0:
+                    _kill(worker.pid)
+                with suppress(OSError):  # a thread that waits for its result is to wake up
+                    worker.line.connection.shutdown(socket.SHUT_RDWR)
+        self._control.connection.close()
+
+    def _wait_until_loaded(self, line: MessageSocket) -> None:
+        """Read what a loader reports until it is done."""
+        activity = "starting"
+        try:
+            while True:
+                report = line.receive(self._startup_timeout_s)
+                if report is None:
+                    return
+                if isinstance(report, UserError):
+                    raise WorkerStartError(f"died while {activity}: {report}") from report
+                activity = report
+        except TimeoutError:
+            raise WorkerStartError(f"hung while {activity}: more than {self._startup_timeout_s:g} s") from None
+        except (EOFError, ConnectionError):
+            raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
+
+
+def _run_tasks(queue: _TaskQueue, server: _Server, fork_each_call: bool) -> None:
+    """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
+    worker: _Worker | None = None
+    while tasks := queue.take():
+        if worker is not None and worker.has_ended:
+            server.end_worker(worker)
+            worker = None
+        try:
+            worker = worker or server.start_worker()
+        except WorkerStartError as error:
+            for task in tasks:
+                task.fail(error)
+            continue
+        worker = _run_batch(tasks, worker, queue, server)
+        if worker is not None and fork_each_call:
+            server.end_worker(worker)
+            worker = None
+
+
+def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, server: _Server) -> _Worker | None:
+    """Run tasks in a worker and return it, or None when it hung or died: then the running task fails, and the others
+    go back to the queue.
+    """
+    try:
+        worker.line.send([task.payload for task in tasks])
+    except ConnectionError:  # it died; reading the line says so
+        pass
+    except Exception as error:  # pickling calls code of the payloads, which may raise anything
+        for task in tasks:
+            task.fail(error)
+        return worker
+    for index, task in enumerate(tasks):
+        try:
+            result = worker.line.receive(task.timeout_s)
+        except TimeoutError:
+            server.end_worker(worker)
+            task.fail(WorkerTimeoutError(f"took more than {task.timeout_s:g} s"))
+        except (EOFError, OSError):
+            task.fail(WorkerDiedError(server.end_worker(worker)))
+        except Exception as error:  # unpickling calls code of the result
+            server.end_worker(worker)
+            task.fail(error)
+        else:
+            if isinstance(result, UserError):
+                task.fail(result)
+            else:
+                task.future.set_result(result)
+            continue
+        queue.put_back(tasks[index + 1 :])
+        return None
+    return worker
+
+
+def _close(queue: _TaskQueue, server: _Server, threads: Sequence[Thread]) -> None:
+    queue.close()
+    server.close()
+    for thread in threads:
+        if thread is not current_thread():  # in which the pool may have been garbage-collected
+            thread.join()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,192 @@
+"""The other side of `worker_pool`: a process that loads once, and the workers that it forks.
+
+A worker pool starts this file in a fresh interpreter, so nothing of the pool's own process (torch, CUDA, threads) is in
+it. Loading is slow and forking takes milliseconds, which makes it cheap to replace a worker that hung or died:
+
+    pool ──control──► server (loads) ──fork──► worker, worker, ...
+     └──────────────── one socket a worker: payloads ► ◄ results ────┘
+
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from mmrl.types import UserError
+
+ReportActivity = Callable[[str], None]
+"""Tells the pool what a loader is about to do, for the error message should that hang or end the process."""
+
+_HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
+_READ_AHEAD_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTask:
+    """The server's first message: what it loads and how its workers answer."""
+
+    load: Callable[[ReportActivity], Callable[[Any], object]]
+    """Returns the function that workers apply to payloads."""
+    load_after_fork: bool
+    """Load in every worker, for libraries whose threads or connections a fork would lose."""
+    pickler: type[pickle.Pickler]
+    """Pickles results."""
+
+
+class MessageSocket:
+    """Sends and receives objects. A message is a header (sizes of the pickle and of its out-of-band buffers), the
+    pickle, and the buffers: the numbers of an array are copied once, from where they stand to where they stay.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._received = bytearray()  # results of microseconds come several at a time; one system call reads them all
+
+    def send(self, message: object, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
+        """Send an object.
+
+        Raises:
+            ConnectionError: the other side is gone.
+        """
+        body, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        pickler(body, protocol=5, buffer_callback=buffers.append).dump(message)
+        views = [buffer.raw() for buffer in buffers]
+        sizes = [_SIZE.pack(view.nbytes) for view in views]
+        self.connection.sendall(b"".join([_HEADER.pack(body.tell(), len(views)), *sizes, body.getbuffer()]))
+        for view in views:
+            self.connection.sendall(view)
+
+    def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401
+        """Return the next object.
+
+        Raises:
+            EOFError, ConnectionError: the other side is gone.
+            TimeoutError: it sent nothing for `timeout_s` seconds.
+        """
+        if timeout_s != self.connection.gettimeout():
+            self.connection.settimeout(timeout_s)
+        body_size, num_buffers = _HEADER.unpack(self._read(_HEADER.size))
+        sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(num_buffers)]
+        body = self._read(body_size)
+        return pickle.loads(body, buffers=[self._read(size) for size in sizes])
+
+    def _read(self, size: int) -> bytearray:
+        """Return the next `size` bytes, reading ahead only where that saves system calls."""
+        while len(self._received) < size and size <= _READ_AHEAD_BYTES:
+            chunk = self.connection.recv(_READ_AHEAD_BYTES)
+            if not chunk:
+                raise EOFError
+            self._received += chunk
+        content = self._received[:size]
+        del self._received[:size]
+        if len(content) == size:
+            return content
+        start = len(content)
+        content.extend(bytes(size - start))
+        view = memoryview(content)[start:]
+        while view:
+            num_received = self.connection.recv_into(view)
+            if not num_received:
+                raise EOFError
+            view = view[num_received:]
+        return content
+
+
+def run_server(control_fd: int) -> None:
+    """Load, then fork and end workers as the pool asks, until it closes `control_fd` or dies."""
+    # A signal to the process group (Ctrl-C, a scheduler's SIGTERM) is for the pool's process: it may want to finish and
+    # save a step, for which it needs its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker_pids: set[int] = set()
+    control = MessageSocket(socket.socket(fileno=control_fd))
+    with suppress(EOFError, ConnectionError):
+        task: ServerTask = control.receive()
+        work = None if task.load_after_fork else _load_and_report(task.load, control)
+        if task.load_after_fork:
+            control.send(None)
+        try:
+            while True:
+                # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
+                command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
+                match command:
+                    case b"f":
+                        pid = _fork_worker(control, sockets[0], task, work)
+                        worker_pids.add(pid)
+                        control.send(pid)
+                    case b"e":
+                        pid = control.receive()
+                        worker_pids.remove(pid)
+                        control.send(_end_worker(pid))
+                    case _:
+                        return
+        finally:
+            for pid in worker_pids:
+                _end_worker(pid)
+
+
+def _load_and_report(
+    load: Callable[[ReportActivity], Callable[[Any], object]], line: MessageSocket
+) -> Callable[[Any], object]:
+    """Call a loader. The pool hears of each activity, then None; or a UserError, which ends this process."""
+    try:
+        work = load(line.send)
+    except UserError as error:
+        line.send(error)
+        os._exit(1)  # without a traceback: the pool raises the error
+    line.send(None)
+    return work
+
+
+def _fork_worker(control: MessageSocket, socket_fd: int, task: ServerTask, work: Callable[[Any], object] | None) -> int:
+    """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
+    connection = socket.socket(fileno=socket_fd)
+    pid = os.fork()
+    if pid == 0:
+        control.connection.close()
+        _run_worker(MessageSocket(connection), task, work)
+    connection.close()
+    return pid
+
+
+def _end_worker(pid: int) -> int:
+    """Kill a worker, if it still lives, and return its exit code: negative for the signal that ended it."""
+    os.kill(pid, signal.SIGKILL)  # the pid is nobody else's before it is waited for
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _run_worker(line: MessageSocket, task: ServerTask, work: Callable[[Any], object] | None) -> NoReturn:
+    """Answer until the pool closes the socket. An error that is no UserError ends the process with exit code 1."""
+    exit_code = 1
+    try:
+        _answer_payloads(line, work or _load_and_report(task.load, line), task.pickler)
+    except (EOFError, ConnectionError):
+        exit_code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        # The exit handlers and buffers are the server's: a fork must not run or flush them a second time.
+        os._exit(exit_code)
+
+
+def _answer_payloads(line: MessageSocket, work: Callable[[Any], object], pickler: type[pickle.Pickler]) -> NoReturn:
+    while True:
+        for payload in line.receive():
+            result: object
+            try:
+                result = work(payload)
+            except UserError as error:
+                result = error
+            line.send(result, pickler)

@@ -1,0 +1,125 @@
+"""Engines, rollout steps and tools from a user's file: the examples in real runs, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Command, experiment, imitation, metrics, reinforcement, write
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def config_of(folder: Path, example: str, *, steps: list[dict[str, Any]] | None = None, **sections: Any) -> Path:
+    shutil.copy(EXAMPLES / example, folder)
+    rl = reinforcement(steps=2, **({"rollout_steps": [{"kind": "generate"}, *steps]} if steps else {}))
+    config = experiment(folder / "run", stages=[imitation(steps=2), rl], **sections)
+    return write(config, folder / "tiny.yaml")
+
+
+def test_a_run_samples_with_the_engine_of_the_example(tmp_path: Path, here: Command) -> None:
+    engine = {"fn": "./rollout_engine.py:make_engine", "args": {"max_batch_tokens": 64}}
+    done = here("train", config_of(tmp_path, "rollout_engine.py", rollout={"engine": engine}))
+    assert done.code == 0, done.errors
+    log = (tmp_path / "run" / "engine" / "speed.csv").read_text().splitlines()
+    assert {int(line.split(",")[0]) for line in log} >= {0, 1}
+    assert all(int(line.split(",")[1]) > 0 for line in log)
+    # An engine that is not the learner's own model is checked against it as the stage starts.
+    checks = [
+        record["logprob_check/diff_mean"] for record in metrics(tmp_path / "run") if "logprob_check/diff_mean" in record
+    ]
+    assert checks and max(checks) < 1e-4
+
+
+def test_a_run_applies_the_step_of_the_example(tmp_path: Path, here: Command) -> None:
+    step = {"fn": "./rollout_step.py:make_step", "args": {"max_new_tokens": 3}, "max_added_tokens": 24}
+    done = here("train", config_of(tmp_path, "rollout_step.py", steps=[step]))
+    assert done.code == 0, done.errors
+    counts = [record["force_answer/count"] for record in metrics(tmp_path / "run") if "force_answer/count" in record]
+    assert sum(counts) > 0
+    explained = here("explain", tmp_path / "tiny.yaml")
+    assert "make_step: ./rollout_step.py:make_step changes the rollouts" in " ".join(explained.output.split())
+
+
+def test_a_run_accepts_the_tool_of_the_example(tmp_path: Path, here: Command) -> None:
+    tools = {"kind": "tools", "tools": [{"fn": "./tool.py:calculate", "args": {"digits": 3}}]}
+    done = here("train", config_of(tmp_path, "tool.py", steps=[tools]))
+    assert done.code == 0, done.errors
+    assert all("tools/calls" in record for record in metrics(tmp_path / "run") if "rollout/truncated_frac" in record)
+
+
+STEP = """
+from dataclasses import replace
+from mmrl.types import Author, Segment
+
+def make(context, *, breaks: str):
+    def step(batch, *, step):
+        first = batch.groups[0][0]
+        segment = first.segments[0]
+        changed = {
+            "type": None,
+            "groups": replace(batch, groups=batch.groups[1:]),
+            "record": put(batch, replace(first, segments=(replace(segment, version=7),))),
+            "lengths": put(batch, replace(first, segments=(replace(segment, logprobs=()),))),
+            "index": put(batch, replace(first, index=1)),
+        }
+        return changed[breaks]
+    return step
+
+def put(batch, rollout):
+    return replace(batch, groups=((rollout, *batch.groups[0][1:]), *batch.groups[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        ("type", "rollout step make must return a RolloutBatch; it returned None"),
+        ("groups", "was given 4 groups and returned 3"),
+        ("record", "a segment by POLICY has another author, version or log-probabilities than before the step"),
+        ("lengths", "tokens and 0 log-probabilities; write one for each token"),
+        ("index", "returned two rollouts of one group with one index: [1, 1, 2, 3]"),
+    ],
+)
+def test_a_step_that_breaks_the_rules_ends_the_run(tmp_path: Path, here: Command, breaks: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(STEP)
+    done = here("train", config_of(tmp_path, "tool.py", steps=[{"fn": "./mine.py:make", "args": {"breaks": breaks}}]))
+    assert done.code == 2
+    assert message in " ".join(done.errors.split())
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"steps": [{"fn": "./tool.py:missing"}]}, "'./tool.py:missing': ./tool.py has no 'missing'"),
+        ({"steps": [{"fn": "./tool.py:calculate"}]}, "a rollout step is called with (context)"),
+        (
+            {"steps": [{"kind": "rehtink"}]},
+            "rollout_steps.1.kind: must be 'generate', 'rethink', 'tools', 'probe' or 'custom'",
+        ),
+        ({"steps": [{"max_turns": 3}]}, "rollout_steps.1.kind: missing"),
+        ({"steps": [{"fn": "./a.py:b", "arg": {}}]}, "rollout_steps.1.arg: unknown key"),
+        ({"rollout": {"engine": {"fn": "./gone.py:make"}}}, "there is no file"),
+        ({"rollout": {"engine": {"args": {}}}}, "rollout.engine.fn: missing"),
+        (
+            {"rollout": {"engine": "vlm"}},
+            "rollout.engine: must be 'hf', 'vllm' or 'vllm_server', got the text 'vlm'; did you mean",
+        ),
+    ],
+)
+def test_what_is_no_engine_or_step_is_refused_before_training(
+    tmp_path: Path, here: Command, sections: dict[str, Any], message: str
+) -> None:
+    done = here("train", config_of(tmp_path, "tool.py", **sections))
+    assert done.code == 2
+    assert message in " ".join(done.errors.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_function_makes_must_be_a_sampler(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "mine.py").write_text("def make(context):\n    return 3\n")
+    done = here("train", config_of(tmp_path, "tool.py", rollout={"engine": {"fn": "./mine.py:make"}}))
+    assert done.code == 2
+    assert "3 has no method 'generate'" in " ".join(done.errors.split())
