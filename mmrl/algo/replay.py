@@ -168,11 +168,11 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
     if without_replacement:
         # A stable sort, so that ties fall the same way on every machine.
         order = np.argsort(-(log_weights_E + generator.gumbel(size=size)), kind="stable")
-        return [int(index) for index in order[:count]]
+        return list(map(int, order[:count]))
     # The largest log weight is subtracted first: |A|^alpha itself can overflow for a large alpha.
     cumulative = np.cumsum(np.exp(log_weights_E - log_weights_E.max()))
     indices = np.searchsorted(cumulative / cumulative[-1], generator.random(count), side="right")
-    return [int(index) for index in indices]
+    return list(map(int, indices))
 
 
 def effective_sample_size(log_weights_E: np.ndarray) -> float:

@@ -78,7 +78,7 @@ class SelectionPipeline:
 
         filtered = self._filter_groups(groups, state)
         passed = [groups[index] for index in filtered.passed]
-        advantages = [tuple(row) for row in self.compute_advantages([*filtered.carried, *passed])]
+        advantages = list(map(tuple, self.compute_advantages([*filtered.carried, *passed])))
         num_carried = len(filtered.carried)
         # Groups carried over were sampled by an older policy in any case, so their ratio uses what was recorded then.
         experiences = [
