@@ -323,7 +323,8 @@ def test_a_config_names_them_and_explains_them():
     assert values(term.compute(named)) == [0.5, -0.5]
     said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
     assert (
-        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, compares the responses" in said
+        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, compares the responses"
+        in said
     )
     assert "only in training, its weight times 0 at step 0, 1 at step 9, linear between)" in said
 

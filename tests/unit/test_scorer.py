@@ -137,9 +137,7 @@ def test_the_policy_to_stop_stops():
 
 def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     silent = rollout("", index=2)
-    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups(
-        [[WRONG, RIGHT, silent]], step=0
-    )
+    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups([[WRONG, RIGHT, silent]], step=0)
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
     assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "nothing to judge")})
