@@ -113,7 +113,9 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
         AnswerType.LIST: ["otter", "heron"],
         AnswerType.JSON: {"invoice": "A-17", "total": 93.5},
         AnswerType.LATEX: r"\frac{x+1}{2}",
-        AnswerType.SVG: '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>',
+        AnswerType.SVG: (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>'
+        ),
         AnswerType.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
     }
     return tuple(_make_sample(kind, values[kind]) for kind in answer_types)
@@ -286,7 +288,7 @@ def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
 
 
 def _median_seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
-    """Return the median time of twenty calls after a first one, in which libraries load. A busy machine delays a few."""
+    """Return the median time of twenty calls after a first one, in which libraries load."""
     _call_reward_checked(reward, response, sample)
     return median(timeit.repeat(lambda: _call_reward_checked(reward, response, sample), number=1, repeat=20))
 
@@ -334,7 +336,7 @@ def _run_in_process(task: Callable[[], _ResultT]) -> _ResultT | Exception:
 
 
 def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:
-    """Return what each task returns or raises in a fork. After one that hangs or dies, the others go on in a new fork."""
+    """Return what each task returns or raises in a fork; a new fork follows one that hangs or dies."""
     results: list[_ResultT | Exception] = []
     while len(results) < len(tasks):
         results += _run_until_failure(tasks[len(results) :])

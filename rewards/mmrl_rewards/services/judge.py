@@ -89,6 +89,7 @@ class JudgeService(Endpoint):
     ) -> VerdictT:
         shown = json.dumps(material)
         mark = hashlib.sha256(f"{task}\n{shown}\n{vote}".encode()).hexdigest()[:16]
+        reply_form = reply_form.replace("MARK", mark)
         request = {
             "model": self.model,
             "temperature": self.temperature,
@@ -98,7 +99,7 @@ class JudgeService(Endpoint):
                 {"role": "system", "content": _SYSTEM_PROMPT},
                 {
                     "role": "user",
-                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form.replace('MARK', mark)}",
+                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}",
                 },
             ],
         }
@@ -106,7 +107,7 @@ class JudgeService(Endpoint):
         def verdict_of(reply: bytes) -> VerdictT:
             said = parse_answer_value(AnswerType.JSON, _completion_text(reply))
             if not isinstance(said, Mapping) or len(said) != 2 or said.get("id") != mark:
-                raise ValueError(f"the verdict {said!r:.80} is not {reply_form.replace('MARK', mark)}")
+                raise ValueError(f"the verdict {said!r:.80} is not {reply_form}")
             return parse_verdict(said)
 
         return self.post(request, verdict_of)
