@@ -228,8 +228,9 @@ _MEDIA_TOOLS: Final = (
 
 
 class ToolsConfig(StrictModel):
-    """Tool calls: a response that ends in <tool_call>{"name": .., "arguments": {..}}</tool_call> goes on behind the
-    tool's result, which is never trained on. The last answer counts.
+    """Tool calls: a response that ends in a call goes on behind the tool's result, and the last answer counts.
+
+    A call is <tool_call>{"name": .., "arguments": {..}}</tool_call>. Results are never trained on.
     """
 
     kind: Literal["tools"]
