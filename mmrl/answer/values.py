@@ -86,7 +86,7 @@ def _convert_json_coordinates(value: object, convert: Callable[[Sequence[float]]
     if isinstance(value, Mapping):
         converted: dict[str, object] = {}
         for key, inner in value.items():
-            if _is_coordinate_list(key, inner):
+            if _is_coordinate_list(inner, key):
                 converted[key] = list(convert(inner))
             else:
                 converted[key] = _convert_json_coordinates(inner, convert)
@@ -96,7 +96,7 @@ def _convert_json_coordinates(value: object, convert: Callable[[Sequence[float]]
     return value
 
 
-def _is_coordinate_list(key: str, value: object) -> TypeGuard[Sequence[float]]:
+def _is_coordinate_list(value: object, key: str) -> TypeGuard[Sequence[float]]:
     return isinstance(value, list | tuple) and len(value) == COORDINATE_KEYS.get(key) and all(map(is_number, value))
 
 

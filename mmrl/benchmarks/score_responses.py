@@ -18,7 +18,7 @@ from mmrl.utils.files import compute_sha256, report_write_errors, write_atomical
 
 
 def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) -> ScoredRun:
-    """Score the responses of a file. Items without a response count as wrong.
+    """Score the responses of a file. Items without a response count as incorrect.
 
     Raises:
         UserError: a file cannot be read, or holds unusable rows.
@@ -40,8 +40,12 @@ def score_responses(
         responses: any number to each item; items without one get a verdict of their own.
         provenance: goes into the report as it is.
     """
-    positions = {id: position for position, id in enumerate(items)}
-    ordered = sorted(responses, key=lambda response: (positions[response.id], response.response_index))
+    positions = {id: index for index, id in enumerate(items)}
+
+    def position(entry: ItemResponse | Verdict) -> tuple[int, int]:
+        return positions[entry.id], entry.response_index
+
+    ordered = sorted(responses, key=position)
     absent = missing_ids(items, responses)
     graded: list[GradedResponse] = []
     verdicts = []
@@ -55,7 +59,7 @@ def score_responses(
         silence = ItemResponse(id=id, text="")
         graded.append((items[id], silence, extract_answer(items[id], silence)))
         verdicts.append(missing_verdict(items[id]))
-    verdicts.sort(key=lambda verdict: (positions[verdict.id], verdict.response_index))
+    verdicts.sort(key=position)
     overall_scores = {}
     if benchmark.overall_metric is not None:
         overall_scores[benchmark.overall_metric.name] = benchmark.overall_metric.compute(graded)

@@ -34,7 +34,7 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     if kind.startswith("union_tag"):
         kinds = tuple(_kind_of(model) for model in _models_in(place.expected))
         given = given.get("kind") if isinstance(given, dict) else None
-        place = _ErrorPlace((*place.path, "kind"), None, Literal[kinds])  # type: ignore[arg-type]
+        place = _ErrorPlace((*place.path, "kind"), None, Literal[kinds])
         kind = "literal_error" if kind == "union_tag_invalid" else "missing"
     # A list that holds an invalid entry is reported as too short as well: pydantic counts the valid ones.
     if kind == "too_short" and len(given) >= error["ctx"]["min_length"]:

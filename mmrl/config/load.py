@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.errors import to_problem
 from mmrl.config.presets import apply_presets
-from mmrl.config.schema import Config, EvalConfig, SelectStage
+from mmrl.config.schema import Config, EvalConfig, RlStage, SampleStage, SelectStage, SftStage
 from mmrl.config.yaml_tree import (
     MAX_DEPTH,
     ConfigNode,
@@ -98,7 +98,7 @@ def cap_steps(loaded: LoadedConfig, steps: int) -> LoadedConfig:
     """
     if steps < 1:
         raise UserError(f"{COMMAND_LINE_ORIGIN}: --steps must be at least 1, got {steps}")
-    stages = []
+    stages: list[SftStage | RlStage | SampleStage | SelectStage] = []
     origins = dict(loaded.origins)
     for index, stage in enumerate(loaded.config.stages):
         if not isinstance(stage, SelectStage) and (stage.steps is None or stage.steps > steps):

@@ -32,7 +32,7 @@ class QuestionSet:
     name: str
     """Name in reports and metrics."""
     questions: BenchmarkQuestions
-    """What is asked."""
+    """Questions with their items."""
     grader: Grader
     """Grades responses."""
     scorer: RewardScorer

@@ -198,9 +198,9 @@ class TrainingBenchmarks:
         eval_dir = EvalDir(self._run_context.run_dir.benchmarks / prepared.question_set.name / step_id)
         questions = prepared.question_set.questions
         identity = ranks.on_rank0(
-            lambda: evaluation_identity(prepared.benchmark.name, revision, questions, prepared.eval_config)
+            partial(evaluation_identity, prepared.benchmark.name, revision, questions, prepared.eval_config)
         )
-        ranks.on_rank0(lambda: eval_dir.claim_or_reset(identity, prepared.missing))
+        ranks.on_rank0(partial(eval_dir.claim_or_reset, identity, prepared.missing))
         predictions = self._answer_questions(prepared, eval_dir, state)
         generation = describe_generation(
             f"{self._run_context.config.run.name}, {step_id}",
@@ -211,7 +211,7 @@ class TrainingBenchmarks:
             predictions=predictions,
         )
         run = prepared.question_set.grader.grade_run(predictions, generation)
-        report = ranks.on_rank0(lambda: write_report(run, eval_dir.path, rescore=True))
+        report = ranks.on_rank0(partial(write_report, run, eval_dir.path, rescore=True))
         self._print_scores(prepared.question_set.name, state, report)
         return _report_metrics(prepared.options, report)
 
@@ -226,7 +226,7 @@ class TrainingBenchmarks:
             batch_size=prepared.eval_config.evaluation.batch_size * context.ranks.size,
             responses_per_question=prepared.eval_config.responses_per_question,
         )
-        predictions = context.ranks.on_rank0(lambda: batches.read_predictions(eval_dir))
+        predictions = context.ranks.on_rank0(partial(batches.read_predictions, eval_dir))
         if batches.is_complete(predictions):
             return predictions
         context.samplers.sync_weights(state.version)

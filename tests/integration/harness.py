@@ -154,7 +154,7 @@ def questions(folder: Path) -> Path:
     for number in range(10):
         Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / f"{number}.png")
         row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count", "meta": {"logprob_check": number % 2}})
+        rows.append({**row, "answer_type": "count", "meta": {"parity": number % 2}})
     path = folder / "ten.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

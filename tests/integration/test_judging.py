@@ -14,8 +14,8 @@ import os
 import time
 from zlib import crc32
 
-from mmrl.types import Term, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl.types import RewardValue, Unscorable
+from mmrl_rewards.contract import reward
 
 
 def fate(response, sample) -> int:
@@ -25,17 +25,17 @@ def fate(response, sample) -> int:
 
 
 @reward(name="mood")
-def mood(response, sample, *, offset: float = 0.0) -> Term:
+def mood(response, sample, *, offset: float = 0.0) -> RewardValue:
     match fate(response, sample):
         case 0 | 1:
             raise Unscorable("no verdict")
         case 2 | 3:
             raise ValueError("no luck")
-    return Term(min(1.0, offset + len(response.text) % 5 / 5), f"{len(response.text)} characters")
+    return RewardValue(min(1.0, offset + len(response.text) % 5 / 5), f"{len(response.text)} characters")
 
 
-@reward(name="danger", deadline_s=2.0)
-def danger(response, sample) -> Term:
+@reward(name="danger", timeout_s=2.0)
+def danger(response, sample) -> RewardValue:
     match fate(response, sample):
         case 0:
             time.sleep(100)
@@ -57,7 +57,7 @@ def total(folder: Path, name: str) -> float:
     return sum(record.get(name, 0) for record in metrics(folder))
 
 
-@pytest.mark.parametrize("policy", ["skip_rollout", "skip_group", "fallback"])
+@pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
 def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
     tmp_path: Path, here: Command, policy: str
 ) -> None:

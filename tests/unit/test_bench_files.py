@@ -96,7 +96,7 @@ def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
 def test_items_without_a_response_are_named_and_wrong(score):
     code, out, said = score(responses=RESPONSES[:1])
     assert code == 0
-    assert "2 items have no response and count as wrong: 2, 3" in said.err
+    assert "2 items have no response and count as incorrect: 2, 3" in said.err
     assert [verdict.rule for verdict in read_verdicts(out)] == ["announced_letter", "missing", "missing"]
     assert json.loads((out / "report.json").read_text())["strict"]["value"] == 0.3333
 
@@ -281,9 +281,9 @@ def test_diff(score, tmp_path, capsys):
     assert main(["eval", "compare", str(a), str(b)]) == 0
     said = capsys.readouterr().out
     assert "strict: A 66.7, B 66.7, of 3 questions" in said
-    assert "right in A alone 1, in B alone 1; McNemar's exact p = 1" in said
-    assert "right in A alone: 1\n" in said
-    assert "right in B alone: 2\n" in said
+    assert "correct in A alone 1, in B alone 1; McNemar's exact p = 1" in said
+    assert "correct in A alone: 1\n" in said
+    assert "correct in B alone: 2\n" in said
     assert "no significant difference" in said
     _, _, tables = said.partition("strict by skills")
     skills, _, tasks = tables.partition("strict by task")

@@ -101,7 +101,7 @@ def test_what_it_does_not_answer_is_counted_and_asked_again(score):
     with served(refusing) as (url, _):
         code, out, said = score(*at(url))
         assert code == 0
-        assert "the judge said nothing of 1 responses: status 422" in said.err
+        assert "the judge has no verdict on 1 responses: status 422" in said.err
         assert json.loads((out / "report.json").read_text())["judge"]["failed"] == 1
         assert {one.id for one in read_verdicts(out) if one.judge_correct} == {"2", "7"}
 
@@ -110,7 +110,7 @@ def test_a_judge_that_answers_nothing_ends_the_command(score):
     with served(lambda handler, _: reply(handler, b"no such model", 404)) as (url, _):
         code, out, said = score(*at(url))
     assert code == 2
-    assert "the judge said nothing of 3 responses" in said.err
+    assert "the judge has no verdict on 3 responses" in said.err
     assert "status 404" in said.err
     assert not (out / "report.json").exists()
 

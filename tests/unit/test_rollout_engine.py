@@ -15,7 +15,7 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, parse_completion
 from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.factory import prompt_limit
-from mmrl.rollout.logprob_check import CheckedSampler, LogprobCheck, modality_of, take_per_modality
+from mmrl.rollout.logprob_check import LogprobCheck, modality_of, take_per_modality
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import (
     PolicyWeightStream,
@@ -203,15 +203,12 @@ def test_the_check_warns_of_another_policy_and_stops_the_run(tiny):
         logprob_check(world, other, warnings, stop_above=limit).measure(0)
 
 
-def test_a_checked_sampler_is_checked_every_so_many_versions(tiny):
-    world, noted = tiny(), []
-    sampler = CheckedSampler(world.sampler(), logprob_check(world, world.policy, []), noted.append, check_every=3)
-    for version in range(1, 7):
-        sampler.sync(version)
-    assert len(noted) == 2
-    prompts = [world.processor.build(world.samples[0])]
-    (group,) = sampler.generate(prompts, 1, world.law, step=0)
-    assert group[0].segments[0].version == 6
+def test_the_check_is_due_every_so_many_versions(tiny):
+    world = tiny()
+    check = logprob_check(world, world.policy, [], every=3)
+    due = [version for version in range(1, 7) if check.measure_if_due(version)]
+    assert due == [3, 6]
+    assert logprob_check(world, world.policy, [], every=0).measure_if_due(3) == {}
 
 
 def test_a_prompt_leaves_the_engine_room_for_the_response(tiny, tmp_path):

@@ -1,1 +1,1 @@
-"""Rules that find the answer in a response."""
+"""Rules that find the answer in a response, and compare it with the correct one."""

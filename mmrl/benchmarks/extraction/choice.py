@@ -1,4 +1,4 @@
-"""Which option a response chooses. Rules from the most explicit to the least; each says what it found and where."""
+"""Rules that find the option a response chooses, from the most explicit to the least."""
 
 from __future__ import annotations
 
@@ -26,226 +26,262 @@ _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
 _BUT_OPTION: Final = re.compile(r"\b(?:but|rather)\s+(?:option\s+)?\(?([A-Z])\b")
 _OR_WORD: Final = re.compile(r"\bor\b|或")
 _LATEX_WRAPPER: Final = re.compile(letters.LATEX_WRAPPER)
-
-
-def choose_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """What a plain text chooses, its announcements first."""
-    return announced_option(text, options) or leading_option(text, options) or implied_option(text, options, question)
+_BUT_WINDOW: Final = 12
+"""Characters before "B is correct" in which a "not" turns it round."""
+_MENTION_WINDOW: Final = 40
+"""Characters before such a letter in which an option's text may end with it."""
+_MAX_SENTENCES: Final = 12
+"""Sentences at the end of a response that may state its conclusion."""
+_MAX_YES_NO_SENTENCES: Final = 20
+"""Sentences at the start of a response that may answer a yes-or-no question."""
+_MIN_SHARED_WORDS: Final = 0.5
+"""Share of the question's words that a sentence must have to answer it."""
 
 
 def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:
-    """What the content of a box or of answer tags names: a letter, a text, or a number that is an option."""
-    inner = _LATEX_WRAPPER.sub(lambda dress: " " * len(dress[0]), text[slice(*span)])
+    """Return the option that the content of a box or of answer tags names, by letter, by text or as a number."""
+    inner = _LATEX_WRAPPER.sub(lambda match: " " * len(match[0]), text[slice(*span)])
     bare = inner.strip(" \t\r\n$\"'.")
     start = span.start + inner.find(bare)
     letter = bare.rstrip("} ")
-    if (
-        len(letter) == 1
-        and letter.isascii()
-        and letter.isalpha()
-        and (place := options.index_of_letter(letter)) is not None
-    ):
-        return ChosenOption(place, rule, start, start + 1)
+    if len(letter) == 1 and letter.isascii() and letter.isalpha():
+        option_index = options.index_of_letter(letter)
+        if option_index is not None:
+            return ChosenOption(option_index, rule, start, start + 1)
     found = (
         letters.label_at(bare, 0, options)
         or _exact_option(bare, options)
-        or _single_mention(_option_mentions(bare, 0, len(bare), options), rule)
+        or _single_mention(list(options.find_mentions(bare, 0, len(bare))), rule)
         or _option_by_number(bare, options)
     )
     return found and ChosenOption(found.option_index, rule, start, start + len(bare))
 
 
 def announced_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """What the last announcement of an answer names."""
-    for at in phrases.find_answer_phrases(text):
-        found = _option_at(text, at, options)
+    """Return the option behind the last phrase that announces an answer, or the letter that is called correct."""
+    for position in phrases.find_answer_phrases(text):
+        found = _option_at(text, position, options)
         if found is not None:
             return found
-    judged = phrases.LETTER_IS_CORRECT.finditer(text) if any(word in text for word in phrases.CORRECTNESS_WORDS) else ()
-    named = phrases.LETTER_IS_ANSWER.finditer(text) if "answer" in text or "solution" in text else ()
-    for match in sorted((*judged, *named), key=lambda match: -match.start()):
-        letter = match.end(1) if match[1] else match.end(2)
-        if _NEGATED_BEFORE.search(text, max(0, match.start() - 12), match.start()):
-            other = _BUT_OPTION.search(text, match.start(), match.end())
-            if other is None:
-                continue
-            letter = other.end(1)
-        covering = [
-            one.option_index
-            for one in _option_mentions(text, max(0, letter - 40), letter, options)
-            if one.end == letter
-        ]
-        place = covering[0] if covering else options.index_of_letter(text[letter - 1])
-        if place is not None and not phrases.NEGATION.search(match[0]):
-            return ChosenOption(place, "judged_letter", match.start(), match.end())
-    return letters.taken_letter(text, options)
+    return _option_called_correct(text, options) or letters.taken_letter(text, options)
 
 
 def is_ambiguous(text: str, options: AnswerOptions) -> bool:
-    """Whether a box, answer tags or else the last announcement leaves open which of several options it is."""
-    at = next(phrases.find_answer_phrases(text), None)
-    said = None if at is None else CharSpan(at, sentence_end(text, at))
-    part = last_boxed_span(text) or last_answer_tag_span(text) or said
-    if part is None or not _OR_WORD.search(text, *part):
+    """Return True when a box, answer tags or the last announcement leaves open which of several options it is."""
+    position = next(phrases.find_answer_phrases(text), None)
+    announced = None if position is None else CharSpan(position, sentence_end(text, position))
+    span = last_boxed_span(text) or last_answer_tag_span(text) or announced
+    if span is None or not _OR_WORD.search(text, *span):
         return False
-    return len({mention.option_index for mention in _option_mentions(text, *part, options)}) > 1
+    return len({mention.option_index for mention in options.find_mentions(text, *span)}) > 1
 
 
 def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """An answer that stands alone, or first.
+    """Return an answer that stands alone or first.
 
-    Where a letter and the text after it name two options, the text counts: "A: no" is short for "Answer: no".
+    Where a letter and the text behind it name two options, the text counts: "A: no" is short for "Answer: no".
     """
-    listing = len(letters.listed_letters(text)) > 1
-    if options.yes_no_indices and not listing and (said := _LEADING_YES_NO.match(text)):
-        return ChosenOption(options.yes_no_indices[said[1].lower() == "no"], "yes_no_first", said.start(1), said.end(1))
+    is_listing = len(letters.listed_letters(text)) > 1
+    if options.yes_no_indices and not is_listing:
+        yes_no = _LEADING_YES_NO.match(text)
+        if yes_no:
+            option_index = options.yes_no_indices[yes_no[1].lower() == "no"]
+            return ChosenOption(option_index, "yes_no_first", yes_no.start(1), yes_no.end(1))
     label = letters.leading_label(text)
-    place = options.index_of_letter(label[0]) if label else None
-    if label is None or place is None:
+    labelled = options.index_of_letter(label[0]) if label else None
+    if label is None or labelled is None:
         whole = _exact_option(text.strip(), options) if len(text) < HEAD_CHARS else None
         return whole and ChosenOption(whole.option_index, "whole_text", *_stripped_bounds(text))
-    if listing or letters.second_letter(text, *label):
+    if is_listing or letters.second_letter(text, *label):
         return None
     start, end = len(text) - len(text.lstrip()), label[1]
     rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
     spelled = options.index_of_text(rest) if rest else None
-    if spelled is not None and spelled != place:
+    if spelled is not None and spelled != labelled:
         return ChosenOption(spelled, "first_text", start, end + len(rest))
-    return ChosenOption(place, "first_letter", start, end)
+    return ChosenOption(labelled, "first_letter", start, end)
 
 
 def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """What a text says without announcing it: the only letter or option in it, or what its conclusion states."""
+    """Return the option that a text gives without announcing it.
+
+    It is the only letter or option in the text, or what its conclusion states.
+    """
     text = letters.blank_out_listing(text, options)
-    parts = [*iter_sentences_backwards(text)]
-    labels = [*letters.find_labels(text, options)]
-    only = labels[-1]._replace(rule="only_letter") if len({label.option_index for label in labels}) == 1 else None
-    last = letters.last_letter(text, parts[0], options) if parts else None
-    if found := last or only or _yes_no_option(text, options, question):
-        return found
-    for part in parts[:1]:
-        if found := _option_in_sentence(text, part, labels, options, question):
-            return found
-    found = _single_mention(_option_mentions(text, 0, len(text), options), "only_text")
+    sentences = list(iter_sentences_backwards(text))
+    labels = list(letters.find_labels(text, options))
+    found = letters.last_letter(text, sentences[0], options) if sentences else None
+    if found is None and len({label.option_index for label in labels}) == 1:
+        found = labels[-1]._replace(rule="only_letter")
+    found = found or _yes_no_option(text, options, question)
+    if found is None and sentences:
+        found = _option_in_sentence(text, sentences[0], labels, options, question)
+    found = found or _single_mention(list(options.find_mentions(text, 0, len(text))), "only_text")
     if found is not None:
         return found
-    for part in parts[1:12]:
-        if found := _option_in_sentence(text, part, labels, options, question):
+    for sentence in sentences[1:_MAX_SENTENCES]:
+        found = _option_in_sentence(text, sentence, labels, options, question)
+        if found is not None:
             return found
     return _option_by_concluding_number(text, options, question)
 
 
+def _option_called_correct(text: str, options: AnswerOptions) -> ChosenOption | None:
+    """Return the option of the last "B is correct" or "B is the answer" that is not denied."""
+    matches: list[re.Match[str]] = []
+    # Plain searches for words first: the patterns are slow on long responses without them.
+    if any(word in text for word in phrases.CORRECTNESS_WORDS):
+        matches += phrases.LETTER_IS_CORRECT.finditer(text)
+    if "answer" in text or "solution" in text:
+        matches += phrases.LETTER_IS_ANSWER.finditer(text)
+    for match in sorted(matches, key=lambda match: -match.start()):
+        letter_end = match.end(1) if match[1] else match.end(2)
+        if _NEGATED_BEFORE.search(text, max(0, match.start() - _BUT_WINDOW), match.start()):
+            # "not A but B is correct" chooses B.
+            other = _BUT_OPTION.search(text, match.start(), match.end())
+            if other is None:
+                continue
+            letter_end = other.end(1)
+        option_index = _option_ending_at(text, letter_end, options)
+        if option_index is not None and not phrases.NEGATION.search(match[0]):
+            return ChosenOption(option_index, "judged_letter", match.start(), match.end())
+    return None
+
+
+def _option_ending_at(text: str, letter_end: int, options: AnswerOptions) -> int | None:
+    """Return the option whose text ends with the letter there, such as "Vitamin C", else the option of the letter."""
+    for mention in options.find_mentions(text, max(0, letter_end - _MENTION_WINDOW), letter_end):
+        if mention.end == letter_end:
+            return mention.option_index
+    return options.index_of_letter(text[letter_end - 1])
+
+
 def _option_in_sentence(
-    text: str, sentence_span: CharSpan, labels: list[ChosenOption], options: AnswerOptions, question: str
+    text: str, sentence: CharSpan, labels: list[ChosenOption], options: AnswerOptions, question: str
 ) -> ChosenOption | None:
-    """What one sentence states: its letter, the text of an option, or the words that only one option has."""
-    inside = [label for label in labels if sentence_span.start <= label.start < sentence_span.end]
+    """Return the option that one sentence states: its letter, its text, or the words that only it has."""
+    inside = [label for label in labels if sentence.start <= label.start < sentence.end]
     if inside:
-        return (
-            inside[-1]._replace(rule="concluding_letter")
-            if len({label.option_index for label in inside}) == 1
-            else None
-        )
-    if condition := _CONDITIONAL_CLAUSE.match(text, sentence_span.start, sentence_span.end):
-        sentence_span = CharSpan(condition.end(), sentence_span.end)
-    mentions = _option_mentions(text, sentence_span.start, sentence_span.end, options)
-    fresh = [one for one in mentions if text[one.start : one.end].lower() not in question.lower()]
-    if found := _single_mention(mentions, "concluding_text") or _single_mention(fresh, "concluding_text"):
+        is_single = len({label.option_index for label in inside}) == 1
+        return inside[-1]._replace(rule="concluding_letter") if is_single else None
+    condition = _CONDITIONAL_CLAUSE.match(text, sentence.start, sentence.end)
+    if condition:
+        sentence = CharSpan(condition.end(), sentence.end)
+    mentions = list(options.find_mentions(text, *sentence))
+    # A text that the question has, too, may be repeated from there.
+    new_mentions = [
+        mention for mention in mentions if text[mention.start : mention.end].lower() not in question.lower()
+    ]
+    found = _single_mention(mentions, "concluding_text") or _single_mention(new_mentions, "concluding_text")
+    if found is not None:
         return found
-    place = options.index_by_distinctive_words(text[sentence_span.start : sentence_span.end])
-    if (
-        place is not None
-        and phrases.NEGATION.search(text, *sentence_span)
-        and not phrases.NEGATION.search(options.texts[place])
-    ):
-        return None  # "hares would not be affected"
-    return None if place is None else ChosenOption(place, "distinctive_words", sentence_span.start, sentence_span.end)
+    option_index = options.index_by_distinctive_words(text[sentence.start : sentence.end])
+    if option_index is None:
+        return None
+    if phrases.NEGATION.search(text, *sentence) and not phrases.NEGATION.search(options.texts[option_index]):
+        # "Hares would not be affected" does not choose "Hares would be affected".
+        return None
+    return ChosenOption(option_index, "distinctive_words", sentence.start, sentence.end)
 
 
 def _option_by_concluding_number(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """The option that the concluding number is."""
     found = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
-    place = options.index_of_number(found.number) if found and found.number is not None else None
-    return None if found is None or place is None else ChosenOption(place, "concluding_number", found.start, found.end)
+    if found is None or found.number is None:
+        return None
+    option_index = options.index_of_number(found.number)
+    if option_index is None:
+        return None
+    return ChosenOption(option_index, "concluding_number", found.start, found.end)
 
 
 def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """The option that the words from `at` on name."""
+    """Return the option that the words from a position on name."""
     label = letters.label_at(text, position, options)
     if label is not None:
         return label
     end = sentence_end(text, position)
-    tail = text[position:end].strip(" \t\r\n\"'.:")
-    whole = _exact_option(tail, options)
+    whole = _exact_option(text[position:end].strip(" \t\r\n\"'.:"), options)
     if whole is not None:
         return ChosenOption(whole.option_index, "announced_text", position, end)
-    found = _single_mention(_option_mentions(text, position, end, options), "announced_text")
-    if found is not None:
-        return found
-    figure = _option_by_number(text[position:end], options)
-    return figure and ChosenOption(
-        figure.option_index, "announced_number", position + figure.start, position + figure.end
-    )
+    mentioned = _single_mention(list(options.find_mentions(text, position, end)), "announced_text")
+    if mentioned is not None:
+        return mentioned
+    number = _option_by_number(text[position:end], options)
+    if number is None:
+        return None
+    return ChosenOption(number.option_index, "announced_number", position + number.start, position + number.end)
 
 
 def _exact_option(text: str, options: AnswerOptions) -> ChosenOption | None:
-    place = options.index_of_text(text) if len(text) < HEAD_CHARS else None
-    return None if place is None else ChosenOption(place, "whole_text", 0, len(text))
+    option_index = options.index_of_text(text) if len(text) < HEAD_CHARS else None
+    return None if option_index is None else ChosenOption(option_index, "whole_text", 0, len(text))
 
 
 def _option_by_number(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """The option that the one number in a short text is."""
+    """Return the option that the numbers in a short text are, where all options are numbers."""
     if not options.all_numeric:
         return None
-    places = {(options.index_of_number(one.value), one.start, one.end) for one in find_numbers(text[:HEAD_CHARS])}
-    hits = [found for found in places if found[0] is not None]
-    return (
-        ChosenOption(hits[0][0] or 0, "number", hits[0][1], hits[0][2])
-        if len({place for place, _, _ in hits}) == 1
-        else None
-    )
-
-
-def _option_mentions(text: str, start: int, end: int, options: AnswerOptions) -> list[OptionMention]:
-    return [*options.find_mentions(text, start, end)]
+    hits = []
+    for number in find_numbers(text[:HEAD_CHARS]):
+        option_index = options.index_of_number(number.value)
+        if option_index is not None:
+            hits.append(ChosenOption(option_index, "number", number.start, number.end))
+    return hits[0] if len({hit.option_index for hit in hits}) == 1 else None
 
 
 def _single_mention(mentions: list[OptionMention], rule: str) -> ChosenOption | None:
-    """The option mentioned, if only one is."""
+    """Return the option mentioned, if only one is."""
     if len({mention.option_index for mention in mentions}) != 1:
         return None
     return ChosenOption(mentions[-1].option_index, rule, mentions[-1].start, mentions[-1].end)
 
 
 def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    """Yes or no: said first; else what the sentence most like the question makes of it, by negation and opposites."""
+    """Return yes or no by the sentence most like the question.
+
+    The sentence says no when it turns the question round an odd number of times, by a negation, by "is false" or by
+    the opposite of a word.
+    """
     if options.yes_no_indices is None:
         return None
-    yes, no = options.yes_no_indices
-    asked = content_words(question)
-    parts = [
-        part for part in [*iter_sentences_backwards(text)][::-1][:20] if not text[slice(*part)].rstrip().endswith("?")
-    ]
-    shares = [len(asked & content_words(text[slice(*part)])) / len(asked) if asked else 0.0 for part in parts]
-    if not shares or max(shares) < 0.5:
+    sentence = _sentence_answering(text, question)
+    if sentence is None:
         return None
-    concluding = [
-        place for place, part in enumerate(parts) if shares[place] >= 0.5 and phrases.is_conclusion(text, *part)
-    ]
-    part = parts[concluding[-1] if concluding else shares.index(max(shares))]
-    sentence = text[slice(*part)]
-    against = bool(phrases.NEGATION.search(sentence)) ^ bool(phrases.NEGATION.search(question))
-    against ^= bool(phrases.DECLARED_FALSE.search(sentence)) and not _TRUTH_WORD.search(question)
-    for one, other in phrases.OPPOSITES:
-        against ^= _is_opposite(question, sentence, one, other) or _is_opposite(question, sentence, other, one)
-    return ChosenOption(no if against else yes, "yes_no_statement", part.start, part.end)
+    yes_index, no_index = options.yes_no_indices
+    statement = text[slice(*sentence)]
+    is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
+    is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
+    for word, opposite in phrases.OPPOSITES:
+        is_opposite ^= _has_opposite(question, statement, word, opposite) or _has_opposite(
+            question, statement, opposite, word
+        )
+    option_index = no_index if is_opposite else yes_index
+    return ChosenOption(option_index, "yes_no_statement", sentence.start, sentence.end)
 
 
-def _is_opposite(question: str, sentence: str, word: re.Pattern[str], opposite: re.Pattern[str]) -> bool:
-    """Whether the question has the one word alone, and the sentence the other alone."""
-    return bool(
-        word.search(question) and opposite.search(sentence) and not (opposite.search(question) or word.search(sentence))
-    )
+def _sentence_answering(text: str, question: str) -> CharSpan | None:
+    """Return the last concluding sentence that has half of the question's words, else the one with most of them."""
+    question_words = content_words(question)
+    sentences = list(iter_sentences_backwards(text))[::-1][:_MAX_YES_NO_SENTENCES]
+    sentences = [sentence for sentence in sentences if not text[slice(*sentence)].rstrip().endswith("?")]
+    if not sentences or not question_words:
+        return None
+    shares = []
+    for sentence in sentences:
+        shares.append(len(question_words & content_words(text[slice(*sentence)])) / len(question_words))
+    if max(shares) < _MIN_SHARED_WORDS:
+        return None
+    for sentence, share in zip(reversed(sentences), reversed(shares), strict=True):
+        if share >= _MIN_SHARED_WORDS and phrases.is_conclusion(text, *sentence):
+            return sentence
+    return sentences[shares.index(max(shares))]
+
+
+def _has_opposite(question: str, statement: str, word: re.Pattern[str], opposite: re.Pattern[str]) -> bool:
+    """Return True when the question has only the word, and the statement only its opposite."""
+    if not (word.search(question) and opposite.search(statement)):
+        return False
+    return not (opposite.search(question) or word.search(statement))
 
 
 def _stripped_bounds(text: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""What a response answers, by rule: the value, the rule that found it and the place it stands at.
+"""Extraction: the answer that a response gives, the rule that found it, and its place.
 
-Rules are tried from the most explicit to the least: a box, answer tags, a sentence that announces the answer, an answer
-given alone or first, and then what the conclusion says. A response that declines to answer answers nothing, unless it
-announces an answer all the same.
+Rules are tried from the most explicit to the least: a box, answer tags, a phrase that announces the answer, an answer
+given alone or first, and then the conclusion. A response that declines to answer has no answer, unless it announces one
+all the same.
 """
 
 from __future__ import annotations
@@ -26,52 +26,60 @@ from mmrl.benchmarks.extraction.text import (
 )
 from mmrl.types import Region
 
-_STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
-_MAX_TERSE_CHARS: Final = 100
-"""Characters of an answer that is no explanation."""
-_MAX_NUMBER_WORDS: Final = 5
-"""Words of a number with its unit, and about."""
 NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
+_STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
+_MAX_TERSE_CHARS: Final = 100
+"""Characters of the longest answer in tags that is no explanation."""
+_MAX_NUMBER_WORDS: Final = 5
+"""Spaces in a number with its unit and a word such as "about"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionQuery:
-    """What the rules know of a question: its words, what is due, and the options where that is one of them."""
+    """A question as the rules see it."""
 
     expected_type: ExpectedType
+    """Type of the answer."""
     question: str = ""
+    """Text of the question; its numbers and words tell a repetition from an answer."""
     options: tuple[str, ...] = ()
+    """Texts of the options, where the answer is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """`value`: an option's letter, or a number, list, text or coordinates as written; None where there is none: `why`.
-
-    `number` and `regions` are what a number and coordinates come to.
-    """
+    """The answer found in a response, or the reason why there is none."""
 
     value: str | None
+    """Letter of an option, or the answer as the response writes it; None when there is none."""
     rule: str
+    """Name of the rule that found it, or of the one that ended the search."""
     start: int
+    """First character of the answer in the response."""
     end: int
+    """Character behind the answer."""
     no_answer_reason: NoAnswerReason = ""
+    """Reason for a missing answer; empty when there is one."""
     number: float | None = None
+    """Value of a number."""
     regions: tuple[Region, ...] = ()
+    """Boxes or points of an answer with coordinates, in the response's coordinate system."""
 
 
 def extract(response: str, query: ExtractionQuery) -> Extraction:
-    """What a response answers to what was asked."""
-    part = answer_span(response)
-    if part is None:
+    """Find the answer to a question in a response."""
+    answer = answer_span(response)
+    if answer is None:
         return Extraction(None, "unclosed_thinking", 0, len(response), "truncated")
-    if not response[part.start : part.end].strip():
-        return Extraction(None, "empty", part.start, part.end, "no_answer")
-    start = max(part.start, part.end - TAIL_CHARS)
-    marked = response[start : part.end]
-    text = to_plain_text(marked)
-    told = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
-    return _shift(_extract_by_type(text[slice(*told)], marked[slice(*told)], query), start + told.start)
+    if not response[answer.start : answer.end].strip():
+        return Extraction(None, "empty", answer.start, answer.end, "no_answer")
+    start = max(answer.start, answer.end - TAIL_CHARS)
+    text_with_emphasis = response[start : answer.end]
+    text = to_plain_text(text_with_emphasis)
+    span = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
+    extraction = _extract_by_type(text[slice(*span)], text_with_emphasis[slice(*span)], query)
+    return _shift(extraction, start + span.start)
 
 
 def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
@@ -81,8 +89,8 @@ def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery)
         case "number":
             return _extract_number(text, text_with_emphasis, query)
         case "list":
-            hit = open_answer.last_list(text)
-            return Extraction(hit.value, hit.rule, hit.start, hit.end) if hit else _no_answer(text)
+            found = open_answer.last_list(text)
+            return Extraction(found.value, found.rule, found.start, found.end) if found else _no_answer(text)
         case "text":
             return _extract_text(text)
         case "boxes":
@@ -93,106 +101,72 @@ def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery)
 
 def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
     options = prepare_options(query.options)
-    for find, rule in ((last_boxed_span, "boxed"), (last_answer_tag_span, "answer_tag")):
-        if (span := find(text)) and (hit := choice.option_in_span(text, span, options, rule)):
-            return _from_option(hit, options.letters)
-    hit = choice.announced_option(text, options) or choice.leading_option(text, options)
-    if hit:
-        return _from_option(hit, options.letters)
+    boxed = last_boxed_span(text)
+    chosen = boxed and choice.option_in_span(text, boxed, options, "boxed")
+    if not chosen:
+        tagged = last_answer_tag_span(text)
+        chosen = tagged and choice.option_in_span(text, tagged, options, "answer_tag")
+    chosen = chosen or choice.announced_option(text, options) or choice.leading_option(text, options)
+    if chosen:
+        return _from_option(chosen, options.letters)
     if choice.is_ambiguous(text, options):
         return _no_answer(text)
-    if (span := last_boxed_span(text)) and next(find_numbers(text[slice(*span)]), None):
-        return _no_answer(text)  # it does answer, with a number that is no option
-    at = 0 if options.has_refusal_option else _resumption_start(text)
-    hit = None if at is None else choice.implied_option(text[at:], options, query.question)
-    if at is None or hit is None:
+    if boxed and next(find_numbers(text[slice(*boxed)]), None):
+        # The response does answer, with a number that is none of the options.
         return _no_answer(text)
-    return _shift(_from_option(hit, options.letters), at)
+    # Where one option is that there is no telling, a refusal may be the answer.
+    start = 0 if options.has_refusal_option else _resumption_start(text)
+    if start is None:
+        return _no_answer(text)
+    chosen = choice.implied_option(text[start:], options, query.question)
+    return _shift(_from_option(chosen, options.letters), start) if chosen else _no_answer(text)
 
 
 def _extract_number(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
-    for find, rule in ((last_boxed_span, "boxed"), (last_answer_tag_span, "answer_tag")):
-        if (span := find(text)) and (hit := open_answer.number_in_span(text, span, rule)):
-            return _from_open_answer(hit)
-    if hit := open_answer.announced_number(text):
-        return _from_open_answer(hit)
+    boxed = last_boxed_span(text)
+    found = boxed and open_answer.number_in_span(text, boxed, "boxed")
+    if not found:
+        tagged = last_answer_tag_span(text)
+        found = tagged and open_answer.number_in_span(text, tagged, "answer_tag")
+    found = found or open_answer.announced_number(text)
+    if found:
+        return _from_open_answer(found)
     if open_answer.is_ambiguous(text):
         return _no_answer(text)
-    if hit := open_answer.lone_number(
-        text, open_answer.numbers_in_question(query.question)
-    ) or open_answer.leading_number(text):
-        return _from_open_answer(hit)
-    at = _resumption_start(text)
-    if at is None:
+    question_numbers = open_answer.numbers_in_question(query.question)
+    found = open_answer.lone_number(text, question_numbers) or open_answer.leading_number(text)
+    if found:
+        return _from_open_answer(found)
+    start = _resumption_start(text)
+    if start is None:
         return _no_answer(text)
-    known, rest = open_answer.numbers_in_question(query.question), text[at:]
-    hit = open_answer.bold_number(rest, text_with_emphasis[at:], known) or open_answer.concluding_number(
-        rest, query.question, known
-    )
-    return _shift(_from_open_answer(hit), at) if hit else _no_answer(text)
-
-
-def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | None:
-    """Answer tags around more than an answer: what stands there is read as a response, unless a box comes after."""
-    told = last_answer_tag_span(text) if expected_type in ("choice", "number") else None
-    inner = text[slice(*told)] if told else ""
-    sentence = expected_type == "number" and inner.count(" ") > _MAX_NUMBER_WORDS
-    if told is None or not (len(inner) > _MAX_TERSE_CHARS or sentence or any(phrases.find_answer_phrases(inner))):
-        return None
-    box = last_boxed_span(text)
-    return None if box and box.start > told.end else told
-
-
-def _shift(extraction: Extraction, offset: int) -> Extraction:
-    return replace(extraction, start=extraction.start + offset, end=extraction.end + offset) if offset else extraction
-
-
-def _resumption_start(text: str) -> int | None:
-    """From where a text that announces nothing may still answer: the start; after it declined, where it goes on to."""
-    declined = phrases.find_refusal(text)
-    if declined is None:
-        return 0
-    resumed = phrases.RESUMPTION.search(text, declined[1])
-    return resumed and resumed.start()
-
-
-def _no_answer(text: str) -> Extraction:
-    declined = phrases.find_refusal(text)
-    return (
-        Extraction(None, "refusal", *declined, "refusal")
-        if declined
-        else Extraction(None, "nothing", 0, len(text), "no_answer")
-    )
-
-
-def _from_option(chosen: ChosenOption, letters: tuple[str, ...]) -> Extraction:
-    return Extraction(letters[chosen.option_index], chosen.rule, chosen.start, chosen.end)
-
-
-def _from_open_answer(answer: open_answer.OpenAnswer) -> Extraction:
-    return Extraction(answer.value, answer.rule, answer.start, answer.end, number=answer.number)
+    rest = text[start:]
+    found = open_answer.bold_number(rest, text_with_emphasis[start:], question_numbers)
+    found = found or open_answer.concluding_number(rest, query.question, question_numbers)
+    return _shift(_from_open_answer(found), start) if found else _no_answer(text)
 
 
 def _extract_text(text: str) -> Extraction:
-    """Free text: what stands in a box or in tags, what is announced, else all there is."""
-    if span := last_boxed_span(text):
-        return _extract_span(text, span, "boxed")
-    told = last_answer_tag_span(text)
-    part = told or CharSpan(0, len(text))
-    for place in phrases.find_answer_phrases(text[slice(*part)]):
-        at = part.start + place
-        span = CharSpan(at, min(part.end, sentence_end(text, at)))
-        if text[slice(*span)].strip(_STRIP_CHARS):
-            return _extract_span(text, span, "answer_tag" if told else "announced_text")
-    return _extract_span(text, part, "answer_tag" if told else "whole_text")
+    """Return the content of a box or of answer tags, else what is announced, else the whole text."""
+    boxed = last_boxed_span(text)
+    if boxed:
+        return _extract_span(text, boxed, "boxed")
+    tagged = last_answer_tag_span(text)
+    searched = tagged or CharSpan(0, len(text))
+    for offset in phrases.find_answer_phrases(text[slice(*searched)]):
+        start = searched.start + offset
+        announced = CharSpan(start, min(searched.end, sentence_end(text, start)))
+        if text[slice(*announced)].strip(_STRIP_CHARS):
+            return _extract_span(text, announced, "answer_tag" if tagged else "announced_text")
+    return _extract_span(text, searched, "answer_tag" if tagged else "whole_text")
 
 
 def _extract_span(text: str, span: CharSpan, rule: str) -> Extraction:
     value = text[slice(*span)].strip(_STRIP_CHARS)
+    if not value:
+        return Extraction(None, "empty", *span, "no_answer")
     start = text.find(value, span.start)
-    return (
-        Extraction(value, rule, start, start + len(value)) if value else Extraction(None, "empty", *span, "no_answer")
-    )
+    return Extraction(value, rule, start, start + len(value))
 
 
 def _extract_boxes(text: str) -> Extraction:
@@ -204,19 +178,74 @@ def _extract_boxes(text: str) -> Extraction:
 
 
 def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:
-    """The last box or point within answer tags or a box, else in all of the text; a box counts as its centre."""
-    for find, rule in (
-        (last_answer_tag_span, "answer_tag"),
-        (last_boxed_span, "boxed"),
-        (lambda text: CharSpan(0, len(text)), f"last_{expected_type}"),
-    ):
-        span = find(text)
-        inner = text[slice(*span)] if span else ""
-        found = [*find_boxes(inner)] or ([*find_points(inner)] if expected_type == "point" else [])
-        if span and found:
+    """Return the last box or point in answer tags, else in a box, else anywhere; as a point, a box is its centre."""
+    searched = (
+        (last_answer_tag_span(text), "answer_tag"),
+        (last_boxed_span(text), "boxed"),
+        (CharSpan(0, len(text)), f"last_{expected_type}"),
+    )
+    for span, rule in searched:
+        if span is None:
+            continue
+        inner = text[slice(*span)]
+        found = list(find_boxes(inner))
+        if not found and expected_type == "point":
+            found = list(find_points(inner))
+        if found:
             values, place = found[-1]
             if expected_type == "point" and len(values) == 4:
                 values = ((values[0] + values[2]) / 2, (values[1] + values[3]) / 2)
             start, end = span.start + place.start, span.start + place.end
             return Extraction(text[start:end], rule, start, end, regions=(Region(values),))
     return _no_answer(text)
+
+
+def _tagged_response_span(text: str, expected_type: ExpectedType) -> CharSpan | None:
+    """Return the content of answer tags that hold a whole explanation, which is then read like a response.
+
+    None where the tags hold a bare answer, or a box comes behind them.
+    """
+    tagged = last_answer_tag_span(text) if expected_type in ("choice", "number") else None
+    if tagged is None:
+        return None
+    inner = text[slice(*tagged)]
+    is_sentence = expected_type == "number" and inner.count(" ") > _MAX_NUMBER_WORDS
+    if len(inner) <= _MAX_TERSE_CHARS and not is_sentence and not any(phrases.find_answer_phrases(inner)):
+        return None
+    boxed = last_boxed_span(text)
+    return None if boxed and boxed.start > tagged.end else tagged
+
+
+def _resumption_start(text: str) -> int | None:
+    """Return from where a text without an announced answer may still give one.
+
+    That is its start, or, when it declines to answer, the place where it goes on to answer all the same; None when it
+    does not.
+    """
+    refusal = phrases.find_refusal(text)
+    if refusal is None:
+        return 0
+    resumption = phrases.RESUMPTION.search(text, refusal[1])
+    return resumption and resumption.start()
+
+
+def _no_answer(text: str) -> Extraction:
+    refusal = phrases.find_refusal(text)
+    if refusal:
+        return Extraction(None, "refusal", *refusal, "refusal")
+    return Extraction(None, "nothing", 0, len(text), "no_answer")
+
+
+def _from_option(chosen: ChosenOption, letters: tuple[str, ...]) -> Extraction:
+    return Extraction(letters[chosen.option_index], chosen.rule, chosen.start, chosen.end)
+
+
+def _from_open_answer(answer: open_answer.OpenAnswer) -> Extraction:
+    return Extraction(answer.value, answer.rule, answer.start, answer.end, number=answer.number)
+
+
+def _shift(extraction: Extraction, offset: int) -> Extraction:
+    """Return the extraction from a part of the response that begins at `offset`, with places in the whole response."""
+    if not offset:
+        return extraction
+    return replace(extraction, start=extraction.start + offset, end=extraction.end + offset)

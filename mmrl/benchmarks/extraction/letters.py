@@ -1,4 +1,4 @@
-"""The letters of options in a response: after the words that announce one, in its last sentence, anywhere."""
+"""Letters of options in a response: behind an announcement, in the last sentence, or anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.benchmarks.extraction.options import AnswerOptions
 from mmrl.benchmarks.extraction.text import CharSpan
 
 LATEX_WRAPPER: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
-"""What LaTeX sets a letter or text in."""
+"""LaTeX command around a letter or text, to its opening brace."""
 _LABEL_PREFIX: Final = rf"[\s\"'\[<{{$:]*(?:(?:\\[(\[]|{LATEX_WRAPPER})[\s$]*)*"
 _OPTION_LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
@@ -24,7 +24,7 @@ _SECOND_LETTER: Final = re.compile(
     r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
-"""A second letter: what names two options chooses neither."""
+"""A second letter behind the first; who names two options chooses neither."""
 _LEADING_LABEL: Final = re.compile(
     r"[\s\"'\[{]*(?:(?i:answer|option|choice)\s*:?\s*)?"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
@@ -34,7 +34,15 @@ _ANY_LABEL: Final = re.compile(
     r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
 _UNCLOSED_BRACKET: Final = re.compile(r"\([^()\n]{0,38}$")
-"""A bracket that was opened and not closed: what follows closes it, and is no label."""
+"""A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it."""
+_ELIMINATION_WINDOW: Final = 60
+"""Characters before a letter in which "eliminate" excludes it."""
+_MAX_LETTER_SENTENCE_CHARS: Final = 60
+"""Characters of the longest last sentence that may be nothing but a letter."""
+_CONCLUDING_WINDOW: Final = 40
+"""Characters at the end of a sentence that may name a letter after a comma."""
+_MAX_LISTED_LINES: Final = 40
+"""Lines at the start of a response that may list options."""
 _LONE_LETTER: Final = re.compile(
     r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b|\s*(?:选项|项)?是?正确)", re.M
 )
@@ -48,7 +56,8 @@ _TAKEN_BEFORE: Final = re.compile(
 )
 _LAST_SENTENCE_LETTER: Final = re.compile(
     r"[\W_]*(?:(?:text|mathrm|mathbf)\w*\s*\{)?"
-    rf"(?i:(?:(?:and|but)\s+)?{phrases.CONCLUSION_WORD}?[,:]?\s*(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
+    rf"(?i:(?:(?:and|but)\s+)?{phrases.CONCLUSION_WORD}?[,:]?\s*"
+    r"(?:(?:it|this|that)\s*(?:is|'s|must be|should be|has to be)\s+)?"
     r"(?:option|choice)?)\s*[(\[]?([A-Z])[)\]]?(?:\s+it is)?[.!]?[\W_]*\Z"
 )
 _CONCLUDING_LETTER: Final = re.compile(
@@ -57,101 +66,121 @@ _CONCLUDING_LETTER: Final = re.compile(
 
 
 class ChosenOption(NamedTuple):
-    """The place of an option and where the response names it."""
+    """An option that a response names."""
 
     option_index: int
+    """0 is A."""
     rule: str
+    """Name of the rule that found it."""
     start: int
+    """First character of the words that name it."""
     end: int
+    """Character behind them."""
 
 
 def label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
-    """The letter that the words from `at` on give; none where they give two."""
+    """Return the option whose letter stands at a position; None where two letters do."""
     match = _OPTION_LABEL.match(text, position)
     letter = match and match[match.lastindex or 0]
     if match is None or letter is None:
-        bare = _BARE_LABEL.match(text, position)
-        place = options.index_of_letter(bare[1]) if bare else None
-        if bare is None or place is None:
-            return None
-        rest = bare[2].strip(" .\"'")
-        own = options.index_of_text(rest) == place or (bare[1] != "A" and not rest[:1].islower())
-        return ChosenOption(place, "announced_letter", bare.start(1), bare.end(1)) if own else None
-    place, (start, end) = options.index_of_letter(letter), match.span(match.lastindex or 0)
-    if place is None or second_letter(text, letter, match.end()):
+        return _bare_label_at(text, position, options)
+    option_index = options.index_of_letter(letter)
+    if option_index is None or second_letter(text, letter, match.end()):
         return None
-    return ChosenOption(place, "announced_letter", start, end)
+    return ChosenOption(option_index, "announced_letter", *match.span(match.lastindex or 0))
 
 
 def second_letter(text: str, letter: str, end: int) -> str | None:
-    """The other letter that is named beside the one that ends there."""
-    another = _SECOND_LETTER.match(text, end)
-    other = (another[1] or another[2]) if another else None
+    """Return the letter that is named beside the one that ends at `end`, if it is another."""
+    match = _SECOND_LETTER.match(text, end)
+    other = (match[1] or match[2]) if match else None
     return None if other == letter else other
 
 
 def leading_label(text: str) -> tuple[str, int] | None:
-    """The letter that a text begins with, and where it ends."""
+    """Return the letter that a text begins with, and the place behind it."""
     match = _LEADING_LABEL.match(text)
     return (next(filter(None, match.groups())), match.end()) if match else None
 
 
 def taken_letter(text: str, options: AnswerOptions) -> ChosenOption | None:
-    """The last letter that the response says it takes, or is left with."""
-    for match in reversed([*_LONE_LETTER.finditer(text)]):
-        place = options.index_of_letter(match[1])
-        said = _CORRECT_AFTER.match(text, match.end()) or _TAKEN_BEFORE.search(
-            text, max(0, match.start() - 60), match.start()
-        )
-        if place is not None and said:
-            return ChosenOption(place, "taken_letter", match.start(1), match.end(1))
+    """Return the last letter that the response says it believes or is left with."""
+    for match in reversed(list(_LONE_LETTER.finditer(text))):
+        option_index = options.index_of_letter(match[1])
+        if option_index is None:
+            continue
+        window_start = max(0, match.start() - _ELIMINATION_WINDOW)
+        if _CORRECT_AFTER.match(text, match.end()) or _TAKEN_BEFORE.search(text, window_start, match.start()):
+            return ChosenOption(option_index, "taken_letter", match.start(1), match.end(1))
     return None
 
 
-def last_letter(text: str, sentence_span: CharSpan, options: AnswerOptions) -> ChosenOption | None:
-    """The letter that the last sentence is all of, or ends with: "B", "Therefore, B.", ".., so B it is."."""
-    match = (
-        _LAST_SENTENCE_LETTER.match(text, sentence_span.start, sentence_span.end)
-        if sentence_span.end - sentence_span.start < 60
-        else None
-    )
-    match = match or _CONCLUDING_LETTER.search(
-        text, max(sentence_span.start, sentence_span.end - 40), sentence_span.end
-    )
-    place = options.index_of_letter(match[1]) if match else None
-    return None if match is None or place is None else ChosenOption(place, "last_letter", match.start(1), match.end(1))
+def last_letter(text: str, sentence: CharSpan, options: AnswerOptions) -> ChosenOption | None:
+    """Return the letter that the last sentence consists of or ends with: "B", "Therefore, B.", ".., so B it is."."""
+    match = None
+    if sentence.end - sentence.start < _MAX_LETTER_SENTENCE_CHARS:
+        match = _LAST_SENTENCE_LETTER.match(text, sentence.start, sentence.end)
+    if match is None:
+        window_start = max(sentence.start, sentence.end - _CONCLUDING_WINDOW)
+        match = _CONCLUDING_LETTER.search(text, window_start, sentence.end)
+    option_index = options.index_of_letter(match[1]) if match else None
+    if match is None or option_index is None:
+        return None
+    return ChosenOption(option_index, "last_letter", match.start(1), match.end(1))
 
 
 def find_labels(text: str, options: AnswerOptions) -> Iterator[ChosenOption]:
-    """Every letter that is plainly that of an option, and is not said to be none of the answer."""
+    """Yield every letter that is plainly that of an option, except those that the response eliminates."""
     for match in _ANY_LABEL.finditer(text):
         letter = next(filter(None, match.groups()))
         if match[2] and _UNCLOSED_BRACKET.search(text, max(0, match.start() - 40), match.start()):
             continue
-        if phrases.ELIMINATED_BEFORE.search(text, max(0, match.start() - 60), match.start()):
+        window_start = max(0, match.start() - _ELIMINATION_WINDOW)
+        if phrases.ELIMINATED_BEFORE.search(text, window_start, match.start()):
             continue
-        for one in filter(None, (letter, second_letter(text, letter, match.end()))):
-            if (place := options.index_of_letter(one)) is not None:
-                yield ChosenOption(place, "letter", match.start(), match.end())
+        for named in (letter, second_letter(text, letter, match.end())):
+            option_index = options.index_of_letter(named) if named else None
+            if option_index is not None:
+                yield ChosenOption(option_index, "letter", match.start(), match.end())
 
 
 def listed_letters(text: str) -> set[str]:
-    """The letters with which lines of a text begin."""
-    return {found[0] for line in text.splitlines()[:40] if (found := leading_label(line))}
+    """Return the letters that lines of a text begin with."""
+    found = set()
+    for line in text.splitlines()[:_MAX_LISTED_LINES]:
+        label = leading_label(line)
+        if label:
+            found.add(label[0])
+    return found
 
 
 def blank_out_listing(text: str, options: AnswerOptions) -> str:
-    """The same text, as long, the lines of a list of options blank; all options told in a row are such a list."""
+    """Return a text of the same length without its list of options, on lines or in a row."""
     if len(listed_letters(text)) < 2:
         return _blank_out_row(text, options)
-    return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in text.splitlines(keepends=True))
+    lines = text.splitlines(keepends=True)
+    return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
+
+
+def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
+    """Return the option of a letter that is followed by its text, such as "B 5".
+
+    An A followed by other words in lower case is an article.
+    """
+    match = _BARE_LABEL.match(text, position)
+    option_index = options.index_of_letter(match[1]) if match else None
+    if match is None or option_index is None:
+        return None
+    rest = match[2].strip(" .\"'")
+    is_label = options.index_of_text(rest) == option_index or (match[1] != "A" and not rest[:1].islower())
+    return ChosenOption(option_index, "announced_letter", *match.span(1)) if is_label else None
 
 
 def _blank_out_row(text: str, options: AnswerOptions) -> str:
-    """The same text, as long, each option's letter and text blank where they first stand, if all of them do."""
-    told = [f"{letter}) {written}" for letter, written in zip(options.letters, options.texts, strict=True)]
-    if not all(each in text for each in told):
+    """Blank out the first "A) text", "B) text", ..., if a text has them for every option."""
+    listed = [f"{letter}) {option}" for letter, option in zip(options.letters, options.texts, strict=True)]
+    if not all(entry in text for entry in listed):
         return text
-    for each in told:
-        text = text.replace(each, " " * len(each), 1)
+    for entry in listed:
+        text = text.replace(entry, " " * len(entry), 1)
     return text

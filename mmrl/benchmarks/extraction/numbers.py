@@ -1,4 +1,4 @@
-r"""Numbers as models write them: 1,234.5, 3/4, \frac{3}{4}, 2.5 x 10^{-3}, twenty-five; never dates or ordinals."""
+r"""Numbers as models write them: 1,234.5, 3/4, \frac{3}{4}, 2.5 x 10^{-3}, twenty-five; no dates and no ordinals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-_MAX_NUMBER_CHARS: Final = 40  # characters of a number
+_MAX_NUMBER_CHARS: Final = 40
+"""Characters of the longest number; more digits are no answer."""
+_MAX_SINGLE_CHARS: Final = 200
+"""Characters of the longest text that may be one number."""
+_MAX_EXPONENT: Final = 300
+"""Exponents from here on overflow or are no answer."""
+_LABEL_WINDOW: Final = 14
+"""Characters before a number in which a word such as "Step" makes it a label."""
+_PRONOUN_WINDOW: Final = 9
+"""Characters before "one" in which a word such as "the" makes it a pronoun."""
 _NUMBER: Final = re.compile(
     r"(?<![A-Za-z0-9_.^\\{-])(?<!\d[:/])(?P<sign>[-+]?)(?:[$\u20ac\u00a3\u00a5S][ ]?)?"
     r"(?P<digits>\d{1,3}(?:(?:,|\{,\}|\\[,!])\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
@@ -21,7 +30,7 @@ _FRACTION: Final = re.compile(
     r"\s*\{\s*(?P<below>\d{1,20}(?:\.\d{1,20})?)\s*\}"
 )
 _THOUSANDS_SEPARATOR: Final = re.compile(r"[,{}\\!]")
-"""What stands between thousands."""
+"""Signs between groups of three digits, those of LaTeX included."""
 _NON_NUMBER_SUFFIX: Final = re.compile(
     r"(?:st|nd|rd|th)\b|\^(?!\s*\{?\s*(?:\\circ|°|o\b))|:\d|-\d+-\d|/\d+/\d|[A-Za-z]{0,3}_"
 )
@@ -56,75 +65,89 @@ _PRONOUN_BEFORE: Final = re.compile(
 
 
 class Number(NamedTuple):
-    """A number and where it stands."""
+    """A number in a text."""
 
     value: float
     start: int
+    """First character, that of a sign or a currency included."""
     end: int
+    """Character behind it."""
 
 
 def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
-    """Numbers written in digits, in reading order; no ordinals, dates, clock times, labels, list markers, exponents."""
+    """Yield the numbers in digits in reading order; no ordinals, dates, times of day, labels, list markers, exponents.
+
+    Args:
+        text: any text.
+        start: character to begin at.
+        end: character to end before; the end of the text by default.
+    """
     stop = len(text) if end is None else end
-    fractions = [*_find_fractions(text, start, stop)] if "frac" in text else []
-    found = fractions[:]
+    # LaTeX fractions come first, since their parts must not count as numbers of their own.
+    fractions = list(_find_fractions(text, start, stop)) if "frac" in text else []
+    numbers = list(fractions)
     for match in _NUMBER.finditer(text, start, stop):
         value = _parse_value(match)
         if value is None or _NON_NUMBER_SUFFIX.match(text, match.end()) or _is_label(text, match):
             continue
-        if not any(one.start <= match.start() < one.end for one in fractions[:8]):
-            found.append(Number(value, match.start(), match.end()))
-    yield from sorted(found, key=lambda one: one.start) if fractions else found
+        if not any(fraction.start <= match.start() < fraction.end for fraction in fractions[:8]):
+            numbers.append(Number(value, match.start(), match.end()))
+    yield from sorted(numbers, key=lambda number: number.start) if fractions else numbers
 
 
 def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
-    """Numbers written as words, up to hundreds and beyond in round steps; not the pronoun in "the one" or "one of"."""
+    """Yield the numbers in words up to 99, and these times a hundred, thousand, million or billion.
+
+    The pronoun in "the one" or "one of" is no number.
+    """
     stop = len(text) if end is None else end
     for match in _NUMBER_WORD.finditer(text, start, stop):
         word = match[0].lower()
-        if word == "one" and (
-            _NOT_COUNT_AFTER.match(text, match.end())
-            or _PRONOUN_BEFORE.search(text, max(0, match.start() - 9), match.start())
-        ):
+        if word == "one" and _is_pronoun(text, match):
             continue
         value = sum(_WORD_VALUES[part] for part in re.split("[- ]", word))
         scale = _SCALE_WORD.match(text, match.end())
-        yield Number(
-            float(value * _SCALE_VALUES[scale[1].lower()] if scale else value), match.start(), (scale or match).end()
-        )
+        if scale:
+            yield Number(float(value * _SCALE_VALUES[scale[1].lower()]), match.start(), scale.end())
+        else:
+            yield Number(float(value), match.start(), match.end())
 
 
 def parse_single_number(text: str) -> float | None:
-    """The one number that a short text is, with or without a unit; None where there is none, or more."""
-    found = [*find_numbers(text)] if len(text) <= 200 else []
-    return found[0].value if len(found) == 1 else None
+    """Return the one number of a short text, with or without a unit; None for none, or for several."""
+    numbers = list(find_numbers(text)) if len(text) <= _MAX_SINGLE_CHARS else []
+    return numbers[0].value if len(numbers) == 1 else None
 
 
 def _find_fractions(text: str, start: int, stop: int) -> Iterator[Number]:
     for match in _FRACTION.finditer(text, start, stop):
-        below = float(match["below"])
-        if below:
-            value = float(match["over"]) / below
+        denominator = float(match["below"])
+        if denominator:
+            value = float(match["over"]) / denominator
             yield Number(-value if match["sign"] else value, match.start(), match.end())
 
 
 def _parse_value(match: re.Match[str]) -> float | None:
-    """The value of a match; None where it is beyond all use."""
+    """Return the value of a match; None for one that is too long, too large or divided by zero."""
     if match.end() - match.start() > _MAX_NUMBER_CHARS:
         return None
     value = float(_THOUSANDS_SEPARATOR.sub("", match["digits"]))
-    if power := match["power"] or match["exponent"]:
-        value *= 10.0 ** int(power) if abs(int(power)) < 300 else math.inf
+    exponent = match["power"] or match["exponent"]
+    if exponent:
+        value *= 10.0 ** int(exponent) if abs(int(exponent)) < _MAX_EXPONENT else math.inf
     elif match["under"]:
-        under = float(match["under"])
-        value = value / under if under else math.inf
-    return (-value if match["sign"] == "-" else value) if math.isfinite(value) else None
+        denominator = float(match["under"])
+        value = value / denominator if denominator else math.inf
+    if not math.isfinite(value):
+        return None
+    return -value if match["sign"] == "-" else value
 
 
 def _is_label(text: str, match: re.Match[str]) -> bool:
-    """Whether a number counts steps, figures, days of a month or the items of a list."""
-    before = text[max(0, match.start() - 14) : match.start("digits")]
+    """Return True for a number that counts steps, figures, days of a month or the items of a list."""
+    before = text[max(0, match.start() - _LABEL_WINDOW) : match.start("digits")]
     last = before.rstrip(" (#")[-1:]
+    # The check of one character first: the pattern is slow, and most numbers follow a space or a sign.
     if (last.isalpha() or last == ".") and _LABEL_BEFORE.search(before):
         return True
     return bool(
@@ -133,3 +156,9 @@ def _is_label(text: str, match: re.Match[str]) -> bool:
         and match["digits"].isdigit()
         and len(match["digits"]) < 3
     )
+
+
+def _is_pronoun(text: str, match: re.Match[str]) -> bool:
+    if _NOT_COUNT_AFTER.match(text, match.end()):
+        return True
+    return _PRONOUN_BEFORE.search(text, max(0, match.start() - _PRONOUN_WINDOW), match.start()) is not None

@@ -1,4 +1,4 @@
-"""Which number, list or text a response gives where there are no options."""
+"""Rules that find the number or list that a response gives to a question without options."""
 
 from __future__ import annotations
 
@@ -33,184 +33,245 @@ _RANGE_TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
 _OR_BETWEEN: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")
 _BETWEEN_WORD: Final = re.compile(r"\bbetween[^\d\n]{0,12}$", re.IGNORECASE)
 _NUMBER_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ ])?-?[\d.]{1,12})+[^\w\n]*\Z")
-"""Numbers in a row and nothing else."""
+"""Numbers in a row and nothing else, such as "3, 5 and 7"."""
 _NEGATED_BEFORE: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
 _AFTER_LEADING_NUMBER: Final = re.compile(
     r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
-"""What comes after a number that is given first, to be explained."""
+"""Text behind a number that is given first and then explained: a unit, and the end of the line or "Because"."""
 _NUMBER_START_CHARS: Final = "+-.\\S\u20ac\u00a3\u00a5"
-"""What a number begins with, but for digits: signs, fractions, currencies."""
+"""Characters besides digits that a number may begin with: signs, fractions, currencies."""
 _BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
 _BOLD_TEXT: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
+_MAX_LONE_CHARS: Final = 60
+"""Characters of a text whose only number is its answer."""
+_MAX_SENTENCES: Final = 60
+"""Sentences at the end of a response in which a conclusion is looked for."""
+_MIN_SHARED_WORDS: Final = 0.4
+"""Share of the question's words that a sentence must have to answer it."""
+_EQUATION_WINDOW: Final = 40
+"""Characters behind the last = in which its result stands."""
 
 
 class OpenAnswer(NamedTuple):
-    """A value as the response writes it, and where."""
+    """An answer as the response writes it."""
 
     value: str
+    """The text of the answer."""
     rule: str
+    """Name of the rule that found it."""
     start: int
+    """First character of the answer."""
     end: int
+    """Character behind it."""
     number: float | None = None
+    """Value of a number."""
 
 
 def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
-    """The number that the content of a box or of answer tags is."""
+    """Return the number that the content of a box or of answer tags states."""
     inner = text[slice(*span)]
-    found = None if phrases.REFUSAL.search(inner) else _stated_number(inner, CharSpan(0, len(inner)), frozenset())
-    return _to_open_answer(
-        text, found and found._replace(start=span.start + found.start, end=span.start + found.end), rule
-    )
+    if phrases.REFUSAL.search(inner):
+        return None
+    number = _stated_number(inner, CharSpan(0, len(inner)), frozenset())
+    if number is None:
+        return None
+    return _to_open_answer(text, _shift(number, span.start), rule)
 
 
 @lru_cache(maxsize=4096)  # many responses answer one question
 def numbers_in_question(question: str) -> frozenset[float]:
-    """The numbers that a question tells."""
+    """Return the numbers that a question gives, in digits or words."""
     return frozenset(number.value for number in (*find_numbers(question), *find_number_words(question)))
 
 
 def announced_number(text: str) -> OpenAnswer | None:
-    """The number that the last announcement of an answer names."""
-    for at in phrases.find_answer_phrases(text):
-        part = CharSpan(at, sentence_end(text, at))
-        found = None if phrases.REFUSAL.search(text, *part) else _stated_number(text, part, frozenset())
-        if found is not None:
-            return _to_open_answer(text, found, "announced_number")
+    """Return the number behind the last phrase that announces an answer."""
+    for position in phrases.find_answer_phrases(text):
+        span = CharSpan(position, sentence_end(text, position))
+        if phrases.REFUSAL.search(text, *span):
+            continue
+        number = _stated_number(text, span, frozenset())
+        if number is not None:
+            return _to_open_answer(text, number, "announced_number")
     return None
 
 
 def lone_number(text: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
-    """The one number of a text that says little else."""
-    if len(text) > 60 or phrases.REFUSAL.search(text):
+    """Return the one number of a text that says little else."""
+    if len(text) > _MAX_LONE_CHARS or phrases.REFUSAL.search(text):
         return None
-    found = [one for one in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, one)]
-    found = [one for one in found if one.value not in question_numbers] or found
-    return _to_open_answer(text, found[0], "lone_number") if len(found) == 1 else None
+    numbers = [number for number in (*find_numbers(text), *find_number_words(text)) if not _is_negated(text, number)]
+    numbers = [number for number in numbers if number.value not in question_numbers] or numbers
+    return _to_open_answer(text, numbers[0], "lone_number") if len(numbers) == 1 else None
 
 
 def leading_number(text: str) -> OpenAnswer | None:
-    """The number that a text begins with, alone in its line or to be explained, where nothing after it concludes."""
-    lead = text.lstrip(" \t\n$")[:1]
-    found = next(find_numbers(text), None) if lead.isdigit() or lead in _NUMBER_START_CHARS else None
-    if found is None or text[: found.start].strip(" \t\n$") or not _AFTER_LEADING_NUMBER.match(text, found.end):
+    """Return the number that a text begins with, alone in its line or explained after it.
+
+    None where a later sentence concludes something else.
+    """
+    first_char = text.lstrip(" \t\n$")[:1]
+    if not (first_char.isdigit() or first_char in _NUMBER_START_CHARS):
         return None
-    rest = (part for part in iter_sentences_backwards(text) if part.start >= found.end)
-    return (
-        None
-        if any(phrases.CONCLUSION_START.match(text, *part) for part in rest)
-        else _to_open_answer(text, found, "first_number")
-    )
+    number = next(find_numbers(text), None)
+    if number is None or text[: number.start].strip(" \t\n$") or not _AFTER_LEADING_NUMBER.match(text, number.end):
+        return None
+    for sentence in iter_sentences_backwards(text):
+        if sentence.start >= number.end and phrases.CONCLUSION_START.match(text, *sentence):
+            return None
+    return _to_open_answer(text, number, "first_number")
 
 
 def is_ambiguous(text: str) -> bool:
-    """Whether a box, answer tags or else the last announcement names several numbers, and so none."""
-    at = next(phrases.find_answer_phrases(text), None)
-    announced = None if at is None else CharSpan(at, sentence_end(text, at))
-    part = last_boxed_span(text) or last_answer_tag_span(text) or announced
-    inner = text[slice(*part)] if part else ""
-    return _names_several(inner, CharSpan(0, len(inner)), [*find_numbers(inner)])
+    """Return True when a box, answer tags or the last announcement leaves open which of several numbers it is."""
+    position = next(phrases.find_answer_phrases(text), None)
+    announced = None if position is None else CharSpan(position, sentence_end(text, position))
+    span = last_boxed_span(text) or last_answer_tag_span(text) or announced
+    inner = text[slice(*span)] if span else ""
+    return _leaves_open(inner, CharSpan(0, len(inner)), list(find_numbers(inner)))
 
 
 def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
-    """The number in bold in the last sentence that concludes, else the first in bold; `marked` has the marks."""
-    bold = [CharSpan(*match.span()) for match in _BOLD_TEXT.finditer(text_with_emphasis)]
-    stated = [
-        found
-        for span in bold
-        if (found := _stated_number(text, span, question_numbers)) and found.value not in question_numbers
-    ]
-    concluding = [
-        found for found in stated if phrases.is_conclusion(text, sentence_start(text, found.start), found.start)
-    ]
-    best = concluding[-1] if concluding else next(iter(stated), None)
-    return _to_open_answer(text, best, "bold_number")
+    """Return the number in bold in the last sentence that concludes, else the first number in bold.
+
+    Args:
+        text: the response with its emphasis blanked out.
+        text_with_emphasis: the same text, as long, with its asterisks.
+        question_numbers: numbers that the question gives; these are no answers.
+    """
+    stated = []
+    for match in _BOLD_TEXT.finditer(text_with_emphasis):
+        number = _stated_number(text, CharSpan(*match.span()), question_numbers)
+        if number is not None and number.value not in question_numbers:
+            stated.append(number)
+    if not stated:
+        return None
+    for number in reversed(stated):
+        if phrases.is_conclusion(text, sentence_start(text, number.start), number.start):
+            return _to_open_answer(text, number, "bold_number")
+    return _to_open_answer(text, stated[0], "bold_number")
 
 
 def concluding_number(text: str, question: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
-    """The number of the last sentence that concludes; else of the one most like the question; else of the last."""
-    parts = [part for part in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, part.start)][:60]
-    stated = [
-        (part, found) for part in parts if (found := _stated_number(text, part, question_numbers, prefer_last=True))
+    """Return the number of the last sentence that concludes, else of the one most like the question, else the last."""
+    sentences = [
+        sentence for sentence in iter_sentences_backwards(text) if not _CLOSING_REMARK.match(text, sentence.start)
     ]
+    stated = []
+    for sentence in sentences[:_MAX_SENTENCES]:
+        number = _stated_number(text, sentence, question_numbers, prefer_last=True)
+        if number is not None:
+            stated.append((sentence, number))
     if not stated:
         return None
-    wanted, result = content_words(question), _last_equation_value(text)
+    question_words = content_words(question)
+    equation_value = _last_equation_value(text)
 
-    def standing(entry: tuple[CharSpan, Number]) -> float:
-        part, found = entry
-        if phrases.is_conclusion(text, *part) or (entry is stated[0] and found.value == result):
+    def rank(sentence: CharSpan, number: Number) -> float:
+        is_last_equation = sentence == stated[0][0] and number.value == equation_value
+        if phrases.is_conclusion(text, *sentence) or is_last_equation:
             return 2.0
-        if found.value in question_numbers or phrases.PLAN_START.match(text, part.start) or not wanted:
+        is_plan = phrases.PLAN_START.match(text, sentence.start) is not None
+        if number.value in question_numbers or is_plan or not question_words:
             return 0.0
-        share = len(wanted & content_words(text[slice(*part)])) / len(wanted)
-        return share if share >= 0.4 else 0.0
+        share = len(question_words & content_words(text[slice(*sentence)])) / len(question_words)
+        return share if share >= _MIN_SHARED_WORDS else 0.0
 
-    return _to_open_answer(text, max(stated, key=standing)[1], "concluding_number")
-
-
-def _last_equation_value(text: str) -> float | None:
-    """What the last equation of a text comes to."""
-    equals = text.rfind("=")
-    return next((one.value for one in find_numbers(text, equals, equals + 40)), None) if equals >= 0 else None
+    # Sentences come last first, and `max` keeps the first of equals.
+    best = max(stated, key=lambda entry: rank(*entry))
+    return _to_open_answer(text, best[1], "concluding_number")
 
 
 def last_list(text: str) -> OpenAnswer | None:
-    """The last list in brackets."""
-    found = [*_BRACKETED_LIST.finditer(text)]
-    return OpenAnswer(found[-1][0], "last_list", found[-1].start(), found[-1].end()) if found else None
+    """Return the last list in brackets."""
+    matches = list(_BRACKETED_LIST.finditer(text))
+    return OpenAnswer(matches[-1][0], "last_list", *matches[-1].span()) if matches else None
+
+
+def _last_equation_value(text: str) -> float | None:
+    """Return the first number behind the last = of a text."""
+    equals = text.rfind("=")
+    if equals < 0:
+        return None
+    return next((number.value for number in find_numbers(text, equals, equals + _EQUATION_WINDOW)), None)
 
 
 def _stated_number(
-    text: str, part: CharSpan, question_numbers: frozenset[float], *, prefer_last: bool = False
+    text: str, span: CharSpan, question_numbers: frozenset[float], *, prefer_last: bool = False
 ) -> Number | None:
-    """The number that a part of a text states: after its last =, after its last verb, or first; not one asked about."""
-    digits = [one for one in find_numbers(text, *part) if not _is_negated(text, one)]
-    found = [one for one in digits if one.value not in question_numbers]
-    found = (
-        found
-        or [one for one in find_number_words(text, *part) if one.value not in question_numbers or not digits]
-        or digits
-    )
-    if len(found) <= 1:
-        return found[0] if found else None
-    if _names_several(text, part, found, single_expected=not prefer_last):
-        return None
-    clause = _SUBCLAUSE.search(text, found[0].end, part.end)
-    found = [one for one in found if clause is None or one.start < clause.start()]
-    if ranges := [there for here, there in pairwise(found) if _RANGE_TO.fullmatch(text, here.end, there.start)]:
-        return ranges[-1]
-    anchors = _VALUE_ANCHOR if prefer_last else _EQUALS_SIGN
-    for match in reversed([*anchors.finditer(text, part.start, found[-1].start)]):
-        return next(one for one in found if one.start >= match.start())
-    return found[-1 if prefer_last else 0]
+    """Return the number that a part of a text states; one that the question gives only if there is no other.
 
-
-def _names_several(text: str, part: CharSpan, found: Sequence[Number], *, single_expected: bool = True) -> bool:
-    """Whether a part of a text leaves open which of several numbers it is.
-
-    Where it states one `plainly`, a row of them and two that it lies between do so as well.
+    Of several numbers it is the one behind the last equals sign, else the first. With `prefer_last` it is the one
+    behind the last verb, else the last.
     """
-    pairs = [(here, there) for here, there in pairwise(found) if there.value not in (here.value, 100 * here.value)]
-    if any(_OR_BETWEEN.fullmatch(text, here.end, there.start) for here, there in pairs):
+    candidates = _candidate_numbers(text, span, question_numbers)
+    if len(candidates) <= 1:
+        return candidates[0] if candidates else None
+    if _leaves_open(text, span, candidates, single_expected=not prefer_last):
+        return None
+    subclause = _SUBCLAUSE.search(text, candidates[0].end, span.end)
+    if subclause is not None:
+        candidates = [number for number in candidates if number.start < subclause.start()]
+    # "rises from 3 to 5" states 5.
+    range_ends = [
+        second for first, second in pairwise(candidates) if _RANGE_TO.fullmatch(text, first.end, second.start)
+    ]
+    if range_ends:
+        return range_ends[-1]
+    anchor_pattern = _VALUE_ANCHOR if prefer_last else _EQUALS_SIGN
+    anchors = list(anchor_pattern.finditer(text, span.start, candidates[-1].start))
+    if anchors:
+        return next(number for number in candidates if number.start >= anchors[-1].start())
+    return candidates[-1 if prefer_last else 0]
+
+
+def _candidate_numbers(text: str, span: CharSpan, question_numbers: frozenset[float]) -> list[Number]:
+    """Return the numbers in digits that the question does not give, else those in words, else all in digits."""
+    digits = [number for number in find_numbers(text, *span) if not _is_negated(text, number)]
+    new_digits = [number for number in digits if number.value not in question_numbers]
+    if new_digits:
+        return new_digits
+    in_words = []
+    for number in find_number_words(text, *span):
+        if number.value not in question_numbers or not digits:
+            in_words.append(number)
+    return in_words or digits
+
+
+def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single_expected: bool = True) -> bool:
+    """Return True when a part of a text leaves open which of several numbers it means.
+
+    "3 or 5" does. Where a single number is expected, so do a row of numbers and "between 3 and 5".
+    """
+    # 0.5 beside 50 is a share written twice.
+    pairs = [
+        (first, second) for first, second in pairwise(numbers) if second.value not in (first.value, 100 * first.value)
+    ]
+    if any(_OR_BETWEEN.fullmatch(text, first.end, second.start) for first, second in pairs):
         return True
     if not single_expected or not pairs:
         return False
-    return _NUMBER_ROW.match(text, part.start, part.end) is not None or any(
-        _BETWEEN_WORD.search(text, part.start, here.start) and text[here.end : there.start].strip() == "and"
-        for here, there in pairs
+    if _NUMBER_ROW.match(text, span.start, span.end):
+        return True
+    return any(
+        _BETWEEN_WORD.search(text, span.start, first.start) and text[first.end : second.start].strip() == "and"
+        for first, second in pairs
     )
 
 
 def _is_negated(text: str, number: Number) -> bool:
-    """Whether a number is said not to be it."""
+    """Return True for a number behind "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
 
 
-def _to_open_answer(text: str, number: Number | None, rule: str) -> OpenAnswer | None:
-    if number is None:
-        return None
+def _shift(number: Number, offset: int) -> Number:
+    return number._replace(start=number.start + offset, end=number.end + offset)
+
+
+def _to_open_answer(text: str, number: Number, rule: str) -> OpenAnswer:
     start, end = number.start, number.end
-    start += text[start] == "$" == text[end : end + 1]  # what LaTeX sets apart is no price
+    # A dollar sign on both sides is LaTeX, not a price.
+    start += text[start] == "$" == text[end : end + 1]
     return OpenAnswer(text[start:end].strip(), rule, start, end, number.value)

@@ -1,4 +1,4 @@
-"""Words that announce an answer, conclude, decline or hedge, in English and Chinese."""
+"""Phrases of responses, in English and Chinese: announcements of an answer, conclusions, refusals, negations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _ANSWER_QUALIFIER: Final = _any_of("letter", "option", "choice", "answer", "valu
 _PREPOSITION: Final = _any_of("to", "for", "of", "that", "which", "from", "among", "here", "in", "based", "on", "given")
 
 ANSWER_PHRASE: Final = re.compile(
-    r"(?=[acfgilorsw#答结故应选因所正])"  # what one of these begins with: it saves a third of the time
+    # First characters of the alternatives: looking for one of them first saves a third of the time.
+    r"(?=[acfgilorsw#答结故应选因所正])"
     + _any_of(
-        rf"\b{_ANSWER_NOUN}(?:\s+{_ANSWER_QUALIFIER})*(?:[ \t]+{_PREPOSITION}\b[^.:=\n]{{0,120}}?)?\s*(?:,[^,.\n]{{0,60}},\s*)?"
+        rf"\b{_ANSWER_NOUN}(?:\s+{_ANSWER_QUALIFIER})*(?:[ \t]+{_PREPOSITION}\b[^.:=\n]{{0,120}}?)?\s*"
+        r"(?:,[^,.\n]{0,60},\s*)?"
         rf"\b{_BE_VERB}\b(?!\s+(?:not|option\s+not)\b)(?:\s+that\b)?(?:\s*[:=])?",
         r"\b(?:answer|letter|correct (?:option|choice)(?: letter)?|final (?:value|list))s?[\"']?\s*[:=]",
         r"\bans\b\s*[:.=]|\banswer's\b",
@@ -45,50 +47,52 @@ ANSWER_PHRASE: Final = re.compile(
     ),
     re.IGNORECASE | re.MULTILINE,
 )
-"""An answer follows."""
+"""Phrases that an answer follows."""
 
 _ANSWER_PHRASE_STEMS: Final = (
     *("answer", "option", "choice", "solution", "conclusion", "final ", "choose", "select", "pick", "go with", "guess"),
     *("conclude", "####", "letter", "ans:", "ans.", "ans ", "actually", "wait", "result", "output"),
     *("答", "结果", "选", "正确"),
 )
-"""One of these is in every announcement."""
+"""Every announcement contains one of these, in lower case."""
 
-_NEGATION_WINDOW: Final = 40  # characters
+_NEGATION_WINDOW: Final = 40
+"""Characters before an announcement in which a negation denies it."""
 _MAX_PHRASES: Final = 60
-"""Announcements at the end of a response that are looked at: nobody needs more."""
+"""Announcements at the end of a response that are looked at."""
 NEGATED_BEFORE: Final = re.compile(
     r"\b(?:not|incorrect|wrong)\s+(?:the\s+)?(?:correct\s+)?$|n't\s+(?:the\s+)?(?:correct\s+)?$", re.I
 )
-"""What comes before the announcement of an answer that is none."""
+"""Words before an announcement that deny it, as in "this is not the answer"."""
 
 ELIMINATED_BEFORE: Final = re.compile(
     r"\b(?:eliminat|ruled? out|ruling out|exclud|reject|discard)[^.\n]*$", re.IGNORECASE
 )
-"""What comes before letters that are no answer."""
+"""Words before a letter that exclude it."""
 
 CORRECTNESS_WORDS: Final = ("correct", "right", "best", "accurate", "appropriate", "likely", "closest")
-"""What a letter is said to be."""
+"""Words that call a letter the answer; `LETTER_IS_CORRECT` contains one of these."""
 
 LETTER_IS_CORRECT: Final = re.compile(
     r"(?:\boption|\bchoice|\banswer)?\s*(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)(?:[^.\n]{0,80}?)"
     r"\s+(?:is|would be|seems|appears to be)\s+(?:likely\s+|probably\s+)?(?:the\s+)?(?:most\s+)?"
     rf"{_any_of(*CORRECTNESS_WORDS)}\b"
 )
-"""A letter that is said to be right."""
+"""A letter that is called correct; group 1 or 2 is the letter."""
 
 LETTER_IS_ANSWER: Final = re.compile(
     r"(?:\(([A-Za-z])\)|\b([A-Z])\b[).]?)\s+(?:is|would be)\s+the\s+(?:answer|solution)\b"
 )
-"""A letter that is said to be the answer."""
+"""A letter that is called the answer; group 1 or 2 is the letter."""
 
 _ALTERNATIVE: Final = re.compile(r"\b(?:otherwise|else|if not)\b", re.IGNORECASE)
-"""What an answer in one of two cases is told apart by."""
+"""Words that tell one of two cases from the other."""
 
 _MODAL_BE: Final = re.compile(r"\b(?:would|could|might|may) be\b", re.IGNORECASE)
+"""Verbs that announce an answer only in an imagined case."""
 
 CONDITIONAL: Final = re.compile(r"\b(?:if|assuming|suppose|unless)\b", re.IGNORECASE)
-"""What makes an announcement hold only in some case."""
+"""Words that make an announcement hold in one case only."""
 
 CONCLUSION_WORD: Final = _any_of(
     *("therefore", "thus", "hence", "so", "consequently", "in conclusion", "accordingly"),
@@ -104,7 +108,7 @@ PLAN_START: Final = re.compile(
     r"\s*(?:to (?:find|determine|calculate|solve|answer|get|compute)\b|first\b|let's\b|we (?:need|have|know)\b)",
     re.IGNORECASE,
 )
-"""How a sentence that only sets out begins."""
+"""Beginnings of sentences that only say what will be done."""
 
 _CANNOT: Final = _any_of(
     *("can\\s?not", "can't", "could not", "couldn't", "unable to", "not able to", "no way to"),
@@ -127,7 +131,8 @@ REFUSAL: Final = re.compile(
     + _any_of(
         rf"{_CANNOT}\s+(?:\w+\s+){{0,3}}?{_ANSWER_VERB}\b",
         r"(?:do|does|did)(?: not|n't) (?:have (?:enough|sufficient|access|any)|contain (?:enough|any)|specify)\b",
-        rf"\b(?:do|does|did)(?: not|n't) (?:know|provide|have the {_INFORMATION_NOUN}|include (?:any|enough|information))\b",
+        rf"\b(?:do|does|did)(?: not|n't) (?:know|provide|have the {_INFORMATION_NOUN}"
+        r"|include (?:any|enough|information))\b",
         r"(?:have|has|having|with) no (?:\w+ )?(?:access|way)\b",
         rf"(?:needs?|require|without) (?:more|additional|further|any|the) (?:\w+ ){{0,3}}?{_INFORMATION_NOUN}\b",
         r"(?:not enough|insufficient|no) (?:\w+ ){0,2}?(?:information|context|data|details?)\b",
@@ -140,25 +145,26 @@ REFUSAL: Final = re.compile(
     + "|无法|不能确定|没有提供|抱歉|需要更多|没有足够|选项中没有|不在选项)",
     re.IGNORECASE,
 )
-"""What declines to answer."""
+"""Phrases that decline to answer."""
 
 RESUMPTION: Final = re.compile(
-    rf"(?:(?<=[.!?\n;,])|^)\s*(?:{CONCLUSION_WORD}\b|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
+    rf"(?:(?<=[.!?\n;,])|^)\s*(?:{CONCLUSION_WORD}\b"
+    r"|(?:however|but|still|nevertheless|based on|from the)\b|因此|所以|但)",
     re.IGNORECASE,
 )
-"""What goes on to answer after declining to."""
+"""Words with which a response goes on to answer after it declined to."""
 
 NEGATION: Final = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|none|unlikely|impossible)\b|n't\b|不|没有", re.IGNORECASE
 )
-"""What turns a statement round."""
+"""Words that negate a statement."""
 
 DECLARED_FALSE: Final = re.compile(r"\b(?:is|are|was) (?:false|incorrect|untrue)\b", re.IGNORECASE)
-"""What turns the statement round that it is said of."""
+"""Phrases that call a statement false."""
 
 OPPOSITES: Final = tuple(
-    (re.compile(rf"\b(?:{one})\b", re.IGNORECASE), re.compile(rf"\b(?:{other})\b", re.IGNORECASE))
-    for one, other in (
+    (re.compile(rf"\b(?:{words})\b", re.IGNORECASE), re.compile(rf"\b(?:{opposites})\b", re.IGNORECASE))
+    for words, opposites in (
         ("more|greater|larger|bigger|higher|longer|taller|above|exceeds?", "less|fewer|smaller|lower|shorter|below"),
         ("maximum|highest|largest|most|greatest|biggest", "minimum|lowest|smallest|least|fewest"),
         ("more|greater|larger|bigger|higher|less|fewer|smaller|lower", "equal|same"),
@@ -177,45 +183,52 @@ OPPOSITES: Final = tuple(
         ("true|correct", "false|incorrect"),
     )
 )
-"""Words of which one in the question and the other in a statement turn it round."""
+"""Pairs of opposites; one in the question and the other in a statement negate it."""
 
 
 def find_answer_phrases(text: str) -> Iterator[int]:
-    """Where announced answers begin, the last first; not those denied, or that hold only if something is known.
+    """Yield the places behind phrases that announce an answer, the last first.
 
-    What the answer would be if things were otherwise comes after all others.
+    Announcements that are denied, or that hold in one of several cases only, are left out. An answer in an imagined
+    case, as in "if it were empty, the answer would be", comes after all others.
     """
     if not _may_have_answer_phrase(text):
         return
-    supposed = []
-    undecided: bool | None = None
-    for match in [*ANSWER_PHRASE.finditer(text)][: -_MAX_PHRASES - 1 : -1]:
+    imagined = []
+    has_several_cases: bool | None = None
+    for match in list(ANSWER_PHRASE.finditer(text))[: -_MAX_PHRASES - 1 : -1]:
         opening = text[sentence_start(text, match.start()) : match.start()]
-        case = CONDITIONAL.search(opening)
-        if case and undecided is None:
-            undecided = bool(REFUSAL.search(text) or _ALTERNATIVE.search(text))
-        if NEGATED_BEFORE.search(opening[-_NEGATION_WINDOW:]) or _ALTERNATIVE.search(opening) or (case and undecided):
+        is_conditional = CONDITIONAL.search(opening) is not None
+        if is_conditional and has_several_cases is None:
+            # Searched at most once, since it takes the time of the whole text.
+            has_several_cases = bool(REFUSAL.search(text) or _ALTERNATIVE.search(text))
+        if NEGATED_BEFORE.search(opening[-_NEGATION_WINDOW:]) or _ALTERNATIVE.search(opening):
             continue
-        if case and _MODAL_BE.search(match[0]):
-            supposed.append(match.end())
+        if is_conditional and has_several_cases:
+            continue
+        if is_conditional and _MODAL_BE.search(match[0]):
+            imagined.append(match.end())
         else:
             yield match.end()
-    yield from supposed
+    yield from imagined
+
+
+def find_refusal(text: str) -> tuple[int, int] | None:
+    """Return the place where a text last declines to answer, or None."""
+    matches = list(REFUSAL.finditer(text))
+    return matches[-1].span() if matches else None
+
+
+def is_conclusion(text: str, start: int, end: int) -> bool:
+    """Return True for a sentence that begins with "so", "therefore" or the like, or has it behind a comma."""
+    return bool(CONCLUSION_START.match(text, start, end) or _CONCLUSION_AFTER_COMMA.search(text, start, end))
 
 
 @lru_cache(maxsize=8)
 def _may_have_answer_phrase(text: str) -> bool:
-    """Whether a word of an announcement is there: looking for these first halves the time of all rules together."""
+    """Return True when a word of an announcement is in the text.
+
+    Looking for these first halves the time of all rules together; several rules ask about the same text.
+    """
     lower = text.lower()
     return any(stem in lower for stem in _ANSWER_PHRASE_STEMS)
-
-
-def find_refusal(text: str) -> tuple[int, int] | None:
-    """Where a text declines to answer, the last time; None where it does not."""
-    found = [*REFUSAL.finditer(text)]
-    return found[-1].span() if found else None
-
-
-def is_conclusion(text: str, start: int, end: int) -> bool:
-    """Whether a sentence concludes: "so", "therefore" and their like begin it, or follow a comma in it."""
-    return bool(CONCLUSION_START.match(text, start, end) or _CONCLUSION_AFTER_COMMA.search(text, start, end))

@@ -1,4 +1,4 @@
-"""How MATH-Vision and EMMA read an answer and compare it. Nothing is evaluated as a program.
+r"""Official rules of MATH-Vision and EMMA, which read an answer from the text and compare it as a formula.
 
 Sources: evaluation/evaluate.py and utils.py of github.com/mathllm/MATH-V (arXiv:2402.14804); the fast evaluation of
 github.com/EMMA-Bench/EMMA (arXiv:2501.05444). Departures: both turn LaTeX into Python and run it; math-verify compares
@@ -19,7 +19,10 @@ from mmrl.benchmarks.reward_scores import formulas_equal
 
 _NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")
 _DECIMALS: Final = 2
-_MAX_CHARS: Final = 20_000  # characters
+_MAX_CHARS: Final = 20_000
+"""Characters at the end of a response that are read."""
+_MAX_COUNT_CHARS: Final = 40
+"""Characters of an answer in which a number written as a word counts."""
 _MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
 _LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")
@@ -30,14 +33,14 @@ _REMOVED_LATEX: Final = (
 
 
 def score_mathvision(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """MATH-Vision: its reading of the response equals the letter, or the value, of the answer."""
-    said = parse_mathvision_answer(response.text[-_MAX_CHARS:])
-    due = [correct_letter(item), str(item.answer)] if item.options else [str(item.answer)]
-    return float(any(_answers_equal(said, answer) for answer in due))
+    """Score as MATH-Vision: its reading of the response equals the letter or the text of the answer."""
+    prediction = parse_mathvision_answer(response.text[-_MAX_CHARS:])
+    accepted = [correct_letter(item), str(item.answer)] if item.options else [str(item.answer)]
+    return float(any(_answers_equal(prediction, answer) for answer in accepted))
 
 
 def parse_mathvision_answer(response: str) -> str:
-    """The text that MATH-Vision compares, in lower case and without white space."""
+    """Return the text that MATH-Vision compares, in lower case and without white space."""
     text = response.strip()
     for letter in "ABCDE":
         starts = (f"{letter}\n", f"({letter})\n", f"({letter}) {letter}\n")
@@ -45,11 +48,10 @@ def parse_mathvision_answer(response: str) -> str:
             text = letter
     tail = text.split("is ")[-1].rstrip(".")
     text = tail if _is_number(tail) else text
-    if "oxed{" not in text:
-        for flag in (form for lower in _MATHVISION_FLAGS for form in (lower, lower.replace("the", "The"))):
-            if flag in text:
-                text = text.split(flag)[-1].strip().split("\n")[0].split(". ")[0]
-    elif text.count("oxed{") > 1:
+    num_boxes = text.count("oxed{")
+    if num_boxes == 0:
+        text = _text_behind_mathvision_flags(text)
+    elif num_boxes > 1:
         text = "\\boxed{" + text.split("oxed{")[-1]
     text = _strip_latex(text)
     for letter in "abcde":
@@ -58,25 +60,30 @@ def parse_mathvision_answer(response: str) -> str:
 
 
 def score_emma(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    r"""EMMA: a leading letter or number, the last box (or the last \text in it), or what follows a known phrase."""
-    said = parse_emma_answer(response.text[-_MAX_CHARS:])
-    due = correct_letter(item) if item.options else str(item.answer)
-    counted = next((one.value for one in find_number_words(said)), None) if len(said) < 40 else None
-    return float(_answers_equal(said, due) or (counted is not None and due.strip() == f"{counted:g}"))
+    r"""Score as EMMA: a leading letter or number, the last box (or the last \text in it), or the text behind a flag."""
+    prediction = parse_emma_answer(response.text[-_MAX_CHARS:])
+    expected = correct_letter(item) if item.options else str(item.answer)
+    if _answers_equal(prediction, expected):
+        return 1.0
+    if len(prediction) >= _MAX_COUNT_CHARS:
+        return 0.0
+    number = next(find_number_words(prediction), None)
+    return float(number is not None and expected.strip() == f"{number.value:g}")
 
 
 def parse_emma_answer(response: str) -> str:
-    """The text that EMMA compares."""
+    """Return the text that EMMA compares; empty when it finds no answer."""
     text = response.strip()
     for letter in "ABCDEFGH":
         if text.upper() == letter or text.startswith((f"{letter}:", f"{letter}.")):
             return letter
     if _is_number(text):
         return text
-    if box := last_boxed_span(text):
+    box = last_boxed_span(text)
+    if box:
         inner = text[slice(*box)]
-        told = _LATEX_TEXT.findall(inner)
-        return (told[-1] if told else inner).strip()
+        latex_texts = _LATEX_TEXT.findall(inner)
+        return (latex_texts[-1] if latex_texts else inner).strip()
     lower = text.lower()
     for flag in _EMMA_FLAGS:
         if flag in lower:
@@ -84,28 +91,40 @@ def parse_emma_answer(response: str) -> str:
     return ""
 
 
+def _text_behind_mathvision_flags(text: str) -> str:
+    """Return the sentence behind the flags, each of which is tried in lower case and with a capital."""
+    for lower_flag in _MATHVISION_FLAGS:
+        for flag in (lower_flag, lower_flag.replace("the", "The")):
+            if flag in text:
+                text = text.rsplit(flag, maxsplit=1)[-1].strip().split("\n")[0].split(". ")[0]
+    return text
+
+
 def _strip_latex(text: str) -> str:
-    """The content of the outermost box, else all of it; what follows the last =; without units and layout."""
+    """Return what MATH-Vision compares: the last side of an equation in the outermost box, without units and layout."""
     text = text.lower().replace("{}", "")
     start, end = text.find("oxed{"), text.rfind("}")
     if 0 <= start < end:
         text = text[start + len("oxed{") : end]
-    close, opening = text.find("}"), text.find("{")
-    if close >= 0 and (opening < 0 or close < opening):
-        text = text[:close]
+    closing, opening = text.find("}"), text.find("{")
+    if closing >= 0 and (opening < 0 or closing < opening):
+        text = text[:closing]
     text = text.split("=")[-1].split("\\approx")[-1]
-    for dropped in _REMOVED_LATEX:
-        text = text.replace(dropped, "")
+    for removed in _REMOVED_LATEX:
+        text = text.replace(removed, "")
     return text.replace("dfrac", "frac").replace("tfrac", "frac")
 
 
 def _answers_equal(prediction: str, reference: str) -> bool:
-    """Alike, or numbers equal to two decimals; formulas with unknowns cannot be evaluated."""
+    """Return True for equal texts, and for formulas without unknowns that are equal to two decimals."""
     prediction, reference = prediction.lower().strip(), reference.lower().strip()
-    numeric = _NUMERIC_TEXT.search(prediction) and _NUMERIC_TEXT.search(reference)
-    return bool(prediction and reference) and (
-        prediction == reference or (bool(numeric) and formulas_equal(prediction, reference, _DECIMALS))
-    )
+    if not (prediction and reference):
+        return False
+    if prediction == reference:
+        return True
+    if not (_NUMERIC_TEXT.search(prediction) and _NUMERIC_TEXT.search(reference)):
+        return False
+    return formulas_equal(prediction, reference, _DECIMALS)
 
 
 def _is_number(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""How RefCOCO is scored by VLM-R1, ScreenSpot by its authors, and detection by COCO.
+"""Official rules of grounding benchmarks: RefCOCO as VLM-R1 scores it, ScreenSpot, and COCO's average precision.
 
 Sources: src/eval/test_rec_r1.py of github.com/om-ai-lab/VLM-R1 (arXiv:2504.07615); ScreenSpot (arXiv:2401.10935) and
 ScreenSpot-Pro (arXiv:2504.07981); COCO's average precision (cocodataset.org, as pycocotools computes it). Departures:
-coordinates are converted by the resize map of the picture, never by a guess from their size; COCO's crowd regions are
+coordinates are converted by the resize map of the image, never by a guess from their size; COCO's crowd regions are
 not among the targets, and all areas count.
 """
 
@@ -24,14 +24,25 @@ from mmrl_rewards import matching
 from mmrl_rewards.geometry import COCO_THRESHOLDS
 
 _INTEGER_BOX: Final = re.compile(r"\[(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9})\]")
+_IOU_THRESHOLD: Final = 0.5
 _RECALL_POINTS: Final = np.linspace(0.0, 1.0, 101)
-_MAX_BOXES: Final = 100  # boxes of one label in one picture
+_MAX_BOXES: Final = 100
+"""Boxes of one label in one image that count, the most confident first; COCO's maxDets."""
+
+
+class RankedBoxes(NamedTuple):
+    """Predicted boxes of one label over all images. N boxes, T IoU thresholds."""
+
+    confidences: NDArray[np.float64]
+    """[N], as the model states them; 1 where it states none."""
+    is_match: NDArray[np.bool_]
+    """[N, T], True where the box found a target at the threshold."""
+    num_targets: int
+    """Boxes to find."""
 
 
 def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """VLM-R1: the last box of whole numbers between braces in the answer tags, IoU of pixels both ends included, above
-    0.5.
-    """
+    """Score as VLM-R1: IoU above 0.5 of the last box of whole numbers between braces in the answer tags."""
     answer = first_answer_tag(response.text) or ""
     inner = answer[answer.find("{") : answer.rfind("}")] if "{" in answer and "}" in answer else ""
     boxes = _INTEGER_BOX.findall(inner)
@@ -39,38 +50,35 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
         return 0.0
     corners = [float(number) for number in boxes[-1]]
     resize = image_resize_map(item, response)
-    given = resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-    due = resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-    return float(pixel_iou(given, due) > 0.5)
+    predicted = resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+    target = resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+    return float(pixel_iou(predicted, target) > _IOU_THRESHOLD)
 
 
 def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """VLM-R1's overlap: the shared part counts its last pixel, the areas do not."""
+    """Return the IoU as VLM-R1 computes it, whose intersection counts its last pixel and whose areas do not.
+
+    Args:
+        a: x1, y1, x2, y2 in pixels.
+        b: the same.
+    """
     width = min(a[2] - 1, b[2] - 1) - max(a[0], b[0])
     height = min(a[3] - 1, b[3] - 1) - max(a[1], b[1])
-    shared = (width + 1) * (height + 1) if width > 0 and height > 0 else 0.0
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
-    return shared / union if union > 0 else 0.0
+    intersection = (width + 1) * (height + 1) if width > 0 and height > 0 else 0.0
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - intersection
+    return intersection / union if union > 0 else 0.0
 
 
 def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """ScreenSpot: the point lies in the box; where none can be read, the point is the top left corner."""
+    """Score as ScreenSpot: the point lies in the box. An unreadable answer counts as the top left corner."""
     if extraction.regions:
         return float(is_point_in_box(item, response, extraction))
     x1, y1, _, _ = item.answer
     return float(x1 <= 0 and y1 <= 0)
 
 
-class RankedBoxes(NamedTuple):
-    """Boxes of one label over all pictures: how sure, and at which thresholds each found a target, (N,) and (N, T)."""
-
-    confidences: NDArray[np.float64]
-    is_match: NDArray[np.bool_]
-    num_targets: int
-
-
 def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
-    """COCO's AP over pictures: mean over labels and ten thresholds of precision interpolated at 101 recalls."""
+    """Return COCO's AP: the mean over labels and ten IoU thresholds of precision interpolated at 101 recalls."""
     labels = sorted({region.label for item, _, _ in results for region in item.answer})
     values = [_label_average_precision(_rank_boxes(results, label)) for label in labels]
     return float(np.mean(values)) if values else 0.0
@@ -78,31 +86,40 @@ def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) 
 
 def _rank_boxes(results: Sequence[tuple[Item, ItemResponse, Extraction]], label: str) -> RankedBoxes:
     confidences: list[float] = []
-    rows: list[NDArray[np.bool_]] = []
-    targets = 0
-    for item, response, found in results:
+    matches: list[NDArray[np.bool_]] = []
+    num_targets = 0
+    for item, response, extraction in results:
         resize = image_resize_map(item, response)
-        due = [
-            resize.convert(one.coordinates, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-            for one in item.answer
-            if one.label == label
-        ]
-        given = [one for one in found.regions if one.label == label]
-        sure = np.array([1.0 if one.confidence is None else one.confidence for one in given])
-        order = np.argsort(-sure, kind="mergesort")[:_MAX_BOXES]
+        targets = []
+        for region in item.answer:
+            if region.label == label:
+                targets.append(resize.convert(region.coordinates, item.coordinate_system, CoordinateSystem.PX_ORIGINAL))
+        predicted = [region for region in extraction.regions if region.label == label]
+        image_confidences = np.array([1.0 if region.confidence is None else region.confidence for region in predicted])
+        # A stable sort, as pycocotools uses: equal confidences keep the order of the response.
+        order = np.argsort(-image_confidences, kind="mergesort")[:_MAX_BOXES]
         boxes = [
-            resize.convert(given[place].coordinates, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-            for place in order
+            resize.convert(predicted[index].coordinates, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
+            for index in order
         ]
-        confidences += sure[order].tolist()
-        rows += _match_boxes(np.array(boxes).reshape(-1, 4), np.array(due).reshape(-1, 4))
-        targets += len(due)
-    return RankedBoxes(np.array(confidences), np.array(rows, dtype=np.bool_).reshape(-1, len(COCO_THRESHOLDS)), targets)
+        confidences += image_confidences[order].tolist()
+        matches += _match_boxes(np.array(boxes).reshape(-1, 4), np.array(targets).reshape(-1, 4))
+        num_targets += len(targets)
+    is_match = np.array(matches, dtype=np.bool_).reshape(-1, len(COCO_THRESHOLDS))
+    return RankedBoxes(np.array(confidences), is_match, num_targets)
 
 
 def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
-    """For each box, surest first, whether it finds the best target still free, at each threshold."""
-    found = np.zeros((len(boxes), len(COCO_THRESHOLDS)), dtype=np.bool_)
+    """Match each box to the best target that is still free, at each threshold.
+
+    Args:
+        boxes: [N, 4], x1, y1, x2, y2 in pixels, the most confident first.
+        target_boxes: [M, 4], the same.
+
+    Returns:
+        N rows [T], True where a target was found.
+    """
+    is_match = np.zeros((len(boxes), len(COCO_THRESHOLDS)), dtype=np.bool_)
     if len(boxes) and len(target_boxes):
         overlaps = matching.pairwise_box_iou(boxes, target_boxes)
         for column, threshold in enumerate(COCO_THRESHOLDS):
@@ -110,23 +127,23 @@ def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) 
             for row, overlap in enumerate(np.where(overlaps >= threshold, overlaps, 0.0)):
                 best = int(np.argmax(np.where(free, overlap, 0.0)))
                 if free[best] and overlap[best] > 0.0:
-                    free[best], found[row, column] = False, True
-    return [*found]
+                    free[best], is_match[row, column] = False, True
+    return list(is_match)
 
 
 def _label_average_precision(ranked: RankedBoxes) -> float:
-    if not ranked.num_targets:
+    num_boxes = len(ranked.confidences)
+    if not ranked.num_targets or not num_boxes:
         return 0.0
     order = np.argsort(-ranked.confidences, kind="mergesort")
-    right = np.cumsum(ranked.is_match[order], axis=0)
-    precision = right / np.arange(1, len(order) + 1)[:, None]
-    falling = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+    num_matched = np.cumsum(ranked.is_match[order], axis=0)
+    precision = num_matched / np.arange(1, num_boxes + 1)[:, None]
+    # Interpolated precision at a recall is the best at that recall or any higher one.
+    envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
     values = []
     for column in range(len(COCO_THRESHOLDS)):
-        places = np.searchsorted(right[:, column] / ranked.num_targets, _RECALL_POINTS, side="left")
-        values.append(
-            np.where(places < len(order), falling[np.minimum(places, len(order) - 1), column], 0.0).mean()
-            if len(order)
-            else 0.0
-        )
+        recall = num_matched[:, column] / ranked.num_targets
+        positions = np.searchsorted(recall, _RECALL_POINTS, side="left")
+        reached = positions < num_boxes
+        values.append(np.where(reached, envelope[np.minimum(positions, num_boxes - 1), column], 0.0).mean())
     return float(np.mean(values))

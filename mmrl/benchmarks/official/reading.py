@@ -1,4 +1,4 @@
-"""How OCRBench, TextVQA and DocVQA, and R1-V's counting compare what was read.
+"""Official rules of benchmarks that read from images: OCRBench, TextVQA, DocVQA, and R1-V's counting.
 
 Sources: OCRBench (arXiv:2305.07895, github.com/Yuliang-Liu/MultimodalOCR); VQA accuracy (visualqa.org/evaluation) with
 the answer processing of TextVQA (arXiv:1904.08920); ANLS (arXiv:1905.13648); counting of R1-V
@@ -16,64 +16,74 @@ from mmrl.benchmarks.reward_scores import reward_score
 from mmrl.types import AnswerType
 from mmrl_rewards import ocr
 
-_MAX_CHARS: Final = 20_000  # characters
+_MAX_CHARS: Final = 20_000
+"""Characters at the start of a response that are compared."""
 _TAGGED_COUNT: Final = re.compile(r"<answer>\s*(\d{1,9})\s*</answer>")
+_FORMULA_DATASET: Final = "HME100k"
 _FORMULA_CATEGORY: Final = "Handwritten Mathematical Expression Recognition"
 _ARTICLES: Final = frozenset({"a", "an", "the"})
 _WORD_DIGITS: Final = {
-    word: str(value)
-    for value, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    )
-} | {"none": "0"}
+    **{"none": "0", "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4"},
+    **{"five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"},
+}
 _PUNCTUATION: Final = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`?!]")
 _PERIOD: Final = re.compile(r"(?<!\d)\.(?!\d)")
 _COMMA: Final = re.compile(r"(\d)(,)(\d)")
+_NUM_AGREEING: Final = 3
+"""People who must agree for full marks in VQA."""
 
 
 def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """OCRBench: an answer stands somewhere in the response; for formulas (HME100k) white space aside, case kept."""
-    formula = item.meta.get("dataset") == "HME100k" or item.meta.get("category") == _FORMULA_CATEGORY
-    text = _remove_whitespace(response.text) if formula else _normalize_case(response.text)
-    answers = [_remove_whitespace(answer) if formula else _normalize_case(answer) for answer in accepted_answers(item)]
-    return float(any(answer in text for answer in answers))
+    """Score as OCRBench: an accepted answer stands anywhere in the response.
+
+    Formulas are compared without white space but with their case, other texts without case.
+    """
+    is_formula = item.meta.get("dataset") == _FORMULA_DATASET or item.meta.get("category") == _FORMULA_CATEGORY
+    normalize = _remove_whitespace if is_formula else _normalize_case
+    text = normalize(response.text)
+    return float(any(normalize(answer) in text for answer in accepted_answers(item)))
 
 
 def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """VQA accuracy: over each choice of all but one of the people asked, min(1, how many of them said so / 3)."""
-    said = normalize_vqa_answer(response.text[:_MAX_CHARS])
+    """Score by VQA accuracy: the mean over all choices of all but one person of min(1, agreeing people / 3)."""
+    prediction = normalize_vqa_answer(response.text[:_MAX_CHARS])
     people = [normalize_vqa_answer(answer) for answer in accepted_answers(item)]
     if len(people) == 1:
-        return float(said == people[0])
-    same = [person == said for person in people]
-    return sum(min(1.0, (sum(same) - one) / 3) for one in same) / len(people)
+        return float(prediction == people[0])
+    agrees = [answer == prediction for answer in people]
+    # Leaving out a person who agrees leaves one fewer.
+    return sum(min(1.0, (sum(agrees) - agreed) / _NUM_AGREEING) for agreed in agrees) / len(people)
 
 
 def score_docvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """ANLS of the whole response, the best over the answers."""
-    said = response.text[:_MAX_CHARS].strip() or " "
-    return max(reward_score(ocr.anls, AnswerType.TEXT, said, answer) for answer in accepted_answers(item))
+    """Score as DocVQA: the best ANLS of the whole response over the accepted answers."""
+    prediction = response.text[:_MAX_CHARS].strip() or " "
+    return max(reward_score(ocr.anls, AnswerType.TEXT, prediction, answer) for answer in accepted_answers(item))
 
 
 def score_counting(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """R1-V's counting: the digits in the answer tags, and nothing else in them."""
+    """Score as R1-V: the answer tags hold the right digits and nothing else."""
     count = _TAGGED_COUNT.search(response.text)
     return float(count is not None and int(count[1]) == int(item.answer))
 
 
 def normalize_vqa_answer(text: str) -> str:
-    """An answer as VQA compares it: lower case, no punctuation or articles, digits for small numbers."""
+    """Return an answer as VQA compares it: lower case, no punctuation or articles, digits for small numbers."""
     text = text.replace("\n", " ").replace("\t", " ").strip().lower()
     text = _COMMA.sub(r"\1\3", text)
-    # A mark with white space beside it anywhere is dropped, since that joins no words.
-    apart = {mark: "" if f"{mark} " in text or f" {mark}" in text else " " for mark in set(_PUNCTUATION.findall(text))}
-    text = _PERIOD.sub("", _PUNCTUATION.sub(lambda mark: apart[mark[0]], text).replace(",", " "))
+    # A mark with a space beside it anywhere is removed, since that joins no words; any other becomes a space.
+    substitutes = {}
+    for mark in set(_PUNCTUATION.findall(text)):
+        substitutes[mark] = "" if f"{mark} " in text or f" {mark}" in text else " "
+    text = _PUNCTUATION.sub(lambda match: substitutes[match[0]], text)
+    text = _PERIOD.sub("", text.replace(",", " "))
     return " ".join(_WORD_DIGITS.get(word, word) for word in text.split() if word not in _ARTICLES)
 
 
 def accepted_answers(item: Item) -> list[str]:
-    """Every right answer, as text."""
-    return [str(answer) for answer in (item.answer if isinstance(item.answer, list) else [item.answer])]
+    """Return every correct answer as text."""
+    answers = item.answer if isinstance(item.answer, list) else [item.answer]
+    return [str(answer) for answer in answers]
 
 
 def _normalize_case(text: str) -> str:
