@@ -7,6 +7,7 @@ that are equal, every advantage is exactly 0: what rounding leaves of a differen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from math import fsum, isfinite, sqrt
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def compute_advantages(
     for group in scored:
         _check_finite_rewards(group)
     if not scored:
-        return [() for _ in groups]
+        return [()] * len(groups)
 
     if custom_advantage is not None:
         rows = [_call_custom_advantage(group, custom_advantage, options) for group in scored]
@@ -66,8 +67,12 @@ def compute_advantages(
     if options.difficulty_weight is not None:
         rows = _apply_difficulty_weight(rows, scored, options.difficulty_weight)
 
+    # Groups without scores took no part in the statistics above; they get an empty row at their place.
     remaining = iter(rows)
-    return [next(remaining) if group.scores else () for group in groups]
+    advantages: list[tuple[float, ...]] = []
+    for group in groups:
+        advantages.append(next(remaining) if group.scores else ())
+    return advantages
 
 
 def load_custom_advantage(options: AdvantageConfig, base_dir: Path) -> CustomAdvantage | None:
@@ -107,12 +112,12 @@ def batch_normalize(rows: RewardRows, eps: float) -> list[tuple[float, ...]]:
     """
     advantages = _flatten(rows)
     if not rewards_differ(advantages):
-        return [(0.0,) * len(row) for row in rows]
+        return _map_values(rows, lambda _: 0.0)
     mean = _mean(advantages)
     # A mean that is 0 up to rounding is not subtracted, or advantages of exactly 0 would no longer be.
     shift = mean if abs(mean) > EQUALITY_TOLERANCE else 0.0
     width = _sample_std(advantages) + eps
-    return [tuple((value - shift) / width for value in row) for row in rows]
+    return _map_values(rows, lambda value: (value - shift) / width)
 
 
 def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
@@ -123,9 +128,13 @@ def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
     """
     advantages = _flatten(rows)
     if not rewards_differ(advantages):
-        return [tuple(row) for row in rows]
+        return list(map(tuple, rows))
     mean, limit = _mean(advantages), max_std * _sample_std(advantages)
-    return [tuple(value if abs(value - mean) <= limit else 0.0 for value in row) for row in rows]
+
+    def keep_inlier(value: float) -> float:
+        return value if abs(value - mean) <= limit else 0.0
+
+    return _map_values(rows, keep_inlier)
 
 
 def difficulty_weight(pass_rate: float, max_weight: float) -> float:
@@ -139,15 +148,16 @@ def difficulty_weight(pass_rate: float, max_weight: float) -> float:
 def _call_custom_advantage(
     group: Group, custom_advantage: CustomAdvantage, options: AdvantageConfig
 ) -> tuple[float, ...]:
-    terms = {name: [score.terms[name].value for score in group.scores] for name in group.scores[0].terms}
-    row = tuple(float(value) for value in custom_advantage(list(group.totals), terms))
+    # All rollouts of a group answer one sample, so the same reward terms apply to each.
+    terms = {name: _term_values(group, name) for name in group.scores[0].terms}
+    row = tuple(map(float, custom_advantage(list(group.totals), terms)))
     sample_id = group.prompt.sample.id
     if len(row) != len(group.scores):
         raise UserError(
             f"advantage.fn {options.fn!r}: sample {sample_id}: it returned {len(row)} advantages for a group of "
             f"{len(group.scores)} rollouts"
         )
-    if not all(isfinite(value) for value in row):
+    if not all(map(isfinite, row)):
         raise UserError(f"advantage.fn {options.fn!r}: sample {sample_id}: an advantage is not finite: {list(row)}")
     return row
 
@@ -160,16 +170,22 @@ def _normalize_per_term(
     Source: GDPO (arXiv:2601.05242).
     """
     sums = [[0.0] * len(group.scores) for group in groups]
-    # A dict instead of a set: the order of a float sum must be the same in every process.
-    names = dict.fromkeys(name for group in groups for name in group.scores[0].terms)
+    # A dict keeps the order of the terms. That of a set differs from process to process, and with it the rounding.
+    names: dict[str, None] = {}
+    for group in groups:
+        names |= dict.fromkeys(group.scores[0].terms)
     for name in names:
-        having = [index for index, group in enumerate(groups) if name in group.scores[0].terms]
-        term_rows = []
-        for index in having:
-            term_rows.append([score.terms[name].value for score in groups[index].scores])
+        # A term need not apply to every group: the step's statistics are those of the groups that have it.
+        having: list[int] = []
+        term_rows: list[list[float]] = []
+        for index, group in enumerate(groups):
+            if name in group.scores[0].terms:
+                having.append(index)
+                term_rows.append(_term_values(group, name))
         for index, row in zip(having, normalize_rewards(term_rows, options), strict=True):
-            sums[index] = [total + weights[name] * value for total, value in zip(sums[index], row, strict=True)]
-    return [tuple(row) for row in sums]
+            for rollout_index, value in enumerate(row):
+                sums[index][rollout_index] += weights[name] * value
+    return list(map(tuple, sums))
 
 
 def _normalize_row(row: Sequence[float], step_rewards: Sequence[float], options: AdvantageConfig) -> tuple[float, ...]:
@@ -186,7 +202,8 @@ def _normalize_row(row: Sequence[float], step_rewards: Sequence[float], options:
         case "group_mean":
             baselines = [_mean(row)] * len(row)
         case "leave_one_out":
-            baselines = [(fsum(row) - reward) / (len(row) - 1) for reward in row]
+            total = fsum(row)
+            baselines = [(total - reward) / (len(row) - 1) for reward in row]
         case "batch_mean":
             baselines = [_mean(step_rewards)] * len(row)
         case "none":
@@ -205,8 +222,7 @@ def _apply_difficulty_weight(
                 f"advantage.difficulty_weight.term {options.term!r}: sample {group.prompt.sample.id} has no such "
                 f"reward term, only {', '.join(group.scores[0].terms)}"
             )
-        pass_rate = _mean([score.terms[options.term].value for score in group.scores])
-        weight = difficulty_weight(pass_rate, options.max_weight)
+        weight = difficulty_weight(_mean(_term_values(group, options.term)), options.max_weight)
         weighted.append(tuple(weight * value for value in row))
     return weighted
 
@@ -215,12 +231,20 @@ def _check_finite_rewards(group: Group) -> None:
     rewards = list(group.totals)
     for score in group.scores:
         rewards += [term.value for term in score.terms.values()]
-    if not all(isfinite(reward) for reward in rewards):
+    if not all(map(isfinite, rewards)):
         raise ValueError(f"sample {group.prompt.sample.id}: a group needs finite rewards, got {list(group.totals)}")
 
 
+def _term_values(group: Group, name: str) -> list[float]:
+    return [score.terms[name].value for score in group.scores]
+
+
+def _map_values(rows: RewardRows, function: Callable[[float], float]) -> list[tuple[float, ...]]:
+    return [tuple(map(function, row)) for row in rows]
+
+
 def _flatten(rows: RewardRows) -> list[float]:
-    return [value for row in rows for value in row]
+    return list(chain.from_iterable(rows))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from mmrl.types import TrainingState
 
 
 class PhaseSpan(NamedTuple):
-    """The data positions that one phase covers."""
+    """Data positions that one phase covers, from `start` up to `end`."""
 
     phase_index: int
     """Index of the phase in `data_order.phases`, from 0."""

@@ -84,7 +84,7 @@ def shortest_correct(
     Source: Observe-R1 (arXiv:2505.12432), whose code adds 0.2 of it before normalisation. Departure: correct responses
     of equal length share it, where the code takes the first.
     """
-    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
+    lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
     shortest = min(_lengths_of_correct(lengths, is_correct), default=0)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
@@ -105,13 +105,14 @@ def dast(
     Source: DAST (arXiv:2503.04472), where L_max is the limit of generation. Departure: without `longest`, L_max is the
     longest response of the group, as in UI-R1-E's code.
     """
-    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
+    lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
     correct_lengths = _lengths_of_correct(lengths, is_correct)
     pass_rate = len(correct_lengths) / len(lengths)
     max_length = max(lengths) if longest is None else longest
+    # Without a correct response the mean length is undefined, and its factor `pass_rate` is 0.
     budget = pass_rate * fmean(correct_lengths or [0]) + (1.0 - pass_rate) * max_length
     if budget == 0.0:
-        return tuple(RewardValue(0.0, "no tokens at all") for _ in lengths)
+        return (RewardValue(0.0, "no tokens at all"),) * len(lengths)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
         excess = (length - budget) / budget
@@ -127,10 +128,10 @@ def kimi_length(group: Group, *, correct: TermNames, threshold: float = 1.0) -> 
 
     Source: Kimi k1.5 (arXiv:2501.12599, 2.3.3, length penalty). Departures: none; the paper warms its weight up.
     """
-    lengths, is_correct = _response_lengths(group), _find_correct(group, correct, threshold)
+    lengths, is_correct = _response_lengths(group), _find_correct(group, group.scores, correct, threshold)
     low, high = min(lengths), max(lengths)
     if low == high:
-        return tuple(RewardValue(0.0, f"all have {length} tokens") for length in lengths)
+        return (RewardValue(0.0, f"all have {low} tokens"),) * len(lengths)
     values = []
     for length, ok in zip(lengths, is_correct, strict=True):
         position = 0.5 - (length - low) / (high - low)
@@ -162,9 +163,9 @@ def blind_contrast(
             f"group reward blind_contrast: sample {group.prompt.sample.id!r} has no probe {probe!r}; "
             f"there is {', '.join(group.probes) or 'none'}"
         )
-    is_correct = _find_correct(group, correct, threshold)
+    is_correct = _find_correct(group, group.scores, correct, threshold)
     pass_rate = fmean(is_correct)
-    probe_rate = fmean(_is_correct(score, correct, threshold, group) for score in group.probes[probe])
+    probe_rate = fmean(_find_correct(group, group.probes[probe], correct, threshold))
     earned = pass_rate >= ratio * probe_rate
     reason = f"{pass_rate:.2f} correct, {probe_rate:.2f} with the probe {probe!r}"
     return tuple(RewardValue(float(ok and earned), reason) for ok in is_correct)
@@ -181,7 +182,7 @@ def diversity(
     term of its own; similarity is Jaccard's index instead of a sentence embedding, and two texts too short for one
     n-gram are alike; incorrect responses earn nothing, since noise is diverse.
     """
-    is_correct = _find_correct(group, correct, threshold)
+    is_correct = _find_correct(group, group.scores, correct, threshold)
     ngram_sets = [_word_ngrams(rollout.text, words) for rollout in group.rollouts]
     values = []
     for index, ok in enumerate(is_correct):
@@ -209,8 +210,9 @@ def majority_vote(group: Group, *, share: Fraction = 0.0) -> tuple[RewardValue, 
             f"group reward majority_vote: no two answers of type {answer_type} are exactly equal; restrict it to other "
             "samples by `when`"
         )
-    votes = [_normalized_answer(rollout) for rollout in group.rollouts]
+    votes = list(map(_normalized_answer, group.rollouts))
     ranked = Counter(vote for vote in votes if vote is not None).most_common(2)
+    # Two answers with the same largest count: which of them `most_common` lists first depends on the order of rollouts.
     is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
     winner, reason = None, "no majority"
     if ranked and not is_tied and ranked[0][1] >= share * len(votes):
@@ -225,7 +227,7 @@ def correct_with_tool_media(group: Group, *, correct: TermNames, threshold: floa
     Source: the conditional tool reward of DeepEyes (arXiv:2505.14362). Departures: none; the code's weight is 1.2.
     """
     values = []
-    for rollout, ok in zip(group.rollouts, _find_correct(group, correct, threshold), strict=True):
+    for rollout, ok in zip(group.rollouts, _find_correct(group, group.scores, correct, threshold), strict=True):
         num_shown = len(rollout.observations)
         values.append(RewardValue(float(ok and num_shown > 0), f"{num_shown} images or videos shown"))
     return tuple(values)
@@ -237,12 +239,14 @@ def curiosity(group: Group, *, target: Annotated[float, Field(gt=0.0, le=1.0)] =
     Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.25 / 2 for images and 0.25 / 1.5 for videos.
     Departures: a call counts once a tool has replied to it.
     """
-    counts = [_count_tool_calls(rollout) for rollout in group.rollouts]
+    counts = list(map(_count_tool_calls, group.rollouts))
     calling = fmean(count > 0 for count in counts)
     bonus = max(0.0, target - calling) / calling if calling else 0.0
-    return tuple(
-        RewardValue(bonus if count else 0.0, f"{count} calls, {calling:.0%} of the group called") for count in counts
-    )
+    values = []
+    for count in counts:
+        reason = f"{count} calls, {calling:.0%} of the group called"
+        values.append(RewardValue(bonus if count else 0.0, reason))
+    return tuple(values)
 
 
 def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue, ...]:
@@ -251,7 +255,7 @@ def excess_calls(group: Group, *, free: NonNegativeInt = 1) -> tuple[RewardValue
     Source: Pixel Reasoner's code (arXiv:2505.15966), with weight 0.05. Departures: a call counts once a tool has
     replied to it.
     """
-    counts = [_count_tool_calls(rollout) for rollout in group.rollouts]
+    counts = list(map(_count_tool_calls, group.rollouts))
     return tuple(RewardValue(float(min(0, free - count)), f"{count} calls, {free} free") for count in counts)
 
 
@@ -278,19 +282,22 @@ def _lengths_of_correct(lengths: Sequence[int], is_correct: Sequence[bool]) -> l
     return [length for length, ok in zip(lengths, is_correct, strict=True) if ok]
 
 
-def _find_correct(group: Group, names: Sequence[str], threshold: float) -> list[bool]:
-    return [_is_correct(score, names, threshold, group) for score in group.scores]
+def _find_correct(group: Group, scores: Sequence[Score], names: Sequence[str], threshold: float) -> list[bool]:
+    """Return for each score whether all named reward terms reach the threshold.
 
-
-def _is_correct(score: Score, names: Sequence[str], threshold: float, group: Group) -> bool:
-    """Return True if all named reward terms reach the threshold; `group` is for the error message."""
-    for name in names:
-        if name not in score.terms:
-            raise UserError(
-                f"a group reward reads the term {name!r}, which does not apply to task {group.prompt.sample.task!r}: "
-                f"see {', '.join(score.terms)}"
-            )
-    return all(score.terms[name].value >= threshold for name in names)
+    Raises:
+        UserError: one of the terms does not apply to the group's sample.
+    """
+    is_correct = []
+    for score in scores:
+        for name in names:
+            if name not in score.terms:
+                raise UserError(
+                    f"a group reward reads the term {name!r}, which does not apply to task "
+                    f"{group.prompt.sample.task!r}: see {', '.join(score.terms)}"
+                )
+        is_correct.append(all(score.terms[name].value >= threshold for name in names))
+    return is_correct
 
 
 def _word_ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
@@ -299,6 +306,7 @@ def _word_ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
 
 
 def _jaccard(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+    # Two texts too short for a single n-gram are alike, or short wrong guesses would count as diverse.
     union = len(one | other)
     return len(one & other) / union if union else 1.0
 
@@ -310,6 +318,7 @@ def _normalized_answer(rollout: Rollout) -> str | None:
         return None
     if isinstance(value, str):
         return " ".join(unicodedata.normalize("NFKC", value).split()).casefold()
+    # 3 and 3.0 are the same number, but not the same JSON.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

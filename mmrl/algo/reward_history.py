@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from statistics import fmean, pstdev
 from typing import Final
@@ -44,7 +45,7 @@ def compute_sample_stats(group: Group, terms: Sequence[str]) -> SampleStats | No
 
 def reward_mean(history: RewardHistory) -> dict[str, float]:
     """Return each sample's mean reward over its visits."""
-    return {sample_id: fmean(_means(visits)) for sample_id, visits in history.items()}
+    return _for_each_sample(history, fmean)
 
 
 def reward_std(history: RewardHistory) -> dict[str, float]:
@@ -52,7 +53,7 @@ def reward_std(history: RewardHistory) -> dict[str, float]:
 
     Source: one-example RLVR ranks samples by it (arXiv:2504.20571, 2.2).
     """
-    return {sample_id: pstdev(_means(visits)) for sample_id, visits in history.items()}
+    return _for_each_sample(history, pstdev)
 
 
 def limr_alignment(history: RewardHistory) -> dict[str, float]:
@@ -63,11 +64,11 @@ def limr_alignment(history: RewardHistory) -> dict[str, float]:
 
     Source: LIMR (arXiv:2502.11886, eq. 2).
     """
-    rewards = {sample_id: _means(visits) for sample_id, visits in history.items()}
     mean_curve = []
-    for column in zip_longest(*rewards.values()):
-        mean_curve.append(fmean(reward for reward in column if reward is not None))
-    return {sample_id: _alignment(curve, mean_curve) for sample_id, curve in rewards.items()}
+    for visits_of_turn in zip_longest(*history.values()):
+        # Samples that were drawn less often have no such visit.
+        mean_curve.append(fmean(visit.mean for visit in visits_of_turn if visit is not None))
+    return _for_each_sample(history, partial(_alignment, mean_curve=mean_curve))
 
 
 RANKINGS: Final[Mapping[str, Callable[[RewardHistory], dict[str, float]]]] = {
@@ -88,14 +89,18 @@ def has_plateaued(rewards: Sequence[float], window: int, min_rise: float) -> boo
     return fmean(rewards[-window:]) - fmean(rewards[-2 * window : -window]) < min_rise
 
 
-def _means(visits: Sequence[SampleStats]) -> list[float]:
-    return [visit.mean for visit in visits]
+def _for_each_sample(history: RewardHistory, function: Callable[[Sequence[float]], float]) -> dict[str, float]:
+    """Return a function of each sample's mean rewards, one reward for each of its visits."""
+    values = {}
+    for sample_id, visits in history.items():
+        values[sample_id] = function([visit.mean for visit in visits])
+    return values
 
 
 def _alignment(rewards: Sequence[float], mean_curve: Sequence[float]) -> float:
     # A sample drawn less often than others has a shorter curve than the mean, and is compared over its own length.
-    pairs = list(zip(rewards, mean_curve, strict=False))
-    largest = sum((1.0 - mean) ** 2 for _, mean in pairs)
-    if not largest:
-        return 0.0
-    return 1.0 - sum((reward - mean) ** 2 for reward, mean in pairs) / largest
+    distance, largest = 0.0, 0.0
+    for reward, mean in zip(rewards, mean_curve, strict=False):
+        distance += (reward - mean) ** 2
+        largest += (1.0 - mean) ** 2
+    return 1.0 - distance / largest if largest else 0.0

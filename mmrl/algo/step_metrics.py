@@ -35,7 +35,7 @@ def compute_step_metrics(groups: Sequence[Group], advantages: Sequence[Sequence[
         **{name: fmean(values) for name, values in rewards.items()},
         **failures,
         **blind_gaps(groups),
-        "groups/nonzero_advantage_frac": fmean(any(row) for row in advantages),
+        "groups/nonzero_advantage_frac": fmean(map(any, advantages)),
         "rollout/response_tokens_mean": fmean(rollout.num_tokens for rollout in rollouts),
         "rollout/truncated_frac": fmean(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts),
     }
@@ -50,9 +50,10 @@ def blind_gaps(groups: Sequence[Group]) -> dict[str, float]:
     pairs: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
         for probe, blind_scores in group.probes.items():
-            names = {name for score in blind_scores for name in score.terms}
-            for name in names:
+            # Terms that only training gives are missing from probes, so the probe's own decide what is compared.
+            for name in set().union(*(score.terms for score in blind_scores)):
                 seen, blind = pairs.setdefault(f"probe/blind_gap/{probe}/{name}", ([], []))
                 seen += [score.terms[name].value for score in group.scores]
                 blind += [score.terms[name].value for score in blind_scores]
+    # A group whose rollouts were all dropped may have probes, but then there is nothing to compare them with.
     return {name: fmean(seen) - fmean(blind) for name, (seen, blind) in sorted(pairs.items()) if seen}

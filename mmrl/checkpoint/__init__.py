@@ -1,4 +1,8 @@
-"""Saving a run and going on exactly: weights, optimizer, State, RNG, config; whole or absent, whatever happens."""
+"""Checkpoints: a run is saved, and goes on exactly.
+
+A checkpoint is a folder with weights, optimizer, `TrainingState`, random generators and config. It appears complete or
+not at all, whatever happens while it is written.
+"""
 
 from mmrl.checkpoint.atomic_folder import Pretrained, export_hf_folder
 from mmrl.checkpoint.manager import CheckpointManager, StepId, find_checkpoint, find_latest, prune_checkpoints

@@ -1,4 +1,8 @@
-"""Folders that appear whole or not at all: written aside, synced, hashed, then renamed."""
+"""Folders that appear complete or not at all: written under another name, synced, hashed, then renamed.
+
+A folder `a/b` is written as its partial folder `a/.b.partial`. If `a/b` exists, it is retired to `a/.b.retired` for the
+moment between two renames.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,31 +26,37 @@ from mmrl.types import UserError
 from mmrl.utils.files import PARTIAL_SUFFIX, RETIRED_SUFFIX, compute_sha256, fsync_path, write_atomically
 
 HASHES_FILE: Final = "hashes.json"
+"""File of a checkpoint that maps every other file to the sha256 of its bytes."""
 
 
 class Pretrained(Protocol):
-    """A model or processor of transformers."""
+    """A model, adapter or processor of Hugging Face."""
 
     def save_pretrained(self, save_directory: Path) -> object:
         """Write itself into a folder."""
 
 
 def export_hf_folder(folder: Path, *parts: Pretrained, add_files: Callable[[Path], None] | None = None) -> None:
-    """A Hugging Face folder that `from_pretrained` loads; replaces an earlier one whole. `finish` adds to it.
+    """Write a folder that `from_pretrained` loads; an earlier one is replaced as a whole.
+
+    Args:
+        folder: the folder to write.
+        parts: what it consists of: a model and its processor, say.
+        add_files: writes further files into the folder that it is given.
 
     Raises:
         UserError: the disk is full or not writable.
     """
-    with atomic_folder(folder) as aside, hide_progress_bars():
+    with atomic_folder(folder) as partial_folder, hide_progress_bars():
         for part in parts:
-            part.save_pretrained(aside)
+            part.save_pretrained(partial_folder)
         if add_files is not None:
-            add_files(aside)
+            add_files(partial_folder)
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of `folder` at the end, or leaves no trace.
+    """Yield an empty folder that replaces `folder` when the block ends, and vanishes if it raises.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -60,13 +71,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def partial_path(folder: Path) -> Path:
-    """Where a folder is written until it is whole."""
+    """Return the sibling that a folder is written to until it is complete."""
     return folder.parent / f".{folder.name}{PARTIAL_SUFFIX}"
 
 
 @contextmanager
 def report_save_errors(folder: Path) -> Iterator[None]:
-    """Tell what the system says against writing there.
+    """Turn errors of the operating system in this block into a UserError that says what to do.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -79,30 +90,32 @@ def report_save_errors(folder: Path) -> Iterator[None]:
 
 
 def create_partial(folder: Path) -> Path:
-    """An empty folder to write into, which `finish` puts in the place of `folder` and `drop` removes."""
-    aside = partial_path(folder)
+    """Create the empty partial folder of `folder`, which `commit_partial` or `discard_partial` ends."""
+    partial_folder = partial_path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    return aside
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    partial_folder.mkdir()
+    return partial_folder
 
 
 def commit_partial(folder: Path) -> None:
-    """Let what was written aside take the place of `folder`."""
-    aside, retired = partial_path(folder), folder.parent / f".{folder.name}{RETIRED_SUFFIX}"
-    for path in aside.rglob("*"):
+    """Put the partial folder in the place of `folder`."""
+    partial_folder = partial_path(folder)
+    retired = folder.parent / f".{folder.name}{RETIRED_SUFFIX}"
+    # Contents must reach the disk before the rename does, or a power cut could leave a complete-looking empty folder.
+    for path in partial_folder.rglob("*"):
         fsync_path(path)
-    fsync_path(aside)
+    fsync_path(partial_folder)
     if folder.exists():
         shutil.rmtree(retired, ignore_errors=True)
         folder.rename(retired)
-    aside.rename(folder)
+    partial_folder.rename(folder)
     fsync_path(folder.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
 
 def discard_partial(folder: Path) -> None:
-    """Leave no trace of what was written aside."""
+    """Remove the partial folder, and restore what it was about to replace."""
     shutil.rmtree(partial_path(folder), ignore_errors=True)
     restore_retired(folder.parent)
 
@@ -116,37 +129,45 @@ def restore_retired(parent: Path) -> None:
 
 
 def write_part_hashes(folder: Path, names: Sequence[str], part_file: str) -> None:
-    """Once these files are on the disk, let the file `part` appear, with what they must hash to."""
+    """Write the hashes of one rank's files to `part_file`, which tells the others that these files are on the disk."""
     for name in names:
         fsync_path(folder / name)
-    write_atomically(folder / part_file, json.dumps({name: compute_sha256(folder / name) for name in names}))
+    hashes = {name: compute_sha256(folder / name) for name in names}
+    write_atomically(folder / part_file, json.dumps(hashes))
 
 
 def merge_part_hashes(folder: Path, part_files: Sequence[str]) -> None:
-    """Write down what all files of these parts must hash to."""
-    hashes = {name: of for part in part_files for name, of in json.loads((folder / part).read_text()).items()}
+    """Merge the hashes of all ranks into one file, and remove theirs."""
+    hashes: dict[str, str] = {}
+    for part_file in part_files:
+        hashes |= json.loads((folder / part_file).read_text())
     (folder / HASHES_FILE).write_text(json.dumps(hashes, indent=1))
-    for part in part_files:
-        (folder / part).unlink()
+    for part_file in part_files:
+        (folder / part_file).unlink()
 
 
 def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = None) -> str | None:
-    """What is wrong with a folder that was sealed, if anything is; the `needed` files are among those it has.
+    """Return what is wrong with a saved folder, None if it is intact.
 
-    Of several `ranks` all must ask, and each reads a part of the files.
+    Collective: with several ranks all must call it. Each hashes a share of the files, and all get the same answer.
+
+    Args:
+        folder: a folder with hashes of its files.
+        required: files that it must have.
+        ranks: those that share the work; this process alone by default.
     """
     ranks = ranks or SingleProcess()
     hashes = ranks.on_rank0(partial(_read_hashes, folder, required))
     if isinstance(hashes, str):
         return hashes
-    names = list(hashes)[ranks.rank :: ranks.size]
-    found = ranks.all_gather([name for name in names if compute_sha256(folder / name) != hashes[name]])
-    wrong = [name for of_rank in found for name in of_rank]
-    return f"{wrong[0]} does not match its hash" if wrong else None
+    own_names = list(hashes)[ranks.rank :: ranks.size]
+    own_damaged = [name for name in own_names if compute_sha256(folder / name) != hashes[name]]
+    damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))
+    return f"{damaged[0]} does not match its hash" if damaged else None
 
 
 def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
-    """What the folder's files must hash to, by name; or what is wrong before any is read."""
+    """Return the hash that each file must have, or a sentence if that is known to be wrong without reading files."""
     if not (folder / HASHES_FILE).is_file():
         return f"{HASHES_FILE} is missing"
     try:
@@ -155,33 +176,36 @@ def _read_hashes(folder: Path, required: Sequence[str]) -> dict[str, str] | str:
         return f"{HASHES_FILE} is not JSON"
     if not isinstance(hashes, dict):
         return f"{HASHES_FILE} does not list hashes"
-    lost = [name for name in (*required, *hashes) if not (folder / name).is_file()]
-    if lost:
-        return f"{lost[0]} is missing"
+    for name in (*required, *hashes):
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+    # A required file without a hash cannot be checked: the empty one matches nothing, so it counts as damaged.
     return dict.fromkeys(required, "") | hashes
 
 
 @contextmanager
 def _unwrap_os_errors() -> Iterator[None]:
-    """What safetensors and torch.save make of a full disk, as the OSError that it was."""
+    """Raise the OSError of a full disk in place of what safetensors and torch.save make of it."""
     try:
         yield
     except SafetensorError as error:
+        # safetensors is written in Rust, and gives the number of the OS error in its text alone.
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     except RuntimeError as error:
+        # torch.save raises a RuntimeError of its own while it handles the OSError of the file it writes to.
         if not isinstance(error.__context__, OSError):
             raise
         raise error.__context__ from None
 
 
 def _format_save_error(folder: Path, error: OSError) -> str:
-    free = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "free some space" if full else "make the folder writable"
+    free_bytes = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    advice = "free some space" if is_full else "make the folder writable"
     return (
-        f"cannot save {folder}: {error.strerror or error} ({free / 2**20:.0f} MiB free there). Nothing was "
+        f"cannot save {folder}: {error.strerror or error} ({free_bytes / 2**20:.0f} MiB free there). Nothing was "
         f"half-written and earlier checkpoints are intact; {advice} and run the same command to go on"
     )

@@ -1,17 +1,20 @@
-"""A run as a folder for transformers, peft and vLLM: from its checkpoints and base model, without its data."""
+"""Export of a run as a folder for transformers, peft and vLLM, with a model card.
+
+An export needs the run's checkpoints and its base model, but not its data.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mmrl import checkpoint
-from mmrl.checkpoint.model_card import ModelCardFacts, render_model_card
 from mmrl.config import Config, dump_yaml, load_config
-from mmrl.log.comparison import compare_rewards
+from mmrl.config.schema import RlStage
+from mmrl.log.comparison import TaskComparison, compare_rewards
 from mmrl.log.metrics import read_records
 from mmrl.log.run_dir import RunDir
 from mmrl.policy.build import build_model
@@ -21,14 +24,64 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.types import TrainingState, UserError
 
 RUN_CONFIG_FILE: Final = "mmrl.yaml"
-"""In the folder of an exported model: the config of its run, so that it is asked and read as in training."""
+"""File of an exported folder with the config of its run, so that `mmrl eval` prompts and parses as training did."""
+
+_USAGE = """\
+```python
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("{name}")
+processor = AutoProcessor.from_pretrained("{name}")
+```
+
+`vllm serve {name}` serves it."""
+_ADAPTER_USAGE = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
+
+base = AutoModelForImageTextToText.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "{name}")
+```
+
+`vllm serve {base} --enable-lora --lora-modules {name}=PATH` serves it."""
+
+
+class RestoredModel(NamedTuple):
+    """A model with the weights of a checkpoint."""
+
+    model_bundle: ModelBundle
+    """The model with its processor."""
+    adapter: LoraAdapter | None
+    """The adapter, if the run trains one; the model's own weights are then the base model's."""
+    policy: Policy
+    """The model as mmrl calls it."""
+
+
+class ModelCardFacts(NamedTuple):
+    """Facts about a run that the model card of an export states."""
+
+    config: Config
+    """The run's settings."""
+    manifest: Mapping[str, Any]
+    """Content of manifest.json: versions, and hashes of the data."""
+    comparison: Sequence[TaskComparison]
+    """Rewards before and after training; empty before the run has ended."""
+    last_metrics: Mapping[str, Any]
+    """Metrics of the last training step."""
+    checkpoint: str
+    """Name of the checkpoint."""
 
 
 def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: bool, warn: Callable[[str], None]) -> Path:
-    """Write a checkpoint of a run to a new folder; returns the checkpoint.
+    """Export a checkpoint of a run to a new folder, and return the checkpoint's folder.
 
-    An adapter is written alone, or merged into its model. `name` is that of a checkpoint, or `best`; the newest when
-    left out.
+    Args:
+        run_dir: the run.
+        to: the folder to write, which must not exist.
+        name: name of a checkpoint, `best`, or None for the newest.
+        merge: merge the adapter into its base model, instead of writing the adapter alone.
+        warn: is told of damaged checkpoints that are skipped.
 
     Raises:
         UserError: there is no such run or checkpoint, the folder exists, or the base model is not what it was.
@@ -37,78 +90,72 @@ def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: boo
         raise UserError(f"{to} exists; export to a new folder")
     if not run_dir.config.is_file():
         raise UserError(f"{run_dir.path} holds no run of mmrl")
-    folder = checkpoint.find_checkpoint(
-        run_dir.checkpoints, name, load_config(run_dir.config).config.checkpoints.best, warn
-    )
+    best = load_config(run_dir.config).config.checkpoints.best
+    folder = checkpoint.find_checkpoint(run_dir.checkpoints, name, best, warn)
     config = load_config(folder / checkpoint.CONFIG_FILE).config
     if merge and not config.model.lora:
         raise UserError(f"{run_dir.path} trains no adapter: there is nothing to merge; leave out --merge-lora")
-    loaded, adapter, _ = restore_model(run_dir, folder, config)
+    restored = restore_model(run_dir, folder, config)
     facts = collect_card_facts(run_dir, config, checkpoint.load_state(folder), folder.name)
-    if adapter is not None and not merge:
-        write_adapter(to, adapter, facts)
+    if restored.adapter is not None and not merge:
+        write_adapter(to, restored.adapter, facts)
         return folder
-    if adapter is not None:
-        adapter.merge()
-    write_model(to, loaded, facts)
+    if restored.adapter is not None:
+        restored.adapter.merge()
+    write_model(to, restored.model_bundle, facts)
     return folder
 
 
-class RestoredModel(NamedTuple):
-    """A model as a checkpoint has it, and its adapter if it has one."""
-
-    model_bundle: ModelBundle
-    adapter: LoraAdapter | None
-    policy: Policy
-
-
 def restore_model(run_dir: RunDir, folder: Path, config: Config) -> RestoredModel:
-    """The model of a checkpoint, made as `config` says.
+    """Build the model that `config` describes, with the weights of the checkpoint in `folder`.
 
     Raises:
         UserError: the base model is not what it was.
     """
-    loaded = build_model(
-        config, partial(load_processor, config.model.model_copy(update={"path": str(run_dir.processor)}))
-    )
-    adapter = create_adapter(loaded.model, config.model.lora, config.run.seed)
-    policy = Policy(loaded.model, freeze=config.model.freeze)
-    given = checkpoint.fingerprint_weights(policy.frozen.items())
-    checkpoint.load_weights(folder, checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=given))
-    return RestoredModel(loaded, adapter, policy)
+    # The processor is the run's own copy: a hub may have another version by now.
+    processor_config = config.model.model_copy(update={"path": str(run_dir.processor)})
+    model_bundle = build_model(config, partial(load_processor, processor_config))
+    adapter = create_adapter(model_bundle.model, config.model.lora, config.run.seed, model_bundle.family)
+    policy = Policy(model_bundle.model, family=model_bundle.family, freeze=config.model.freeze)
+    fingerprint = checkpoint.fingerprint_weights(policy.frozen.items())
+    weights = checkpoint.CheckpointWeights(trained=policy.trained, frozen_fingerprint=fingerprint)
+    checkpoint.load_weights(folder, weights)
+    return RestoredModel(model_bundle, adapter, policy)
 
 
 def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, name: str) -> ModelCardFacts:
-    """What the card of a checkpoint tells."""
-    evals = state.eval_rewards
-    steps = [record for record in read_records(run_dir.metrics, state.metrics_bytes) if "learner/lr" in record]
+    """Collect what the card of a checkpoint says; `name` is the checkpoint's."""
+    rewards = state.eval_rewards
+    is_compared = rewards.keys() >= {"before", "after"}
+    records = read_records(run_dir.metrics, state.metrics_bytes)
+    step_records = [record for record in records if "learner/lr" in record]
     return ModelCardFacts(
         config=config,
         manifest=json.loads(run_dir.manifest.read_text()),
-        comparison=compare_rewards(evals["before"], evals["after"]) if evals.keys() >= {"before", "after"} else (),
-        last_metrics=steps[-1] if steps else {},
+        comparison=compare_rewards(rewards["before"], rewards["after"]) if is_compared else (),
+        last_metrics=step_records[-1] if step_records else {},
         checkpoint=name,
     )
 
 
-def write_model(folder: Path, loaded: ModelBundle, facts: ModelCardFacts) -> None:
-    """A folder that transformers and vLLM load; replaces an earlier one whole.
+def write_model(folder: Path, model_bundle: ModelBundle, facts: ModelCardFacts) -> None:
+    """Write a folder that transformers and vLLM load; an earlier one is replaced as a whole.
 
     Raises:
         UserError: the disk is full or not writable.
     """
-    generation, tokenizer = loaded.model.generation_config, loaded.processor.tokenizer
+    generation, tokenizer = model_bundle.model.generation_config, model_bundle.processor.tokenizer
+    # A model made from scratch has no generation config of its own, and would not stop at its end token.
     if generation.eos_token_id is None:
         generation.eos_token_id = tokenizer.eos_token_id
     if generation.pad_token_id is None:
         generation.pad_token_id = tokenizer.pad_token_id
-    checkpoint.export_hf_folder(
-        folder, loaded.model, loaded.processor, add_files=partial(_write_card_and_config, facts, False)
-    )
+    add_files = partial(_write_card_and_config, facts, False)
+    checkpoint.export_hf_folder(folder, model_bundle.model, model_bundle.processor, add_files=add_files)
 
 
 def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> None:
-    """A folder that peft and vLLM load onto the base model; replaces an earlier one whole.
+    """Write a folder that peft and vLLM load onto the base model; an earlier one is replaced as a whole.
 
     Raises:
         UserError: the disk is full or not writable.
@@ -116,7 +163,58 @@ def write_adapter(folder: Path, adapter: LoraAdapter, facts: ModelCardFacts) -> 
     checkpoint.export_hf_folder(folder, adapter, add_files=partial(_write_card_and_config, facts, True))
 
 
+def render_model_card(facts: ModelCardFacts, *, adapter: bool) -> str:
+    """Return the text of README.md; `adapter` is True for a folder that holds an adapter without its base model."""
+    return "\n\n".join(_card_sections(facts, adapter)) + "\n"
+
+
 def _write_card_and_config(facts: ModelCardFacts, adapter: bool, folder: Path) -> None:
-    """What a reader is told, and what `mmrl eval` goes by."""
     (folder / "README.md").write_text(render_model_card(facts, adapter=adapter), encoding="utf-8")
     (folder / RUN_CONFIG_FILE).write_text(dump_yaml(facts.config), encoding="utf-8")
+
+
+def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
+    config, base = facts.config, facts.config.model.path
+    yield "\n".join(["---", *_card_header(config, adapter), "---"])
+    yield f"# {config.run.name}"
+    what = "An adapter" if adapter else "A model"
+    origin = f"`{base}`" if base else "a model made from nothing"
+    stages = []
+    for stage in config.stages:
+        method = stage.algorithm if isinstance(stage, RlStage) else "imitation"
+        stages.append(f"{method} ({stage.name})")
+    yield (
+        f"{what} from {origin}, trained by mmrl {facts.manifest['mmrl']}: {', then '.join(stages)}. "
+        f"Checkpoint {facts.checkpoint}."
+    )
+    yield (_ADAPTER_USAGE if adapter else _USAGE).format(name=config.run.name, base=base)
+    if facts.comparison:
+        yield "## Held-out reward\n\nGreedy, with 95 % intervals; the rise is paired over samples."
+        yield "\n".join(_comparison_table(facts.comparison))
+    yield f"## Last step\n\n```json\n{json.dumps(facts.last_metrics, indent=1)}\n```"
+    yield "## Data\n\nsha256 over the samples and media of each part:"
+    yield "\n".join(f"- {part}: `{digest}`" for part, digest in facts.manifest["data"].items())
+    libraries = [f"{name} {version}" for name, version in facts.manifest["libraries"].items() if version]
+    yield "## Made with\n\n" + ", ".join(libraries)
+    yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
+
+
+def _card_header(config: Config, adapter: bool) -> Iterator[str]:
+    yield f"library_name: {'peft' if adapter else 'transformers'}"
+    yield "pipeline_tag: image-text-to-text"
+    if config.model.path:
+        yield f"base_model: {json.dumps(config.model.path)}"
+    yield "tags: [mmrl, reinforcement-learning]"
+
+
+def _comparison_table(rows: Sequence[TaskComparison]) -> Iterator[str]:
+    yield "| task | n | before | after | rise |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        means = (row.before, row.after, row.improvement)
+        cells = [f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]" for mean in means]
+        yield f"| {row.task} | {row.after.n} | {' | '.join(cells)} |"
+
+
+def _format_bound(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3f}"

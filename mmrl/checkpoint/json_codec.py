@@ -1,14 +1,14 @@
-"""Values of a run as JSON text and back, exactly: nouns, tuples, enums, and floats bit for bit.
+"""Values of a run as JSON text and back, exactly: nouns of `mmrl.types`, tuples, enums, and floats bit for bit.
 
-What JSON has stands for itself. All else is an object of one key that begins with `$`:
+JSON's own values stand for themselves. Everything else is an object of one key that begins with `$`:
 
     (1, 2)                       {"$tuple": [1, 2]}
-    Kind.BOX                     {"$Kind": "box"}
+    AnswerType.BOX               {"$AnswerType": "box"}
     Size(48, 32)                 {"$Size": [48, 32]}
     ImageRef(path="a.png", ..)   {"$ImageRef": {"path": "a.png", ..}}
-    that very ImageRef again     {"$ref": 0}, the number of nouns completed before it
+    that very ImageRef again     {"$ref": 0}, the number of dataclass instances completed before it
 
-so siblings share their prompt in the text, and again after it is read.
+So rollouts of one group share their prompt in the text, and again after it is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CODEC_TYPES: Final[Mapping[str, type[Any]]] = MappingProxyType(
 
 
 def dumps(value: object) -> str:
-    """`value` as strict JSON.
+    """Return `value` as strict JSON.
 
     Raises:
         UserError: it holds something that is neither a noun of `mmrl.types` nor plain Python.
@@ -49,10 +49,10 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str, expected_type: type[Value]) -> Value:
-    """The value of this `kind` that `dumps` made `text` of; nouns that were one object are one again.
+    """Return the value that `dumps` wrote as `text`. Nouns that were one object are one object again.
 
     Raises:
-        UserError: it was written by another version of mmrl, whose nouns are different.
+        UserError: another version of mmrl wrote it, or it is no `expected_type`.
     """
     value = json.loads(text, object_hook=_ValueDecoder().decode)
     if not isinstance(value, expected_type):
@@ -61,7 +61,7 @@ def loads(text: str, expected_type: type[Value]) -> Value:
 
 
 class _ValueEncoder:
-    """Remembers the nouns it has written, by identity; they stay alive as long as the value they are part of."""
+    """Encodes one value. It remembers dataclass instances by identity, which stay alive as parts of that value."""
 
     def __init__(self) -> None:
         self._object_numbers: dict[int, int] = {}
@@ -70,21 +70,26 @@ class _ValueEncoder:
             str: _encode_text,
             bytes: lambda value: {"$bytes": value.hex()},
             list: self._encode_items,
-            tuple: lambda value: {"$tuple": self._encode_items(value)},
+            tuple: self._encode_tuple,
             dict: self._encode_mapping,
         }
 
     def encode(self, value: object) -> object:
-        """What stands for a value; an instance of a subclass is not what its class is."""
+        """Return what stands for a value in JSON."""
+        # By exact type: an instance of a subclass would come back as one of its base class.
         if type(value) in _JSON_SCALAR_TYPES:
             return value
-        return self._encoders.get(type(value), self._encode_object)(value)
+        encoder = self._encoders.get(type(value), self._encode_object)
+        return encoder(value)
 
     def _encode_items(self, values: Sequence[object]) -> list[object]:
         return [value if type(value) in _JSON_SCALAR_TYPES else self.encode(value) for value in values]
 
+    def _encode_tuple(self, values: tuple[object, ...]) -> dict[str, object]:
+        return {"$tuple": self._encode_items(values)}
+
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
-        if all(type(key) is str and _encode_text(key) == key and not key.startswith("$") for key in mapping):
+        if all(_is_plain_key(key) for key in mapping):
             return {str(key): self.encode(value) for key, value in mapping.items()}
         return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 
@@ -95,26 +100,27 @@ class _ValueEncoder:
                 f"a checkpoint cannot hold {value!r:.80} ({kind.__module__}.{kind.__qualname__}); plain Python values "
                 "it can: turn it into one where samples are made"
             )
+        tag = f"${kind.__name__}"
         if isinstance(value, Enum):
-            return {f"${kind.__name__}": value.value}
+            return {tag: value.value}
         if isinstance(value, tuple):
-            return {f"${kind.__name__}": self._encode_items(value)}
+            return {tag: self._encode_items(value)}
         if id(value) in self._object_numbers:
             return {"$ref": self._object_numbers[id(value)]}
-        names = [field.name for field in fields(kind)]
-        written: dict[str, object] = {f"${kind.__name__}": {name: self.encode(getattr(value, name)) for name in names}}
+        content = {field.name: self.encode(getattr(value, field.name)) for field in fields(kind)}
+        # Numbered when complete, inner objects first: that is the order in which the decoder meets them.
         self._object_numbers[id(value)] = len(self._object_numbers)
-        return written
+        return {tag: content}
 
 
 class _ValueDecoder:
-    """Meets objects as they are completed, the innermost first: nouns in the order in which they were numbered."""
+    """Decodes one value. `json` completes the innermost objects first, so dataclass instances come by their numbers."""
 
     def __init__(self) -> None:
         self._objects: list[object] = []
         self._decoders: dict[str, Callable[[Any], object]] = {
-            "$float": lambda bits: struct.unpack(">d", bytes.fromhex(bits))[0],
-            "$str": lambda units: bytes.fromhex(units).decode("utf-8", errors="surrogatepass"),
+            "$float": _decode_float,
+            "$str": _decode_text,
             "$bytes": bytes.fromhex,
             "$tuple": tuple,
             "$dict": dict,
@@ -122,7 +128,7 @@ class _ValueDecoder:
         }
 
     def decode(self, json_object: dict[str, object]) -> object:
-        """The value that a JSON object stands for."""
+        """Return the value that a JSON object stands for."""
         tag, content = next(iter(json_object.items()), ("", None))
         if not tag.startswith("$"):
             return json_object
@@ -141,15 +147,28 @@ class _ValueDecoder:
             ) from error
 
 
+def _is_plain_key(key: object) -> bool:
+    """Return True if JSON gives the key back as it is, and it cannot be taken for a tag."""
+    return type(key) is str and _encode_text(key) == key and not key.startswith("$")
+
+
 def _encode_float(number: float) -> float | dict[str, str]:
-    """A number; infinities and NaN, which JSON has not, by their bits."""
+    """Return a number; infinities and NaN, which JSON lacks, by their bits."""
     return number if math.isfinite(number) else {"$float": struct.pack(">d", number).hex()}
 
 
+def _decode_float(bits: str) -> float:
+    return float(struct.unpack(">d", bytes.fromhex(bits))[0])
+
+
 def _encode_text(text: str) -> str | dict[str, str]:
-    """Text; one that JSON would not give back, as it joins halves of surrogate pairs, by its bytes."""
+    """Return text; by its bytes if it has lone surrogates, since JSON would join two halves of a pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return {"$str": text.encode("utf-8", errors="surrogatepass").hex()}
     return text
+
+
+def _decode_text(units: str) -> str:
+    return bytes.fromhex(units).decode("utf-8", errors="surrogatepass")

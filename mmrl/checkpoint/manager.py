@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written here or in the background, found again, and cleared away by policy."""
+"""The checkpoints of a run: saved at once or in the background, found again, and removed when they need not stay."""
 
 from __future__ import annotations
 
@@ -33,43 +33,55 @@ _POLL_S: Final = 0.05
 
 
 class StepId(NamedTuple):
-    """How far a run had come; places sort as it passes them."""
+    """A step of a run. Ids sort in the order in which training passes them.
+
+    Example: `StepId(stage=0, step=100)`, whose checkpoint is called `00-000100`.
+    """
 
     stage: int
+    """Index of the stage."""
     step: int
+    """Finished steps of the stage."""
 
     def __str__(self) -> str:
-        """The name of its checkpoint."""
+        """Return the name of the step's checkpoint folder."""
         return f"{self.stage:02d}-{self.step:06d}"
 
 
 class CheckpointManager:
-    """Holds checkpoints as `options` say. At most one is being written; the last good one goes only after.
+    """Saves checkpoints, at most one at a time, and removes old ones once the new one is complete.
 
-    Every rank writes its part; once all have, the first makes them a checkpoint. Whatever is called here, every rank
-    must call, and an error of one is raised on all.
+    Every rank writes its own part. When all parts are there, rank 0 turns them into a checkpoint. All methods are
+    collective: every rank must call them, and an error of one rank is raised on all.
     """
 
     def __init__(
         self, folder: Path, options: CheckpointsConfig, warn: Callable[[str], None], ranks: Ranks | None = None
     ) -> None:
+        """Create a manager.
+
+        Args:
+            folder: folder of the run's checkpoints.
+            options: how many checkpoints stay, and whether they are written in the background.
+            warn: is told of a failed write when another error ends the run anyway.
+            ranks: all ranks of the run; this process alone by default.
+        """
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[Path, Future[UserError | None]] | None = None
+        # Set when the main thread waits for a write: it then turns the parts into a checkpoint itself.
         self._settle_requested = Event()
 
     def __enter__(self) -> CheckpointManager:
-        """Itself."""
+        """Return the manager itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what is being written. Where something else went wrong already, a failure is told, not raised.
-
-        Of several ranks the others may not come then: what they were writing together is given up.
-        """
+        """Wait for a write in the background; warn of its failure if another error is on its way out already."""
         try:
+            # With several ranks and an error here, the others may never reach a collective call, so none is made.
             if kind is None or self._ranks.size == 1:
                 self.wait()
         except UserError as failure:
@@ -81,50 +93,57 @@ class CheckpointManager:
             self._pool.shutdown()
 
     def save(self, snapshot: Snapshot, *, before_write: Callable[[], None]) -> None:
-        """Save a checkpoint, calling `first` before, and clear away what need not stay.
+        """Save a checkpoint, then remove those that need not stay.
 
-        Asynchronously, this returns once the snapshot is copied; it waits for the one before.
+        With `async_save`, returns once the snapshot is copied, and waits first for the checkpoint before.
+
+        Args:
+            snapshot: this rank's part of the run.
+            before_write: is called on the writing thread before anything is written.
 
         Raises:
-            UserError: this one cannot be saved, or the one before could not.
+            UserError: this checkpoint cannot be saved, or the one before could not.
         """
         self.wait()
         folder = self._folder / str(StepId(snapshot.state.stage_index, snapshot.state.step))
         self._ranks.on_rank0(partial(_create_partial, folder))
         if self._options.async_save:
             self._settle_requested.clear()
-            self._writing = (
-                folder,
-                self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write),
-            )
+            future = self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write)
+            self._writing = (folder, future)
         else:
             self._commit_on_all_ranks(folder, self._write_part(folder, snapshot, before_write))
 
     def raise_if_failed(self) -> None:
-        """Look whether a write in the background has failed.
+        """Check, without waiting, whether a write in the background has ended.
 
         Raises:
-            UserError: it has.
+            UserError: it failed.
         """
-        if self._writing is not None:
-            part = self._writing[1]
-            seen = self._ranks.all_gather((part.done(), part.result() if part.done() else None))
-            if all(done for done, _ in seen) or any(error for _, error in seen):
-                self.wait()
+        if self._writing is None:
+            return
+        _, future = self._writing
+        outcomes = self._ranks.all_gather((future.done(), future.result() if future.done() else None))
+        done, errors = zip(*outcomes, strict=True)
+        # A failure anywhere ends the write on all ranks, even if others are still at it.
+        if all(done) or any(errors):
+            self.wait()
 
     def wait(self) -> None:
         """Wait until nothing is being written.
 
         Raises:
-            UserError: what was being written cannot be saved.
+            UserError: what was being written could not be saved.
         """
-        if self._writing is not None:
-            (folder, part), self._writing = self._writing, None
-            self._settle_requested.set()
-            self._commit_on_all_ranks(folder, part.result())
+        if self._writing is None:
+            return
+        folder, future = self._writing
+        self._writing = None
+        self._settle_requested.set()
+        self._commit_on_all_ranks(folder, future.result())
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
-        """Write this rank's part; returns what went wrong."""
+        """Write this rank's part, and return the error if it fails: the other ranks must hear of it too."""
         try:
             with report_save_errors(folder):
                 before_write()
@@ -136,7 +155,11 @@ class CheckpointManager:
     def _write_in_background(
         self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]
     ) -> UserError | None:
-        """Also make a checkpoint of it as soon as all have written theirs, unless they are asked for it before."""
+        """Write this rank's part; on rank 0 also turn all parts into a checkpoint once they are there.
+
+        Ranks meet through the file system here, since a collective call on this thread could cross one of the training
+        loop.
+        """
         error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
@@ -151,14 +174,15 @@ class CheckpointManager:
         return None
 
     def _commit_on_all_ranks(self, folder: Path, error: UserError | None) -> None:
-        """Make a checkpoint of what all ranks have written, unless one of them could not."""
-        errors = [each for each in self._ranks.all_gather(error) if each]
+        """Turn the parts into a checkpoint, or discard them and raise if a rank could not write its own."""
+        errors = [rank_error for rank_error in self._ranks.all_gather(error) if rank_error]
         self._ranks.on_rank0(partial(self._commit_or_discard, folder, errors))
 
     def _commit_or_discard(self, folder: Path, errors: Sequence[UserError]) -> None:
         if errors:
             discard_partial(folder)
             raise errors[0]
+        # The background thread may have committed it already.
         if partial_path(folder).exists():
             self._commit(folder)
 
@@ -174,15 +198,11 @@ class CheckpointManager:
             prune_checkpoints(self._folder, self._options)
 
 
-def _create_partial(folder: Path) -> None:
-    with report_save_errors(folder):
-        create_partial(folder)
-
-
 def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | None = None) -> Path | None:
-    """The newest checkpoint that is whole, if there are any; one that is not is passed over with a warning.
+    """Return the newest intact checkpoint, None if there are none at all; damaged ones are skipped with a warning.
 
-    Of several `ranks` all must ask.
+    Collective: with several ranks all must call it. It repairs a replacement that was killed halfway, so no other
+    process may be writing.
 
     Raises:
         UserError: there are checkpoints, and every one is damaged.
@@ -195,20 +215,29 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks | N
 def find_checkpoint(
     checkpoints: Path, name: str | None, best: BestCheckpointConfig | None, warn: Callable[[str], None]
 ) -> Path:
-    """A checkpoint, while its run may go on: by name, the best that `best` keeps, or (None) the newest as `latest`.
+    """Return a checkpoint by its name. It only reads, so the run may go on meanwhile.
+
+    Args:
+        checkpoints: folder of the run's checkpoints.
+        name: name of a checkpoint, `best`, or None for the newest intact one.
+        best: metric that `best` goes by; None if the run keeps no best one.
+        warn: is told of damaged checkpoints that are skipped.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: there is no such checkpoint, or it is damaged.
     """
     saved = _list_checkpoints(checkpoints)
-    if name is None and (newest := _find_newest_intact(checkpoints, warn, SingleProcess())):
-        return newest
-    chosen = _find_best(saved, best) if name == "best" else next((at for at in saved if saved[at].name == name), None)
+    if name is None:
+        newest = _find_newest_intact(checkpoints, warn, SingleProcess())
+        if newest is not None:
+            return newest
+    chosen = _find_best(saved, best) if name == "best" else _find_by_name(saved, name)
     if chosen is None:
         listed = ", ".join(folder.name for _, folder in sorted(saved.items())) or "none"
         hint = "; `best` needs checkpoints.best" if name == "best" and best is None else ""
         raise UserError(f"{checkpoints}: there is no checkpoint {name or ''!r}; there is {listed}{hint}")
-    if problem := find_damage(saved[chosen], COMMON_FILES):
+    problem = find_damage(saved[chosen], COMMON_FILES)
+    if problem:
         raise UserError(f"checkpoint {saved[chosen]} is damaged ({problem}); choose another")
     return saved[chosen]
 
@@ -217,17 +246,25 @@ def prune_checkpoints(checkpoints: Path, options: CheckpointsConfig) -> None:
     """Remove the checkpoints that need not stay, and what an interrupted save left behind."""
     saved = _list_checkpoints(checkpoints)
     kept = set(sorted(saved)[-options.keep_last :])
-    kept |= {place for place in saved if options.keep_every and place.step and not place.step % options.keep_every}
-    if best := _find_best(saved, options.best):
+    if options.keep_every:
+        kept |= {step_id for step_id in saved if step_id.step and step_id.step % options.keep_every == 0}
+    best = _find_best(saved, options.best)
+    if best is not None:
         kept.add(best)
-    for place in saved.keys() - kept:
-        shutil.rmtree(saved[place])
+    for step_id in saved.keys() - kept:
+        shutil.rmtree(saved[step_id])
     remove_leftovers(checkpoints)
+
+
+def _create_partial(folder: Path) -> None:
+    with report_save_errors(folder):
+        create_partial(folder)
 
 
 def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: Ranks) -> Path | None:
     damaged = []
-    for _, folder in sorted(ranks.on_rank0(partial(_list_checkpoints, checkpoints)).items(), reverse=True):
+    saved = ranks.on_rank0(partial(_list_checkpoints, checkpoints))
+    for _, folder in sorted(saved.items(), reverse=True):
         problem = find_damage(folder, COMMON_FILES, ranks)
         if problem is None:
             return folder
@@ -241,17 +278,31 @@ def _find_newest_intact(checkpoints: Path, warn: Callable[[str], None], ranks: R
 
 
 def _find_best(saved: Mapping[StepId, Path], best: BestCheckpointConfig | None) -> StepId | None:
-    """Where the metric was best, for the first time; None where it was never recorded."""
+    """Return the earliest checkpoint with the best metric; None where it was never recorded."""
     if best is None:
         return None
     sign = 1.0 if best.mode == "max" else -1.0
-    scores = {
-        place: score for place, folder in sorted(saved.items()) if (score := read_best_metric(folder)) is not None
-    }
-    return max(scores, key=lambda place: sign * scores[place], default=None)
+    signed_metrics: dict[StepId, float] = {}
+    for step_id, folder in sorted(saved.items()):
+        metric = read_best_metric(folder)
+        if metric is not None:
+            signed_metrics[step_id] = sign * metric
+    # max returns the first of equal values, which is the earliest.
+    return max(signed_metrics, key=signed_metrics.__getitem__, default=None)
+
+
+def _find_by_name(saved: Mapping[StepId, Path], name: str | None) -> StepId | None:
+    for step_id, folder in saved.items():
+        if folder.name == name:
+            return step_id
+    return None
 
 
 def _list_checkpoints(checkpoints: Path) -> dict[StepId, Path]:
-    """What looks like a checkpoint; anything else in the folder is somebody else's."""
-    named = ((path, _NAME.fullmatch(path.name)) for path in checkpoints.glob("*") if path.is_dir())
-    return {StepId(int(name[1]), int(name[2])): path for path, name in named if name}
+    """Return the folders that are named like checkpoints; anything else in there belongs to somebody else."""
+    saved = {}
+    for path in checkpoints.glob("*"):
+        name = _NAME.fullmatch(path.name)
+        if name and path.is_dir():
+            saved[StepId(int(name[1]), int(name[2]))] = path
+    return saved

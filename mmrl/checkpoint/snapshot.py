@@ -1,9 +1,8 @@
-"""A run as of one moment: what is saved, and how it is restored.
+"""A run as of one moment: what a checkpoint holds, how it is written, and how a run is restored from it.
 
-A checkpoint holds the weights that training changes. The others are those of the model the run was given; a
-fingerprint of them tells whether it is given the same again. Several ranks write it together, each its part of the
-weights and of what the optimizer keeps of them; every weight is whole in one of the files, so that any number of
-ranks can go on from it.
+A checkpoint holds the weights that training changes. All others are those of the base model; a fingerprint of them
+tells whether the run gets the same base model again. Several ranks write a checkpoint together, each its share of the
+weights and of the optimizer. Every weight is whole in one of the files, so any number of ranks can go on from it.
 """
 
 from __future__ import annotations
@@ -32,90 +31,107 @@ STATE_FILE: Final = "state.json"
 SCORE_FILE: Final = "score.json"
 CONFIG_FILE: Final = "config.yaml"
 COMMON_FILES: Final = (RNG_FILE, STATE_FILE, SCORE_FILE, CONFIG_FILE)
-"""Written by the first rank, beside the parts of all."""
+"""Files that rank 0 writes, beside every rank's own weights and optimizer files."""
 OPTIMIZER_TABLES: Final = ("moments", "masters", "reference")
-"""What `optimizer` may hold by weight: AdamW's moments, float32 masters, a reference that moves."""
+"""Tables that a snapshot's `optimizer` may hold: AdamW's moments, float32 masters, weights of a moving reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
-    """A model's weights by name: those that training changes, and the fingerprint of the others."""
+    """Weights of a model, split into those that a checkpoint holds and those that it only fingerprints."""
 
     trained: Mapping[str, torch.Tensor]
+    """Name → weight that training changes; when saving, this rank's share of them."""
     frozen_fingerprint: str = ""
+    """Result of `fingerprint_weights` for all other weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that a run goes on from: of weights and `optimizer`, tables by weight, this rank's part.
-
-    `score` is what the best checkpoint is chosen by, `config` the settings as YAML.
-    """
+    """Everything that a run goes on from, as one rank holds it."""
 
     weights: CheckpointWeights
     optimizer: Mapping[str, Mapping[Any, Any]]
+    """Table name → index of a weight → what the optimizer keeps of it; this rank's share."""
     rng: Mapping[str, torch.Tensor]
+    """Result of `read_rng_states`."""
     state: TrainingState
     config_yaml: str = ""
+    """The run's settings."""
     best_metric: float | None = None
+    """Last value of the metric that the best checkpoint is chosen by; None if there is none yet."""
 
 
 def read_rng_states() -> dict[str, torch.Tensor]:
-    """The state of every generator."""
+    """Return the states of torch's random generators, by device."""
     states = {"cpu": torch.get_rng_state()}
-    return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
-    """The same in memory of its own, on the CPU, so that the run may go on while it is written."""
+    """Return a copy on the CPU that shares no memory with the run, which may go on while the copy is written."""
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
-    state = replace(
-        snapshot.state,
-        **{field.name: _copy_value_to_cpu(getattr(snapshot.state, field.name)) for field in fields(TrainingState)},
-    )
+    state = replace(snapshot.state)
+    for field in fields(TrainingState):
+        setattr(state, field.name, _copy_value_to_cpu(getattr(snapshot.state, field.name)))
     return replace(snapshot, weights=weights, optimizer=_copy_value_to_cpu(dict(snapshot.optimizer)), state=state)
 
 
 def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Tells sets of weights apart by names, types, shapes and about a thousand values of each tensor."""
-    told = {}
+    """Return a hash over the names, dtypes, shapes and about a thousand values of each tensor."""
+    descriptions = {}
     for name, tensor in tensors:
-        values = tensor.detach().flatten()[:: max(1, tensor.numel() // 1000)].float().cpu()
-        told[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
-    return hashlib.sha256(b"".join(told[name] for name in sorted(told))).hexdigest()
+        # A sample of the values tells models apart, and a start need not read every byte of a large model.
+        stride = max(1, tensor.numel() // 1000)
+        values = tensor.detach().flatten()[::stride].float().cpu()
+        descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
+    digest = hashlib.sha256()
+    for _, description in sorted(descriptions.items()):
+        digest.update(description)
+    return digest.hexdigest()
 
 
 def part_file_names(count: int) -> list[str]:
-    """The files that vouch for what each of so many ranks has written, until all have."""
+    """Return the names of the files with which each of `count` ranks says that its part is written."""
     return [_sharded_file_name("part.json", rank, count) for rank in range(count)]
 
 
 def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
-    """Write what is this rank's to write of a checkpoint.
+    """Write this rank's part of a checkpoint; rank 0 writes the common files too.
 
     Raises:
         OSError: the disk is full or not writable.
-        UserError: it is, or State holds what cannot be written.
+        UserError: the state holds a value that cannot be written.
     """
-    names = [_sharded_file_name(name, ranks.rank, ranks.size) for name in (WEIGHTS_FILE, OPTIMIZER_FILE)]
-    _write_weights(snapshot.weights, folder / names[0])
-    _torch_save({table: dict(kept) for table, kept in snapshot.optimizer.items()}, folder / names[1])
+    weights_file = _sharded_file_name(WEIGHTS_FILE, ranks.rank, ranks.size)
+    optimizer_file = _sharded_file_name(OPTIMIZER_FILE, ranks.rank, ranks.size)
+    names = [weights_file, optimizer_file]
+    _write_weights(snapshot.weights, folder / weights_file)
+    _torch_save({table: dict(entries) for table, entries in snapshot.optimizer.items()}, folder / optimizer_file)
     if ranks.rank == 0:
         names += COMMON_FILES
         _torch_save(dict(snapshot.rng), folder / RNG_FILE)
         (folder / STATE_FILE).write_text(json_codec.dumps(snapshot.state))
         (folder / SCORE_FILE).write_text(json.dumps(snapshot.best_metric))
         (folder / CONFIG_FILE).write_text(snapshot.config_yaml)
+    # Last, since this file tells the other ranks that the part is complete.
     write_part_hashes(folder, names, part_file_names(ranks.size)[ranks.rank])
 
 
 def load_checkpoint(
     folder: Path, *, weights: CheckpointWeights, mmap: bool = False
 ) -> tuple[TrainingState, dict[str, dict[Any, Any]]]:
-    """Restore weights and RNG in place; returns the State and the optimizer's tables. `mapped` as `load_weights`.
+    """Restore weights and random generators in place, and return the state and the optimizer's tables.
+
+    Args:
+        folder: the checkpoint.
+        weights: the model's weights, all of them on every rank.
+        mmap: as for `load_weights`.
 
     Raises:
-        UserError: the model is not the one the run began with, or another version of mmrl has saved it.
+        UserError: the model is not the one that the run began with, or another version of mmrl saved the checkpoint.
     """
     load_weights(folder, weights, mmap=mmap)
     rng = torch.load(folder / RNG_FILE, weights_only=True)
@@ -124,99 +140,112 @@ def load_checkpoint(
         torch.cuda.set_rng_state(rng["cuda"])
     optimizer: dict[str, dict[Any, Any]] = {}
     for path in _list_part_files(folder, OPTIMIZER_FILE):
-        # Mapped: processes of one machine share it, and those that take a part read no more than that.
-        for table, kept in torch.load(path, weights_only=True, mmap=True).items():
+        # Mapped, so that the processes of a machine share its memory, and each reads only the share that it uses.
+        for table, entries in torch.load(path, weights_only=True, mmap=True).items():
             if table not in OPTIMIZER_TABLES:
                 raise UserError(
                     f"{path} holds {table!r}, which this version of mmrl does not know; go on with the version that "
                     "saved it, or begin the run anew in another directory"
                 )
-            optimizer.setdefault(table, {}).update(kept)
+            optimizer.setdefault(table, {}).update(entries)
     return load_state(folder), optimizer
 
 
 def load_state(folder: Path) -> TrainingState:
-    """The State alone."""
+    """Return the state that a checkpoint holds, without its weights; raises a UserError as `json_codec.loads`."""
     return json_codec.loads((folder / STATE_FILE).read_text(), TrainingState)
 
 
 def read_best_metric(folder: Path) -> float | None:
-    """What a checkpoint is judged by; None where the metric had not been recorded, or the file is damaged."""
+    """Return the metric that a checkpoint is ranked by; None if it had no value yet, or the file is damaged."""
     try:
-        score = json.loads((folder / SCORE_FILE).read_text())
-    except (OSError, ValueError):  # reported when somebody wants the checkpoint
+        metric = json.loads((folder / SCORE_FILE).read_text())
+    except (OSError, ValueError):
+        # Damage is reported when the checkpoint is loaded; ranking the others must not fail for it.
         return None
-    return score if isinstance(score, float) else None
+    return metric if isinstance(metric, float) else None
 
 
 def save_weights(folder: Path, weights: CheckpointWeights) -> None:
-    """Write weights alone at `folder`, or nothing.
+    """Write a folder with weights alone, which `load_weights` reads.
 
     Raises:
         UserError: the disk is full or not writable.
     """
-    with atomic_folder(folder) as aside:
-        _write_weights(weights, aside / WEIGHTS_FILE)
+    with atomic_folder(folder) as partial_folder:
+        _write_weights(weights, partial_folder / WEIGHTS_FILE)
 
 
 @torch.no_grad()
 def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False) -> None:
-    """Restore weights in place; `mapped` are those of the file itself, whose memory processes share, and not copies.
+    """Restore weights in place.
+
+    Args:
+        folder: a checkpoint, or what `save_weights` wrote.
+        weights: the model's weights; `trained` is overwritten.
+        mmap: let the weights be maps of the files, whose memory the processes of a machine share, instead of copies.
 
     Raises:
         UserError: the model is not the one whose weights were saved.
     """
     with ExitStack() as stack:
-        files = [
-            stack.enter_context(safe_open(path, framework="pt")) for path in _list_part_files(folder, WEIGHTS_FILE)
-        ]
-        holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-        saved = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items()}
+        paths = _list_part_files(folder, WEIGHTS_FILE)
+        file_of, saved = {}, {}
+        same_frozen = True
+        for path in paths:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            same_frozen = same_frozen and file.metadata()["frozen_fingerprint"] == weights.frozen_fingerprint
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                file_of[name] = file
+                saved[name] = tuple(file.get_slice(name).get_shape())
         expected = {name: tuple(tensor.shape) for name, tensor in weights.trained.items()}
-        if any(file.metadata()["given"] != weights.frozen_fingerprint for file in files) or saved != expected:
-            what = "that are not trained" if saved == expected else "that are trained"
+        # Checked before any weight is touched: a model that does not fit stays as it was.
+        if saved != expected or not same_frozen:
+            which = "that are not trained" if saved == expected else "that are trained"
             raise UserError(
-                f"{folder} was saved from another model: the weights {what} differ. Restore model.path "
+                f"{folder} was saved from another model: the weights {which} differ. Restore model.path "
                 "as it was, or begin the run anew in another directory"
             )
         for name, tensor in weights.trained.items():
             if mmap:
-                tensor.data = holder[name].get_tensor(name)
+                tensor.data = file_of[name].get_tensor(name)
             else:
-                tensor.copy_(holder[name].get_tensor(name))
+                tensor.copy_(file_of[name].get_tensor(name))
 
 
 def _sharded_file_name(name: str, rank: int, count: int) -> str:
-    """A file's name where several ranks write one each, as Hugging Face has it."""
-    stem, _, kind = name.partition(".")
-    return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{kind}"
+    """Return the name of one rank's file, numbered as Hugging Face numbers shards if there are several."""
+    stem, _, suffix = name.partition(".")
+    return name if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.{suffix}"
 
 
 def _list_part_files(folder: Path, name: str) -> list[Path]:
-    """The files that ranks have written under such names, in their order."""
-    stem, _, kind = name.partition(".")
-    return sorted(folder.glob(f"{stem}*.{kind}"))
+    """Return the files that ranks have written under `name`, in the order of the ranks."""
+    stem, _, suffix = name.partition(".")
+    return sorted(folder.glob(f"{stem}*.{suffix}"))
 
 
 def _write_weights(weights: CheckpointWeights, path: Path) -> None:
-    learned = {name: tensor.detach().contiguous() for name, tensor in weights.trained.items()}
-    # One entry: safetensors writes several in another order each time.
-    save_file(learned, path, metadata={"given": weights.frozen_fingerprint})
+    trained = {name: tensor.detach().contiguous() for name, tensor in weights.trained.items()}
+    # A single metadata entry: safetensors writes several in another order each time, and files would differ.
+    save_file(trained, path, metadata={"frozen_fingerprint": weights.frozen_fingerprint})
 
 
 def _torch_save(content: object, path: Path) -> None:
-    with path.open("wb") as file:  # torch.save, given a path, would not say why it failed
+    # An open file, since torch.save raises without the cause if it opens a path itself and the disk is full.
+    with path.open("wb") as file:
         torch.save(content, file)
 
 
-def _copy_value_to_cpu(value: Any) -> Any:  # noqa: ANN401 - whatever an optimizer keeps
-    """A copy of containers and tensors, whose shape and kind stay; nouns are frozen already."""
+def _copy_value_to_cpu(value: Any) -> Any:  # noqa: ANN401 - optimizers keep values of any type
+    """Return a deep copy of containers and tensors; other values are immutable and stay the same objects."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: _copy_value_to_cpu(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copy_value_to_cpu(inner) for inner in value]
+        return list(map(_copy_value_to_cpu, value))
+    # Not NamedTuples, which are nouns and hold no tensor.
     if type(value) is tuple:
-        return tuple(_copy_value_to_cpu(inner) for inner in value)
+        return tuple(map(_copy_value_to_cpu, value))
     return value

@@ -1,4 +1,4 @@
-"""Whether a run that is killed and resumed ends like one that nobody disturbed: both are tried, and compared."""
+"""The check that a run which is killed and resumed ends like one that nobody disturbed, byte for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from mmrl.types import UserError
 
-_COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "bench/*/*", "model", "adapter")
+_COMPARED_FOLDERS = ("rollouts", "checkpoints/*", "benchmarks/*/*", "model", "adapter")
 _COMPARED_PATTERNS = ("metrics.jsonl", "summary.json", *(f"{name}/*" for name in _COMPARED_FOLDERS))
 _POLL_S = 0.002
 _ERROR_TAIL_CHARS = 2000
@@ -23,44 +23,64 @@ _ERROR_TAIL_CHARS = 2000
 def verify_resume(
     config: Path, overrides: Sequence[str], *, steps: int, processes: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Train `steps` steps a stage as a config says, and again with a kill -9 in every stage; whether they are the same.
+    """Train a few steps of every stage, once undisturbed and once with a kill -9 in every stage, and compare.
 
-    Both write to the same place in a temporary folder, so that not even a path may differ; every checkpoint is kept.
-    Where several `processes` share the work, all are killed at once, with their launcher.
+    Both runs write to the same path in a temporary folder, so that not even a path differs. Every checkpoint is kept.
+
+    Args:
+        config: the config file.
+        overrides: settings from the command line, `key=value`.
+        steps: steps of each stage.
+        processes: ranks; all of them are killed at once, with their launcher. None trains in one process.
+        say: is told of the progress and of the verdict.
+
+    Returns:
+        True if all compared files are equal.
 
     Raises:
         UserError: a run fails, or ends before it can be killed.
     """
-    kept = [f"checkpoints.every={max(1, steps // 4)}", "checkpoints.keep=1000000", "run.keep_rollouts_every=1"]
+    keep_all = [
+        f"checkpoints.every={max(1, steps // 4)}",
+        "checkpoints.keep_last=1000000",
+        "logging.save_rollouts_every=1",
+    ]
     with TemporaryDirectory(prefix="mmrl-verify-") as folder:
-        run, straight = Path(folder, "run"), Path(folder, "straight")
-        command = [sys.executable, "-m", "mmrl", "train", str(config), *overrides, *kept]
+        run, undisturbed = Path(folder, "run"), Path(folder, "straight")
+        command = [sys.executable, "-m", "mmrl", "train", str(config), *overrides, *keep_all]
         command += ["--steps", str(steps), "--run-dir", str(run)]
-        command += ["--nproc", str(processes)] if processes else []
+        if processes:
+            command += ["--nproc", str(processes)]
         say(f"{steps} steps a stage, undisturbed ...")
         _run_to_end(command)
-        run.rename(straight)
-        for stage, lines in _stage_middles(straight / "metrics.jsonl"):
-            _run_and_kill(command, run / "metrics.jsonl", lines)
-            say(f"killed in stage {stage}, after line {lines} of metrics.jsonl; going on ...")
+        run.rename(undisturbed)
+        for stage, num_lines in _stage_middles(undisturbed / "metrics.jsonl"):
+            _run_and_kill(command, run / "metrics.jsonl", num_lines)
+            say(f"killed in stage {stage}, after line {num_lines} of metrics.jsonl; going on ...")
         _run_to_end(command)
-        differs, count = find_differing_files(straight, run), len(list(_compared_files(straight)))
-    if differs:
-        say(f"{len(differs)} of {count} files differ: {', '.join(differs[:5])}")
+        differing = find_differing_files(undisturbed, run)
+        count = len(list(_compared_files(undisturbed)))
+    if differing:
+        say(f"{len(differing)} of {count} files differ: {', '.join(differing[:5])}")
         say("VERDICT: the resumed run is NOT the undisturbed one.")
-    else:
-        say(f"VERDICT: the resumed run is the undisturbed one, byte for byte in all {count} files compared.")
-    return not differs
+        return False
+    say(f"VERDICT: the resumed run is the undisturbed one, byte for byte in all {count} files compared.")
+    return True
 
 
 def find_differing_files(one: Path, other: Path) -> list[str]:
-    """Names of what two runs do not have in common, of all that a seed decides and of their checkpoints."""
-    return [
-        name
-        for name in sorted({*_compared_files(one), *_compared_files(other)})
-        if not all((run / name).is_file() for run in (one, other))
-        or (one / name).read_bytes() != (other / name).read_bytes()
-    ]
+    """Return the files that two runs do not have in common, among all that a seed decides and their checkpoints."""
+    differing = []
+    for name in sorted({*_compared_files(one), *_compared_files(other)}):
+        in_both = (one / name).is_file() and (other / name).is_file()
+        if not in_both or (one / name).read_bytes() != (other / name).read_bytes():
+            differing.append(name)
+    return differing
+
+
+def child_processes(launcher: int) -> list[int]:
+    """Return the ids of the processes that a process has started, as Linux lists them."""
+    return list(map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()))
 
 
 def _run_to_end(command: Sequence[str]) -> None:
@@ -69,11 +89,12 @@ def _run_to_end(command: Sequence[str]) -> None:
         raise UserError(f"`{' '.join(command)}` ended with code {done.returncode}:\n{done.stderr[-_ERROR_TAIL_CHARS:]}")
 
 
-def _run_and_kill(command: Sequence[str], metrics: Path, lines: int) -> None:
-    """Run until there are that many lines of metrics, and no further."""
+def _run_and_kill(command: Sequence[str], metrics: Path, num_lines: int) -> None:
+    """Start a run, and kill it as soon as there are that many lines of metrics."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and _count_lines(metrics) < lines:
+        while process.poll() is None and _count_lines(metrics) < num_lines:
             time.sleep(_POLL_S)
+        # Listed before the launcher dies: its children are then nobody's, and could not be found.
         ranks = child_processes(process.pid) if "--nproc" in command and process.poll() is None else []
         process.kill()
         for rank in ranks:
@@ -82,21 +103,17 @@ def _run_and_kill(command: Sequence[str], metrics: Path, lines: int) -> None:
         raise UserError(f"the run ended with code {process.returncode} before it could be killed; try more --steps")
 
 
-def child_processes(launcher: int) -> list[int]:
-    """The processes that one has started, as Linux lists them."""
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
-
-
 def _count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _stage_middles(metrics: Path) -> Iterator[tuple[str, int]]:
-    """For each stage the line of the step just after its middle."""
+    """Yield each training stage with the number of a line just after its middle."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    for stage in dict.fromkeys(record["stage"] for record in records if "learner/lr" in record):
-        steps = [number for number, record in enumerate(records, 1) if record["stage"] == stage]
-        yield stage, steps[len(steps) // 2]
+    training_stages = dict.fromkeys(record["stage"] for record in records if "learner/lr" in record)
+    for stage in training_stages:
+        lines = [number for number, record in enumerate(records, 1) if record["stage"] == stage]
+        yield stage, lines[len(lines) // 2]
 
 
 def _compared_files(run: Path) -> Iterator[str]:

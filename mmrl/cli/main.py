@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the command line itself is wrong (code 2), or asks for help or the version (code 0).
     """
-    parser = _build_parser()
+    parser = build_parser()
     arguments = _parse_arguments(parser, eval.insert_default_command(sys.argv[1:] if argv is None else argv))
     if arguments.command is None:
         parser.print_help(sys.stderr)
@@ -64,7 +64,8 @@ def _exit_immediately(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="mmrl",
         description="Reinforcement fine-tuning of Qwen-VL models on verifiable visual rewards.",

@@ -118,7 +118,11 @@ def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) 
         value = sample.meta.get(column)
         if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
             raise UserError(f"sample {sample.id}: meta has no number {column!r} to sort by, but {value!r}")
-    return sorted(samples, key=lambda sample: float(sample.meta[column]), reverse=descending)
+
+    def column_value(sample: Sample) -> float:
+        return float(sample.meta[column])
+
+    return sorted(samples, key=column_value, reverse=descending)
 
 
 def _move_recent_back(order: list[int], recent: Set[int], width: int) -> None:

@@ -226,7 +226,7 @@ class _DataCheck:
         """Measure every prompt without its pixels, and drop samples whose prompt is misread or too long."""
         config = self._config
         try:
-            processor = build_processor(config, self._samples["train"])
+            processor = build_processor(config, self._samples["train"], self._base_dir)
         except UserError as error:
             self._add_finding(FindingCode.MODEL, "train", "", str(error))
             return

@@ -84,7 +84,7 @@ class SampleBrowser:
             raise UserError(f"data.{split}: there is no sample to show")
         # A model from scratch trains its tokenizer on the training samples.
         needs_training = config.model.from_scratch is not None and split != "train"
-        processor = build_processor(config, read_split("train")[0] if needs_training else self.samples)
+        processor = build_processor(config, read_split("train")[0] if needs_training else self.samples, base_dir)
         cache = MediaCache(context.media_policy, config.data.media_limits, max_bytes=IMAGE_CACHE_BYTES)
         self._encoder = build_encoder(config, processor, cache)
 
@@ -208,7 +208,11 @@ def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], vie
     # The view that each placeholder token belongs to, in order.
     owners = iter([view for view in views for _ in range(view.num_tokens)])
     pieces: list[str] = []
-    for token_id, run in groupby(token_ids, key=lambda token: token if token in media_types else None):
+
+    def placeholder_id(token_id: int) -> int | None:
+        return token_id if token_id in media_types else None
+
+    for token_id, run in groupby(token_ids, key=placeholder_id):
         run_ids = list(run)
         if token_id is None:
             pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))

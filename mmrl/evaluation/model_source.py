@@ -167,11 +167,15 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
         policy.model.to(select_device(eval_config))
     else:
         loaded = build_model(eval_config, partial(load_processor, eval_config.model))
-        policy = Policy(loaded.model.to(select_device(eval_config)), logits_chunk=eval_config.model.logits_chunk_tokens)
+        policy = Policy(
+            loaded.model.to(select_device(eval_config)),
+            family=loaded.family,
+            logits_chunk=eval_config.model.logits_chunk_tokens,
+        )
     media_cache = MediaCache(media_policy, eval_config.media_limits, max_bytes=_IMAGE_CACHE_BYTES)
     max_prompt_tokens = prompt_limit(eval_config, policy)
     processor = QwenProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
-    banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings)
+    banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
     return LoadedModel(processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned)
 
 

@@ -244,7 +244,7 @@ def build_eval_pipeline(
     """
     steps = eval_config.evaluation.rollout_steps
     seed = eval_config.run.seed
-    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.grammar.all_stop_strings)
+    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     check_steps(
         steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=samplers.base_dir
     )

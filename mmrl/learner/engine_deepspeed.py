@@ -108,12 +108,12 @@ class DeepspeedModel:
             yield
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the weights, each weight whole, in host memory; all ranks must call it."""
+        """Return this rank's share of the weights, each in its full shape, in host memory; all ranks must call it."""
         sizes = [_numel(parameter) for parameter in parameters.values()]
         return self._gather_to_host(parameters, balanced_range(sizes, self.ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one, each whole until the next is asked for; every rank must take all of them."""
+        """Yield weights one by one, in full shape until the next is asked for; every rank must take all of them."""
         for chunk in _chunk_parameters(parameters.items(), _CHUNK_ELEMENTS):
             with self.gather_params([parameter for _, parameter in chunk]):
                 yield from chunk
@@ -174,7 +174,10 @@ class DeepspeedModel:
         return [parameter for parameter in self.ordered_parameters if parameter.dtype != torch.float32]
 
     def local_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Return this rank's piece of a gradient, flat; without ZeRO the whole. None if this rank has none of it."""
+        """Return this rank's piece of a gradient, [elements]; without ZeRO the whole, in the shape of the parameter.
+
+        None if this rank has no piece of it.
+        """
         if not self.options.zero_stage:
             return parameter.grad
         piece: torch.Tensor | None
@@ -188,7 +191,7 @@ class DeepspeedModel:
         return piece
 
     def full_optimizer_state(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
-        """Return a moment of a parameter, or with None its float32 master, gathered from all ranks."""
+        """Return a moment of a parameter, or with None its master, from all ranks, float32 in the parameter's shape."""
         whole: torch.Tensor
         if not self.options.zero_stage:
             # Without ZeRO, DeepSpeed keeps no masters.
@@ -198,7 +201,13 @@ class DeepspeedModel:
         return whole
 
     def set_optimizer_state(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Set a moment of a parameter, or with None its float32 master, from the whole; this rank keeps its piece."""
+        """Set a moment of a parameter, or with None its float32 master; this rank keeps its piece.
+
+        Args:
+            parameter: the parameter.
+            value: the whole moment or master, float32 in the shape of the parameter.
+            moment: `exp_avg` or `exp_avg_sq`; None for the master.
+        """
         if self.options.zero_stage == 3:
             own = safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
             length, rank = own.numel(), self.ranks.rank

@@ -1,6 +1,6 @@
-"""Experiences to gradients: epochs, mini-batches with an update each, micro-batches. `objective` is what is optimised.
+"""One training step: epochs over mini-batches with an update each, in micro-batches. `objective` has the loss.
 
-Letters: N learned tokens of a micro-batch, the policy's and a teacher's.
+Suffix of tensor names: N trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmrl.learner.micro_batches import (
     rank_micro_batches,
     split_into_mini_batches,
 )
-from mmrl.learner.objective import LossDenominators, LossInputs, Objective
+from mmrl.learner.objective import LossDenominators, LossInputs, Objective, PolicyLossFn
 from mmrl.learner.shared_prefix_check import check_shared_prefix
 from mmrl.policy.batch import Batch, collate, group_by_prompt
 from mmrl.policy.prompt_tensors import TensorProvider
@@ -37,41 +37,50 @@ _NONFINITE_UPDATES = "learner/nonfinite_updates"
 
 
 class OptimizerEngine(Protocol):
-    """Turns losses into an update of the weights."""
+    """Turns losses into an update of the weights. Implemented by `TorchEngine` and `DeepspeedEngine`."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`; `last` before a step."""
+        """Add the gradient of a scalar loss; `last` marks the last one before `step`."""
 
     def step(self, lr: float) -> Mapping[Component, float]:
-        """Clip and update; returns the norm of each role's gradient, summed over ranks, before clipping."""
+        """Clip and update; return the norm of each component's gradient, summed over ranks, before clipping."""
+
+
+class LogprobModel(Protocol):
+    """A model that scores tokens: the reference. Implemented by `Policy` and `ReferencePolicy`."""
+
+    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
+        """Score every trained token of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """The numbers of learning in one stage; a micro-batch has at most so many prompts and so many tokens."""
+    """Settings of the learner for one stage."""
 
     loss: LossConfig
     optimizer: OptimizerConfig
     total_steps: int
+    """Steps of the stage, which schedules run over."""
     micro_batch_groups: int
+    """Most groups (prompts) of a micro-batch."""
     micro_batch_tokens: int
+    """Most tokens of a micro-batch, padding included; a longer sequence runs alone."""
     epochs: int
-    shared_prefix: bool
-    pad_id: int
+    """Passes over the experiences of a step."""
     mini_batches: int = 1
-
-
-class LogprobModel(Protocol):
-    """Something that tells how likely tokens are: a reference."""
-
-    def compute_logprobs(self, batch: Batch) -> TokenLogprobs:
-        """Score every completion token of a batch."""
+    """Updates in each pass."""
+    shared_prefix: bool
+    """Run a prompt once for its group, rather than once for each completion."""
+    pad_id: int
+    """Token id of padding."""
+    policy_loss_fn: PolicyLossFn | None = None
+    """The function that `loss.policy_loss` names; None for a built-in policy loss."""
 
 
 class GrpoLearner:
-    """The learner port. `reference` is None when the loss has no KL penalty.
+    """Computes the loss of experiences and updates the policy. Implements the `Learner` port.
 
-    Every rank is given all experiences and learns from its share of them, near their `homes`.
+    Every rank receives all experiences and trains on its own share, preferring those whose images it already holds.
     """
 
     def __init__(
@@ -85,7 +94,18 @@ class GrpoLearner:
         ranks: Ranks | None = None,
         placement: MediaPlacement | None = None,
     ) -> None:
-        self._objective = Objective(config.loss, config.total_steps)
+        """Set up the learner of a stage.
+
+        Args:
+            policy: the policy in training.
+            provider: provides patches and position ids.
+            engine: the optimizer of the stage.
+            config: settings of the stage.
+            reference: the reference of the KL penalty; None if the loss has none.
+            ranks: the processes of the run; None for one alone.
+            placement: the rank that holds the images of each prompt; None for no preference.
+        """
+        self._objective = Objective(config.loss, config.total_steps, config.policy_loss_fn)
         if (reference is not None) != self._objective.needs_reference:
             raise ValueError(
                 f"kl.coef {config.loss.kl.coef} and a {'missing' if reference is None else 'given'} reference"
@@ -99,110 +119,124 @@ class GrpoLearner:
         self._shared_prefix_checked = not config.shared_prefix
 
     def step(self, experiences: Sequence[Experience], *, step: int) -> Mapping[str, float]:
-        """One optimizer step per epoch and mini-batch.
+        """Train on the experiences of a step: one update per epoch and mini-batch.
 
-        Denominators are those of the whole mini-batch. Experiences that cannot move a weight are not run, but count.
+        The loss of an update divides by counts over its whole mini-batch. Experiences without gradient are counted but
+        not run.
+
+        Args:
+            experiences: experiences of all ranks.
+            step: steps of the stage that are done.
+
+        Returns:
+            Metrics of the last epoch. The difference to the sampler's log-probs is that of the first update, and
+            `learner/nonfinite_updates` counts over all epochs.
 
         Raises:
             ValueError: an advantage is not finite.
+            UserError: the first shared-prefix forward differs from the plain one, or a policy loss of the user's own
+                returns something else than a loss for each token.
         """
-        admitted = self._objective.mask(experiences)
-        active = [experience for experience in admitted if self._objective.has_gradient(experience)]
-        skipped = 1.0 - len(active) / len(experiences) if experiences else 0.0
-        metrics = {"learner/lr": self._learning_rate(step), "learner/no_gradient_frac": skipped}
+        masked = self._objective.mask(experiences)
+        active = [experience for experience in masked if self._objective.has_gradient(experience)]
+        no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
+        metrics = {"learner/lr": self._learning_rate(step), "learner/no_gradient_frac": no_gradient_frac}
         if not active:
             return metrics
         self._check_shared_prefix_once(active)
-        parts = [
-            part
-            for dealt in split_into_mini_batches(admitted, self._config.mini_batches)
-            if (part := self._make_mini_batch(dealt))
-        ]
-        for _ in range(self._config.epochs):
-            latest = _merge_update_metrics([self._update(part, step) for part in parts])
+        mini_batches = []
+        for dealt in split_into_mini_batches(masked, self._config.mini_batches):
+            mini_batch = self._make_mini_batch(dealt)
+            if mini_batch is not None:
+                mini_batches.append(mini_batch)
+        for epoch in range(self._config.epochs):
+            latest = _merge_update_metrics([self._update(mini_batch, step) for mini_batch in mini_batches])
             latest[_NONFINITE_UPDATES] += metrics.get(_NONFINITE_UPDATES, 0.0)
-            # Only before the first update does the gap to the sampler say something about the sampler.
-            metrics |= latest | {name: value for name, value in metrics.items() if name == _LOGPROB_DIFF}
+            # After the first update, the difference to the sampler tells about the update, not about the sampler.
+            if epoch > 0 and _LOGPROB_DIFF in metrics:
+                latest[_LOGPROB_DIFF] = metrics[_LOGPROB_DIFF]
+            metrics |= latest
         return metrics
 
+    def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
+        """Check the shared-prefix forward before the first update, on the first step that can reveal an error.
+
+        Every rank checks the same groups, because under ZeRO-3 a forward needs all ranks.
+        """
+        groups = [] if self._shared_prefix_checked else _pick_check_groups(group_by_prompt(active))
+        if groups:
+            check_shared_prefix(self._policy, groups, self._provider, pad_id=self._config.pad_id, ranks=self._ranks)
+            self._shared_prefix_checked = True
+
     def _make_mini_batch(self, experiences: Sequence[Experience]) -> _MiniBatch | None:
-        """A mini-batch; none where nothing of it can move a weight."""
+        """Return this rank's micro-batches of a mini-batch; None if nothing in it has a gradient."""
         active = [experience for experience in experiences if self._objective.has_gradient(experience)]
         if not active:
             return None
-        mine = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)
-        return _MiniBatch(micro_batches=mine, denominators=self._objective.count_denominators(experiences))
+        micro_batches = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)
+        denominators = self._objective.count_denominators(experiences)
+        return _MiniBatch(micro_batches=micro_batches, denominators=denominators)
 
     def _update(self, mini_batch: _MiniBatch, step: int) -> dict[str, float]:
-        """One pass over a mini-batch and one update. The first pass fills its `starts`, the later ones read them."""
-        totals: dict[str, float] = {}
-        for index, (each, batch) in enumerate(self._iter_batches(mini_batch.micro_batches)):
-            self._ranks.set_activity(f"learning from {', '.join(_sample_ids(each.groups)) or 'a dummy'}")
+        """Make one pass over a mini-batch and one update; return its metrics over all ranks."""
+        own_metrics: dict[str, float] = {}
+        for index, (micro_batch, batch) in enumerate(self._iter_batches(mini_batch.micro_batches)):
+            self._ranks.set_activity(f"learning from {', '.join(_sample_ids(micro_batch.groups)) or 'a dummy'}")
             scores = self._policy.compute_logprobs(batch)
+            # The first epoch records the log-probs that later epochs compare with.
             if index == len(mini_batch.initial_logprobs):
                 mini_batch.initial_logprobs.append(
                     _InitialLogprobs(scores.logprobs_N.detach(), self._reference_logprobs(batch))
                 )
-            loss, said = scores.logprobs_N.sum(), dict[str, float]()  # of nothing: 0, with a gradient of 0
-            if each.groups:
-                loss, said = self._objective(
-                    [experience for group in each.groups for experience in group],
-                    LossInputs(scores.logprobs_N, scores.entropies_N, *mini_batch.initial_logprobs[index]),
-                    mini_batch.denominators,
-                    step=step,
-                )
+            if micro_batch.groups:
+                experiences: list[Experience] = []
+                for group in micro_batch.groups:
+                    experiences += group
+                inputs = LossInputs(scores.logprobs_N, scores.entropies_N, *mini_batch.initial_logprobs[index])
+                loss, metrics = self._objective(experiences, inputs, mini_batch.denominators, step=step)
+            else:
+                # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
+                loss, metrics = scores.logprobs_N.sum(), {}
             self._engine.backward(loss, last=index + 1 == len(mini_batch.micro_batches))
-            _accumulate_metrics(totals, {"learner/loss": float(loss.detach()), **said})
+            _accumulate_metrics(own_metrics, {"learner/loss": float(loss.detach()), **metrics})
         norms = self._engine.step(self._learning_rate(step))
-        everywhere: dict[str, float] = {}
-        for of_rank in self._ranks.all_gather(totals):
-            _accumulate_metrics(everywhere, of_rank)
-        total = math.hypot(*norms.values())
-        by_role = {f"learner/grad_norm/{role}": norm for role, norm in norms.items()}
-        return {
-            **everywhere,
-            "learner/grad_norm": total,
-            **by_role,
-            _NONFINITE_UPDATES: float(not math.isfinite(total)),
-        }
+        all_metrics: dict[str, float] = {}
+        for rank_metrics in self._ranks.all_gather(own_metrics):
+            _accumulate_metrics(all_metrics, rank_metrics)
+        return all_metrics | _gradient_metrics(norms)
 
     def _reference_logprobs(self, batch: Batch) -> torch.Tensor | None:
+        """Return log-probs of a batch under the reference, float32 [N]; None without one."""
         if self._reference is None:
             return None
         with torch.no_grad():
             return self._reference.compute_logprobs(batch).logprobs_N
 
-    def _check_shared_prefix_once(self, active: Sequence[Experience]) -> None:
-        """Before the first update: every rank checks the same groups, for under ZeRO-3 it takes all of them."""
-        telling = [] if self._shared_prefix_checked else _pick_check_groups(group_by_prompt(active))
-        if telling:
-            check_shared_prefix(self._policy, telling, self._provider, pad_id=self._config.pad_id, ranks=self._ranks)
-            self._shared_prefix_checked = True
-
     def _pack(self, experiences: Sequence[Experience]) -> list[list[list[Experience]]]:
-        plan = self._config
         return pack_micro_batches(
             experiences,
-            max_groups=plan.micro_batch_groups,
-            max_tokens=plan.micro_batch_tokens,
-            shared_prefix=plan.shared_prefix,
+            max_groups=self._config.micro_batch_groups,
+            max_tokens=self._config.micro_batch_tokens,
+            shared_prefix=self._config.shared_prefix,
         )
 
     def _iter_batches(self, micro_batches: Sequence[RankMicroBatch]) -> Iterator[tuple[RankMicroBatch, Batch]]:
-        plan = self._config
-        for each in micro_batches:
-            if each.groups:
-                batch = collate(each.groups, self._provider, pad_id=plan.pad_id, shared_prefix=plan.shared_prefix)
+        """Yield micro-batches with their tensors, which are made one at a time to save memory."""
+        config = self._config
+        for micro_batch in micro_batches:
+            if micro_batch.groups:
+                batch = collate(
+                    micro_batch.groups, self._provider, pad_id=config.pad_id, shared_prefix=config.shared_prefix
+                )
             else:
                 batch = dummy_batch(
-                    pad_id=plan.pad_id, patch_dim=self._policy.patch_dim, shared_prefix=plan.shared_prefix
+                    pad_id=config.pad_id, patch_dim=self._policy.patch_dim, shared_prefix=config.shared_prefix
                 )
-            # Where no gradient comes, ZeRO-3 and offloading would take that of the step before.
-            images = each.any_rank_has_images or (self._policy.is_sharded and not each.any_rank_has_videos)
-            yield (
-                each,
-                add_dummy_media(batch, self._provider.placeholders, images=images, videos=each.any_rank_has_videos),
-            )
+            # For a weight without a gradient, ZeRO-3 and offloading would take the gradient of the step before: the
+            # vision tower must run even if no rank has an image or video.
+            videos = micro_batch.any_rank_has_videos
+            images = micro_batch.any_rank_has_images or (self._policy.is_sharded and not videos)
+            yield micro_batch, add_dummy_media(batch, self._provider.placeholders, images=images, videos=videos)
 
     def _learning_rate(self, step: int) -> float:
         options = self._config.optimizer
@@ -216,16 +250,11 @@ class GrpoLearner:
         )
 
 
-def _pick_check_groups(groups: ExperienceGroups) -> ExperienceGroups:
-    """What shows whether packing is right, where there is such: two siblings, or two sequences in one row."""
-    siblings = next((group for group in groups if len(group) > 1), None)
-    if siblings is not None:
-        return [siblings[:2]]
-    return groups[:2] if len(groups) > 1 else []
-
-
 class _InitialLogprobs(NamedTuple):
-    """Log-probs of a micro-batch's tokens before the step's first update, [N]: the policy's, and the reference's."""
+    """Log-probs of a micro-batch's tokens before the first update of the step, float32 [N].
+
+    The order of the fields is that of `LossInputs`.
+    """
 
     policy_N: torch.Tensor
     reference_N: torch.Tensor | None
@@ -233,33 +262,68 @@ class _InitialLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MiniBatch:
-    """A mini-batch: this rank's micro-batches, the denominators of all ranks', and how each micro-batch started."""
+    """The part of a step that one update trains on."""
 
     micro_batches: Sequence[RankMicroBatch]
+    """Those of this rank."""
     denominators: LossDenominators
+    """Counts over all ranks."""
     initial_logprobs: list[_InitialLogprobs] = field(default_factory=list)
+    """One for each micro-batch, recorded by the first epoch."""
+
+
+def _pick_check_groups(groups: ExperienceGroups) -> ExperienceGroups:
+    """Return the smallest input that can reveal a packing error: two siblings, or two groups that share a row.
+
+    Empty if the batch has neither.
+    """
+    for group in groups:
+        if len(group) > 1:
+            return [group[:2]]
+    return groups[:2] if len(groups) > 1 else []
+
+
+def _gradient_metrics(norms: Mapping[Component, float]) -> dict[str, float]:
+    """Return the norm of the whole gradient and of each component's."""
+    total = math.hypot(*norms.values())
+    metrics = {"learner/grad_norm": total}
+    for component, norm in norms.items():
+        metrics[f"learner/grad_norm/{component}"] = norm
+    metrics[_NONFINITE_UPDATES] = float(not math.isfinite(total))
+    return metrics
 
 
 def _merge_update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of an epoch's updates: means, but for extremes and what is counted; of the first alone, the gap."""
+    """Return the metrics of an epoch: means over its updates, but extremes and counts for those that are such.
+
+    The difference to the sampler's log-probs is that of the first update alone, before any weight has changed.
+    """
     totals: dict[str, float] = {}
     for update in updates:
         _accumulate_metrics(totals, update)
-    times = Counter(name for update in updates for name in update)
-    whole = {name for name in totals if name.endswith(("_max", "_min")) or name == _NONFINITE_UPDATES}
-    means = {
-        name: value if name in whole else value / times[name] for name, value in totals.items() if name != _LOGPROB_DIFF
-    }
-    return means | {name: value for name, value in updates[0].items() if name == _LOGPROB_DIFF}
+    num_updates: Counter[str] = Counter()
+    for update in updates:
+        num_updates.update(update.keys())
+    merged = {}
+    for name, total in totals.items():
+        if name == _LOGPROB_DIFF:
+            continue
+        is_mean = not name.endswith(("_max", "_min")) and name != _NONFINITE_UPDATES
+        merged[name] = total / num_updates[name] if is_mean else total
+    if _LOGPROB_DIFF in updates[0]:
+        merged[_LOGPROB_DIFF] = updates[0][_LOGPROB_DIFF]
+    return merged
 
 
-def _accumulate_metrics(totals: dict[str, float], parts: Mapping[str, float]) -> None:
-    """More of a step's metrics: extremes by their suffix, shares of a sum otherwise."""
-    for name, value in parts.items():
+def _accumulate_metrics(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add metrics to totals: extremes by the suffix of their names, everything else as a share of a sum."""
+    for name, value in metrics.items():
         if name not in totals:
             totals[name] = value
-        elif name.endswith(("_max", "_min")):
-            totals[name] = (max if name.endswith("_max") else min)(totals[name], value)
+        elif name.endswith("_max"):
+            totals[name] = max(totals[name], value)
+        elif name.endswith("_min"):
+            totals[name] = min(totals[name], value)
         else:
             totals[name] += value
 

@@ -34,7 +34,7 @@ class RankMicroBatch:
 
 
 def split_into_mini_batches(experiences: Sequence[Experience], count: int) -> list[list[Experience]]:
-    """Deal whole groups to `count` mini-batches in turn, so that replayed groups, which come last, go to all of them."""
+    """Deal whole groups to `count` mini-batches in turn; replayed groups, which come last, are spread over all."""
     mini_batch_of = {}
     for index, group in enumerate(group_by_prompt(experiences)):
         mini_batch_of[group[0].rollout.prompt.digest] = index % count

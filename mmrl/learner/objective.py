@@ -1,14 +1,20 @@
-"""The objective: from the log-probs of a micro-batch to its part of the step's loss, and what there is to say of it.
+"""The loss of a micro-batch, from the log-probs of its tokens, as its share of the loss of a whole optimizer step.
 
-Letters: N learned tokens of a micro-batch, the policy's and a teacher's, response after response in the order of its
-experiences; T those of them that the policy sampled.
+Suffixes of tensor names, response after response in the order of the experiences:
+
+    N   trained tokens of a micro-batch, sampled by the policy or demonstrated
+    T   those of them that the policy sampled
+    S   those of them that the policy sampled in one response
+
+Log-probs, log ratios and entropies are in nats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -26,53 +32,76 @@ from mmrl.algo.losses import (
     truncate_weights,
 )
 from mmrl.algo.schedule import coefficient
-from mmrl.config.schema import LossConfig
-from mmrl.types import Author, Experience, FinishReason
+from mmrl.config.schema import CustomPolicyLossConfig, LossConfig
+from mmrl.types import Author, Experience, FinishReason, UserError
+from mmrl.utils.plugins import load_plugin
+
+PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Policy loss of the user's own, called once for each response with float32 tensors [S] and a bool mask [S].
+
+(logprobs, old_logprobs, advantages, mask) -> loss of each token, [S]. Gradients flow through logprobs alone.
+"""
 
 
 class LossInputs(NamedTuple):
-    """Nats, float32 [N]: the policy's log-probs (with gradient) and entropies (with, where there is a bonus on them);
-    log-probs at the step's start, before its first update; those of the reference, where there is one.
-    """
+    """Outputs of the models for the tokens of a micro-batch, float32 [N]."""
 
     logprobs_N: Tensor
+    """Log-probs under the policy as it is now, with gradient."""
     entropies_N: Tensor
+    """Entropies of the policy's next-token distributions, with gradient."""
     recomputed_logprobs_N: Tensor
+    """Log-probs under the policy before the first update of the step."""
     reference_logprobs_N: Tensor | None
+    """Log-probs under the reference; None without a KL penalty."""
 
 
 class LossDenominators(NamedTuple):
-    """What a whole optimizer step divides by: counted over all its micro-batches, and summed over ranks, beforehand.
+    """Counts over all micro-batches of an optimizer step and all ranks, which the loss divides by.
 
-    Tokens sampled by the policy, and those of them that are not of an earlier step; responses sampled by it; a
-    teacher's tokens, and the policy's own that it imitates.
+    They are counted before the first micro-batch runs, so the gradient of a step does not depend on how it is cut.
     """
 
     policy_tokens: int
+    """Tokens sampled by the policy."""
     fresh_tokens: int
+    """Those of them that were sampled for this step."""
     responses: int
+    """Responses with a segment sampled by the policy."""
     demonstration_tokens: int
+    """Tokens of demonstrations."""
     sft_loss_tokens: int
+    """Tokens sampled by the policy that `loss.sft_loss` trains on."""
 
 
 class Objective:
-    """The loss of a stage of `total_steps` steps."""
+    """The loss of a stage: policy loss, KL penalty, entropy bonus, and likelihood of demonstrations."""
 
-    def __init__(self, options: LossConfig, total_steps: int) -> None:
-        self._options, self._total_steps = options, total_steps
+    def __init__(self, options: LossConfig, total_steps: int, policy_loss_fn: PolicyLossFn | None = None) -> None:
+        """Set up the loss.
+
+        Args:
+            options: the `loss` section.
+            total_steps: steps of the stage, which schedules of coefficients run over.
+            policy_loss_fn: the function that `loss.policy_loss` names, from `load_policy_loss`; None for a built-in
+                loss.
+        """
+        if isinstance(options.policy_loss, CustomPolicyLossConfig) != (policy_loss_fn is not None):
+            raise ValueError(f"loss.policy_loss is {options.policy_loss!r}, but its function is {policy_loss_fn!r}")
+        self._options, self._total_steps, self._policy_loss_fn = options, total_steps, policy_loss_fn
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a KL penalty."""
+        """True if there is a KL penalty."""
         return self._options.kl.coef > 0.0
 
     @property
     def has_entropy_bonus(self) -> bool:
-        """Whether there is an entropy bonus."""
+        """True if there is an entropy bonus."""
         return self._options.entropy.coef > 0.0
 
     def mask(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """The experiences that take part at all: without truncated ones, where these are masked.
+        """Return the experiences that enter the loss and its denominators: all, or all but truncated ones.
 
         Raises:
             ValueError: an advantage is not finite.
@@ -84,32 +113,48 @@ class Objective:
                     f"sample {rollout.prompt.sample.id}, rollout {rollout.index}: advantage {experience.advantage} is "
                     "not finite"
                 )
-        masks = self._options.mask_truncated
-        return [e for e in experiences if not (masks and e.rollout.finish_reason is FinishReason.LENGTH)]
-
-    def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
-        """The denominators of a step over admitted experiences, whether they are run or not."""
-        tokens = [_LossTokens.from_experiences([experience], self._options) for experience in experiences]
-        return LossDenominators(
-            policy_tokens=sum(int(of_one.is_policy_N.sum()) for of_one in tokens),
-            fresh_tokens=sum(int((of_one.is_policy_N & of_one.is_fresh_N).sum()) for of_one in tokens),
-            responses=sum(any(s.author is Author.POLICY for s in e.rollout.segments) for e in experiences),
-            demonstration_tokens=sum(int(of_one.is_demonstration_N.sum()) for of_one in tokens),
-            sft_loss_tokens=sum(int(of_one.in_sft_loss_N.sum()) for of_one in tokens),
-        )
+        if not self._options.mask_truncated:
+            return list(experiences)
+        return [experience for experience in experiences if experience.rollout.finish_reason is not FinishReason.LENGTH]
 
     def has_gradient(self, experience: Experience) -> bool:
-        """Whether an experience can move a weight; one that cannot need not be run, but counts."""
-        written = {segment.author for segment in experience.rollout.segments if segment.token_ids}
-        always = self.needs_reference or self.has_entropy_bonus
-        if Author.DEMONSTRATION in written or (Author.POLICY in written and (experience.advantage != 0.0 or always)):
+        """Return False if no term of the loss gives the experience a gradient; it is then counted but not run."""
+        authors = {segment.author for segment in experience.rollout.segments if segment.token_ids}
+        if Author.DEMONSTRATION in authors:
             return True
-        return any(token.in_sft_loss for token in _loss_tokens(experience, self._options))
+        # The built-in policy losses are proportional to the advantage; a function of the user's own need not be.
+        regardless_of_advantage = self.needs_reference or self.has_entropy_bonus or self._policy_loss_fn is not None
+        if Author.POLICY in authors and (experience.advantage != 0.0 or regardless_of_advantage):
+            return True
+        return any(token.in_sft_loss for token in _iter_loss_tokens(experience, self._options))
+
+    def count_denominators(self, experiences: Sequence[Experience]) -> LossDenominators:
+        """Count what the loss of a step divides by, over experiences that `mask` returned, run or not."""
+        policy_tokens = fresh_tokens = responses = demonstration_tokens = sft_loss_tokens = 0
+        for experience in experiences:
+            authors = {segment.author for segment in experience.rollout.segments}
+            responses += Author.POLICY in authors
+            for token in _iter_loss_tokens(experience, self._options):
+                is_policy = token.author is Author.POLICY
+                policy_tokens += is_policy
+                fresh_tokens += is_policy and experience.staleness == 0
+                demonstration_tokens += token.author is Author.DEMONSTRATION
+                sft_loss_tokens += token.in_sft_loss
+        return LossDenominators(policy_tokens, fresh_tokens, responses, demonstration_tokens, sft_loss_tokens)
 
     def __call__(
         self, experiences: Sequence[Experience], inputs: LossInputs, denominators: LossDenominators, *, step: int
     ) -> tuple[Tensor, dict[str, float]]:
-        """This micro-batch's part of the loss, and of the step's metrics: to be summed, but for `_max` and `_min`."""
+        """Return this micro-batch's share of the loss, a scalar, and of the metrics.
+
+        Shares of a step add up, but for metrics in `_max` and `_min`, of which the extreme is taken.
+
+        Args:
+            experiences: experiences of the micro-batch, in the order of the tokens.
+            inputs: log-probs and entropies of their trained tokens.
+            denominators: counts of the whole step.
+            step: steps of the stage that are done.
+        """
         tokens = _LossTokens.from_experiences(experiences, self._options).to(inputs.logprobs_N.device)
         loss = inputs.logprobs_N.new_zeros(())
         metrics: dict[str, float] = {}
@@ -117,20 +162,18 @@ class Objective:
             loss = loss - inputs.logprobs_N[tokens.is_demonstration_N].sum() / denominators.demonstration_tokens
         if denominators.sft_loss_tokens:
             nll = -inputs.logprobs_N[tokens.in_sft_loss_N].sum() / denominators.sft_loss_tokens
-            options = self._options.sft_loss
-            loss = loss + coefficient(step, total=self._total_steps, options=options) * nll
+            loss = loss + coefficient(step, total=self._total_steps, options=self._options.sft_loss) * nll
             metrics["learner/sft_loss_nats"] = float(nll.detach())
         if tokens.is_policy_N.any():
-            part, said = self._policy_loss(
-                tokens.select(tokens.is_policy_N), _select_tokens(inputs, tokens.is_policy_N), denominators, step
-            )
-            loss, metrics = loss + part, metrics | said
+            policy_inputs = _select_inputs(inputs, tokens.is_policy_N)
+            rl_loss, rl_metrics = self._rl_loss(tokens.select(tokens.is_policy_N), policy_inputs, denominators, step)
+            loss, metrics = loss + rl_loss, metrics | rl_metrics
         return loss, metrics
 
-    def _policy_loss(
+    def _rl_loss(
         self, tokens: _LossTokens, inputs: LossInputs, denominators: LossDenominators, step: int
     ) -> tuple[Tensor, dict[str, float]]:
-        """The policy term with its penalty and bonus, over the policy's own tokens alone."""
+        """Return policy loss, KL penalty and entropy bonus over tokens that the policy sampled, and their metrics."""
         options = self._options
         old_T = torch.where(
             tokens.use_rollout_logprobs_N, tokens.rollout_logprobs_N, inputs.recomputed_logprobs_N
@@ -138,44 +181,96 @@ class Objective:
         ratio_T = importance_ratios(
             self._clip_log_ratio(inputs.logprobs_N - old_T), tokens.sequence_index_N, options.importance_ratio_level
         )
-        weight_T = self._rollout_correction(old_T - tokens.rollout_logprobs_N, tokens.sequence_index_N)
-        advantage_T, loss_T = tokens.advantages_N, torch.zeros_like(ratio_T)
-        metrics = self._token_metrics(tokens, inputs, ratio_T, weight_T, denominators)
+        correction_T = self._rollout_correction(old_T - tokens.rollout_logprobs_N, tokens.sequence_index_N)
+        advantage_T, penalty_T = tokens.advantages_N, torch.zeros_like(ratio_T)
+        metrics = self._token_metrics(tokens, inputs, ratio_T, correction_T, denominators)
         if inputs.reference_logprobs_N is not None:
-            weighs = coefficient(step, total=self._total_steps, options=options.kl)
-            in_reward = options.kl.apply_to == "reward"
-            logps_T = inputs.recomputed_logprobs_N.detach() if in_reward else inputs.logprobs_N
-            kl_T = estimate_kl(
-                logps_T, inputs.reference_logprobs_N, options.kl.estimator, log_ratio_clip=options.kl.log_ratio_clip
-            )
+            kl_T = self._kl(inputs, inputs.reference_logprobs_N)
+            kl_coefficient = coefficient(step, total=self._total_steps, options=options.kl)
             metrics["policy/reference_kl_nats"] = float(kl_T.detach().sum()) / denominators.policy_tokens
-            if in_reward:
-                # What a token is charged for depends on the tokens before it: they bear it too, later ones do not.
-                advantage_T = advantage_T - weighs * suffix_sums(kl_T, tokens.sequence_index_N)
+            if options.kl.apply_to == "reward":
+                # The KL at a token depends on the tokens before it: they bear it too, and later tokens do not.
+                advantage_T = advantage_T - kl_coefficient * suffix_sums(kl_T, tokens.sequence_index_N)
             else:
-                loss_T = loss_T + weighs * kl_T
+                penalty_T = penalty_T + kl_coefficient * kl_T
         if self.has_entropy_bonus:
-            loss_T = loss_T - coefficient(step, total=self._total_steps, options=options.entropy) * inputs.entropies_N
-        if options.policy_loss == "cispo":
-            policy_T = cispo(inputs.logprobs_N, ratio_T, advantage_T, options.clip_low, options.clip_high)
-        else:
-            policy_T = clipped_surrogate(ratio_T, advantage_T, options.clip_low, options.clip_high, options.dual_clip)
-        share_T = aggregation_weights(
+            entropy_coefficient = coefficient(step, total=self._total_steps, options=options.entropy)
+            penalty_T = penalty_T - entropy_coefficient * inputs.entropies_N
+        policy_loss_T = self._policy_loss(inputs.logprobs_N, old_T, ratio_T, advantage_T, tokens.sequence_index_N)
+        weight_T = aggregation_weights(
             tokens.sequence_index_N,
             options.aggregation,
             num_tokens=denominators.policy_tokens,
             num_sequences=denominators.responses,
             lengths_N=tokens.fixed_lengths_N,
         )
-        return ((loss_T + weight_T * policy_T) * share_T).sum(), metrics
+        return ((penalty_T + correction_T * policy_loss_T) * weight_T).sum(), metrics
+
+    def _policy_loss(
+        self, logprobs_T: Tensor, old_T: Tensor, ratio_T: Tensor, advantage_T: Tensor, sequence_T: Tensor
+    ) -> Tensor:
+        """Return the policy loss of each token, float32 [T]."""
+        options = self._options
+        if self._policy_loss_fn is not None:
+            return self._custom_policy_loss(self._policy_loss_fn, logprobs_T, old_T, advantage_T, sequence_T)
+        if options.policy_loss == "cispo":
+            return cispo(logprobs_T, ratio_T, advantage_T, options.clip_low, options.clip_high)
+        return clipped_surrogate(ratio_T, advantage_T, options.clip_low, options.clip_high, options.dual_clip)
+
+    def _custom_policy_loss(
+        self, policy_loss_fn: PolicyLossFn, logprobs_T: Tensor, old_T: Tensor, advantage_T: Tensor, sequence_T: Tensor
+    ) -> Tensor:
+        """Call the user's function once for each response, so that it cannot depend on micro-batches or ranks.
+
+        Raises:
+            UserError: it returns no tensor [S], or one that `logprobs` has no influence on.
+        """
+        # Tokens of a response are adjacent. `bincount` counts responses without tokens too: there is nothing to call.
+        lengths = [length for length in torch.bincount(sequence_T).tolist() if length]
+        by_response = zip(
+            torch.split(logprobs_T, lengths),
+            torch.split(old_T, lengths),
+            torch.split(advantage_T.detach(), lengths),
+            strict=True,
+        )
+        losses = []
+        for logprobs_S, old_S, advantages_S in by_response:
+            # Losses written for padded batches expect a mask. Here nothing is padded.
+            mask_S = torch.ones_like(logprobs_S, dtype=torch.bool)
+            loss_S = policy_loss_fn(logprobs_S, old_S, advantages_S, mask_S)
+            self._check_custom_loss(loss_S, logprobs_S)
+            losses.append(loss_S)
+        return torch.cat(losses)
+
+    def _check_custom_loss(self, loss_S: object, logprobs_S: Tensor) -> None:
+        name = getattr(self._options.policy_loss, "fn", "")
+        if not isinstance(loss_S, Tensor) or loss_S.shape != logprobs_S.shape:
+            returned = f"a tensor {list(loss_S.shape)}" if isinstance(loss_S, Tensor) else type(loss_S).__name__
+            raise UserError(
+                f"loss.policy_loss {name!r} returned {returned}; it must return the loss of each token, a tensor "
+                f"{list(logprobs_S.shape)}, and leave sums and means to loss.aggregation"
+            )
+        if logprobs_S.requires_grad and not loss_S.requires_grad:
+            raise UserError(
+                f"loss.policy_loss {name!r} returned a tensor without gradient; compute it from `logprobs`, without "
+                "`detach` or `torch.no_grad`"
+            )
 
     def _clip_log_ratio(self, log_ratio_T: Tensor) -> Tensor:
-        """StableReinforce's pre-clip (R1-Reward, arXiv:2505.02835, eq. 5): no exponential of a large number."""
-        most = self._options.log_ratio_clip
-        return log_ratio_T if most is None else log_ratio_T.clamp(-most, most)
+        """Bound log ratios, so that no exponential is taken of a large number.
+
+        Source: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
+        """
+        bound = self._options.log_ratio_clip
+        return log_ratio_T if bound is None else log_ratio_T.clamp(-bound, bound)
 
     def _rollout_correction(self, log_weight_T: Tensor, sequence_T: Tensor) -> Tensor:
-        """Importance weights of the learner at the step's start against the sampler, without gradient; 1 where off."""
+        """Return importance weights of the learner at the step's start against the sampler, without gradient.
+
+        Args:
+            log_weight_T: log-probs of the learner minus those of the sampler.
+            sequence_T: index of the response that a token belongs to.
+        """
         options = self._options.rollout_correction
         if options.method == "none":
             return torch.ones_like(log_weight_T)
@@ -187,78 +282,117 @@ class Objective:
             return truncate_weights(weight_T, options.high)
         return mask_weights(weight_T, options.low, options.high)
 
+    def _kl(self, inputs: LossInputs, reference_T: Tensor) -> Tensor:
+        """Return the estimate of the KL to the reference at each token; in the reward, that of the step's start."""
+        options = self._options.kl
+        in_reward = options.apply_to == "reward"
+        logprobs_T = inputs.recomputed_logprobs_N.detach() if in_reward else inputs.logprobs_N
+        return estimate_kl(logprobs_T, reference_T, options.estimator, log_ratio_clip=options.log_ratio_clip)
+
     def _token_metrics(
-        self, tokens: _LossTokens, inputs: LossInputs, ratio_T: Tensor, weight_T: Tensor, denominators: LossDenominators
+        self,
+        tokens: _LossTokens,
+        inputs: LossInputs,
+        ratio_T: Tensor,
+        correction_T: Tensor,
+        denominators: LossDenominators,
     ) -> dict[str, float]:
-        """Means over the step's tokens, whatever the loss aggregates over."""
-        ratio_T, logps_T = ratio_T.detach(), inputs.logprobs_N.detach()
-        outside_T = (ratio_T < 1.0 - self._options.clip_low) | (ratio_T > 1.0 + self._options.clip_high)
-        sums = {
-            "policy/entropy_nats": inputs.entropies_N.detach(),
-            "policy/clip_frac": outside_T,
+        """Return means over the tokens of the step, whatever the loss aggregates over, and extremes of the ratio."""
+        ratio_T, logprobs_T = ratio_T.detach(), inputs.logprobs_N.detach()
+        is_clipped_T = (ratio_T < 1.0 - self._options.clip_low) | (ratio_T > 1.0 + self._options.clip_high)
+        count = denominators.policy_tokens
+        metrics = {
+            "policy/entropy_nats": float(inputs.entropies_N.detach().sum()) / count,
+            "policy/clip_frac": float(is_clipped_T.sum()) / count,
         }
         if self._options.rollout_correction.method != "none":
-            sums["policy/tis_weight_mean"] = weight_T
-        means = {name: float(values_T.sum()) / denominators.policy_tokens for name, values_T in sums.items()}
-        if denominators.fresh_tokens:  # rollouts of earlier steps say nothing about the sampler
-            gap_T = (logps_T - tokens.rollout_logprobs_N).abs()[tokens.is_fresh_N]
-            means["rollout/logprob_diff_mean"] = float(gap_T.sum()) / denominators.fresh_tokens
-        extremes = {"policy/importance_ratio_max": ratio_T.max(), "policy/importance_ratio_min": ratio_T.min()}
-        return means | {name: float(value) for name, value in extremes.items()}
+            metrics["policy/tis_weight_mean"] = float(correction_T.sum()) / count
+        # The policy has moved on since earlier steps: only fresh rollouts tell how sampler and learner differ.
+        if denominators.fresh_tokens:
+            difference_T = (logprobs_T - tokens.rollout_logprobs_N).abs()[tokens.is_fresh_N]
+            metrics["rollout/logprob_diff_mean"] = float(difference_T.sum()) / denominators.fresh_tokens
+        metrics["policy/importance_ratio_max"] = float(ratio_T.max())
+        metrics["policy/importance_ratio_min"] = float(ratio_T.min())
+        return metrics
+
+
+def load_policy_loss(options: LossConfig, base_dir: Path) -> PolicyLossFn | None:
+    """Load the function that `loss.policy_loss` names, with its options bound; None for a built-in policy loss.
+
+    Raises:
+        UserError: the file cannot be imported, or has no such function with these options.
+    """
+    if not isinstance(options.policy_loss, CustomPolicyLossConfig):
+        return None
+    return load_plugin(
+        options.policy_loss.fn,
+        base_dir,
+        options.policy_loss.args,
+        role="policy loss",
+        parameters=("logprobs", "old_logprobs", "advantages", "mask"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LossTokens:
-    """What experiences say of their learned tokens, each [N]."""
+    """Facts about the trained tokens of a micro-batch that need no model, each [N]."""
 
     sequence_index_N: Tensor
+    """Index of the response that a token belongs to, int64."""
     is_policy_N: Tensor
+    """Sampled by the policy, bool."""
     is_demonstration_N: Tensor
+    """Part of a demonstration, bool."""
     in_sft_loss_N: Tensor
+    """Trained by `loss.sft_loss`, bool."""
     use_rollout_logprobs_N: Tensor
+    """The importance ratio divides by the log-prob recorded in sampling, not by the recomputed one, bool."""
     is_fresh_N: Tensor
+    """Sampled for this step, bool."""
     rollout_logprobs_N: Tensor
+    """Log-prob recorded in sampling, float32; 0 in a demonstration."""
     advantages_N: Tensor
+    """Advantage of the response, float32."""
     fixed_lengths_N: Tensor
+    """Length that `aggregation: fixed` divides by, float32."""
 
     @staticmethod
     def from_experiences(experiences: Sequence[Experience], options: LossConfig) -> _LossTokens:
-        """From experiences, in their order; `lengths_N` is what `aggregate: fixed` divides by."""
-        learned = [list(_loss_tokens(experience, options)) for experience in experiences]
-        counts = torch.tensor([len(tokens) for tokens in learned])
-        lengths = [float(options.fixed_length or e.rollout.sampling_params.max_new_tokens) for e in experiences]
-        tokens = [token for of_one in learned for token in of_one]
-        sequence_N = torch.arange(len(experiences)).repeat_interleave(counts)
+        """Return the tokens of experiences, in their order."""
+        tokens: list[_LossToken] = []
+        counts, uses_recorded, is_fresh, advantages, fixed_lengths = [], [], [], [], []
+        for experience in experiences:
+            own = list(_iter_loss_tokens(experience, options))
+            tokens += own
+            counts.append(len(own))
+            # Replay may decide for its rollouts; otherwise the loss does.
+            source = experience.old_logprobs_source or options.old_logprobs
+            uses_recorded.append(source == "recorded")
+            is_fresh.append(experience.staleness == 0)
+            advantages.append(experience.advantage)
+            fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
+        authors = [token.author for token in tokens]
+        # Of an empty list torch would make float32, so bool is spelled out.
+        sequence_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(counts))
         return _LossTokens(
             sequence_index_N=sequence_N,
-            is_policy_N=torch.tensor([token.author is Author.POLICY for token in tokens], dtype=torch.bool),
-            is_demonstration_N=torch.tensor(
-                [token.author is Author.DEMONSTRATION for token in tokens], dtype=torch.bool
-            ),
+            is_policy_N=torch.tensor([author is Author.POLICY for author in authors], dtype=torch.bool),
+            is_demonstration_N=torch.tensor([author is Author.DEMONSTRATION for author in authors], dtype=torch.bool),
             in_sft_loss_N=torch.tensor([token.in_sft_loss for token in tokens], dtype=torch.bool),
-            use_rollout_logprobs_N=torch.tensor(
-                [(e.old_logprobs_source or options.old_logprobs) == "recorded" for e in experiences]
-            )[sequence_N],
-            is_fresh_N=torch.tensor([e.staleness == 0 for e in experiences])[sequence_N],
+            use_rollout_logprobs_N=torch.tensor(uses_recorded)[sequence_N],
+            is_fresh_N=torch.tensor(is_fresh)[sequence_N],
             rollout_logprobs_N=torch.tensor([token.rollout_logprob for token in tokens]),
-            advantages_N=torch.tensor([e.advantage for e in experiences])[sequence_N],
-            fixed_lengths_N=torch.tensor(lengths)[sequence_N],
+            advantages_N=torch.tensor(advantages)[sequence_N],
+            fixed_lengths_N=torch.tensor(fixed_lengths)[sequence_N],
         )
 
     def select(self, kept_N: Tensor) -> _LossTokens:
-        """Some of the tokens."""
+        """Return some of the tokens, by a bool mask [N]."""
         return _LossTokens(**{field.name: getattr(self, field.name)[kept_N] for field in fields(self)})
 
     def to(self, device: torch.device) -> _LossTokens:
-        """The same on another device."""
+        """Return a copy on another device."""
         return _LossTokens(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
-
-
-def _select_tokens(inputs: LossInputs, kept_N: Tensor) -> LossInputs:
-    reference_N = None if inputs.reference_logprobs_N is None else inputs.reference_logprobs_N[kept_N]
-    return LossInputs(
-        inputs.logprobs_N[kept_N], inputs.entropies_N[kept_N], inputs.recomputed_logprobs_N[kept_N], reference_N
-    )
 
 
 class _LossToken(NamedTuple):
@@ -267,16 +401,27 @@ class _LossToken(NamedTuple):
     in_sft_loss: bool
 
 
-def _loss_tokens(experience: Experience, options: LossConfig) -> Iterator[_LossToken]:
-    """The learned tokens, and whether the NLL term teaches them too: VL-Rethinker (arXiv:2504.08837), where a forced
-    second look ended right.
+def _iter_loss_tokens(experience: Experience, options: LossConfig) -> Iterator[_LossToken]:
+    """Yield the trained tokens of an experience.
+
+    `loss.sft_loss` trains the policy's tokens after a trigger if the continuation was correct, or all of them if the
+    advantage is positive. Source of the former: VL-Rethinker, arXiv:2504.08837.
     """
-    begun = options.sft_loss.on == "response"
-    good = options.sft_loss.coef > 0.0 and (
-        experience.advantage > 0.0 if begun else bool(experience.rollout.is_correct)
-    )
+    whole_response = options.sft_loss.on == "response"
+    is_good = experience.advantage > 0.0 if whole_response else bool(experience.rollout.is_correct)
+    has_sft_loss = options.sft_loss.coef > 0.0 and is_good
+    has_begun = whole_response
     for segment in experience.rollout.segments:
-        begun = begun or segment.author is Author.FORCED
+        has_begun = has_begun or segment.author is Author.FORCED
         if segment.author in (Author.POLICY, Author.DEMONSTRATION):
-            imitated = good and begun and segment.author is Author.POLICY
-            yield from (_LossToken(segment.author, logp, imitated) for logp in segment.logprobs)
+            in_sft_loss = has_sft_loss and has_begun and segment.author is Author.POLICY
+            for logprob in segment.logprobs:
+                yield _LossToken(segment.author, logprob, in_sft_loss)
+
+
+def _select_inputs(inputs: LossInputs, kept_N: Tensor) -> LossInputs:
+    """Return the inputs of some of the tokens, by a bool mask [N]."""
+    reference_N = None if inputs.reference_logprobs_N is None else inputs.reference_logprobs_N[kept_N]
+    return LossInputs(
+        inputs.logprobs_N[kept_N], inputs.entropies_N[kept_N], inputs.recomputed_logprobs_N[kept_N], reference_N
+    )

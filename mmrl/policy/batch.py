@@ -214,34 +214,34 @@ def collate(
         ValueError: experiences of a group differ in their prompt, or rollouts in their banned tokens; a completion
             contains a placeholder that no tool showed, or a trained token that is banned.
     """
-    banned_sets: set[tuple[int, ...]] = set()
-    for group in groups:
-        for experience in group:
-            banned_sets |= {params.banned_token_ids for params in _segment_sampling_params(experience.rollout)}
-    if len(banned_sets) != 1:
-        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    banned_token_ids = _shared_banned_ids(groups)
     if shared_prefix:
         rows = [_pack_row(groups, provider)]
     else:
         rows = [_pack_row([[experience]], provider) for group in groups for experience in group]
     length = max(len(row.ids) for row in rows)
-    trained_tokens, predictor_index, spans = [], [], []
+    ids, positions, spans = [], [], []
+    targets, predictor_index, temperatures = [], [], []
     for row_index, row in enumerate(rows):
-        trained_tokens += row.trained_tokens
-        predictor_index += [row_index * length + token.predictor_column for token in row.trained_tokens]
+        padding = length - len(row.ids)
+        ids.append(row.ids + [pad_id] * padding)
+        positions.append(F.pad(row.position_ids_3L, (0, padding)))
         spans += row.spans
-    input_ids_BL = torch.tensor([row.ids + [pad_id] * (length - len(row.ids)) for row in rows])
-    positions = [F.pad(row.position_ids_3L, (0, length - len(row.ids))) for row in rows]
+        for token in row.trained_tokens:
+            targets.append(token.id)
+            predictor_index.append(row_index * length + token.predictor_column)
+            temperatures.append(token.temperature)
+    input_ids_BL = torch.tensor(ids)
     return Batch(
         input_ids_BL=input_ids_BL,
         token_types_BL=provider.placeholders.token_types(input_ids_BL),
         position_ids_3BL=torch.stack(positions, dim=1),
         prefix_tree=rows[0].prefix_groups if shared_prefix else None,
         media=collect_media(spans),
-        target_ids_N=torch.tensor([token.id for token in trained_tokens], dtype=torch.int64),
+        target_ids_N=torch.tensor(targets, dtype=torch.int64),
         predictor_index_N=torch.tensor(predictor_index, dtype=torch.int64),
-        temperature_N=torch.tensor([token.temperature for token in trained_tokens]),
-        banned_token_ids=banned_sets.pop(),
+        temperature_N=torch.tensor(temperatures),
+        banned_token_ids=banned_token_ids,
     )
 
 
@@ -364,6 +364,18 @@ def _trained_tokens(rollout: Rollout, *, last_prompt_column: int, first_column: 
 def _segment_sampling_params(rollout: Rollout) -> list[SamplingParams]:
     """Return the sampling params of each segment: its own, else the rollout's."""
     return [segment.sampling_params or rollout.sampling_params for segment in rollout.segments]
+
+
+def _shared_banned_ids(groups: Sequence[Sequence[Experience]]) -> tuple[int, ...]:
+    banned_sets = set()
+    for group in groups:
+        for experience in group:
+            for params in _segment_sampling_params(experience.rollout):
+                banned_sets.add(params.banned_token_ids)
+    # The output layer masks one set of tokens for all rows of a batch.
+    if len(banned_sets) != 1:
+        raise ValueError(f"all rollouts of a batch must ban the same tokens, got {len(banned_sets)} sets")
+    return banned_sets.pop()
 
 
 def _shared_prompt(group: Sequence[Experience]) -> Prompt:

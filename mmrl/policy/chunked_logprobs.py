@@ -84,6 +84,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: _LogprobContext, hidden_NW: torch.Tensor, weight_VW: torch.Tensor, request: LogprobRequest
     ) -> torch.Tensor:
+        """Return log-probs and entropies in nats, float32 [2, N], of hidden states [N, W] and weights [V, W]."""
         scores_2N = torch.empty(2, len(hidden_NW), device=hidden_NW.device)
         for chunk in _chunk_slices(len(hidden_NW), request.chunk_tokens):
             logprobs_CV = request.compute_logprobs(hidden_NW[chunk] @ weight_VW.T, chunk)
@@ -95,6 +96,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _LogprobContext, grad_2N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of hidden states [N, W] and weights [V, W], in their dtypes, where they are needed."""
         saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
         needs_grad: tuple[bool, ...] = ctx.needs_input_grad
         (hidden_NW, weight_VW, scores_2N), request = saved, ctx.request
@@ -105,6 +107,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             probs_CV = request.compute_logprobs(hidden_NW[chunk] @ weight_VW.T, chunk).exp_()
             d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
             d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
+            # Without an entropy bonus this gradient is 0; another tensor over the vocabulary is saved.
             if d_entropy_C1.any():
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)

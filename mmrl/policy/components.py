@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from mmrl.config.schema import COMPONENTS, Component
@@ -65,11 +64,10 @@ def enable_gradient_checkpointing(
         family: its family; None for the built-in family of its config.
     """
     family = family or get_family(model.config)
-    modules: dict[str, nn.Module] = {
+    modules: dict[str, Any] = {
         "vision": family.get_vision_module(model),
         "language": family.get_language_module(model),
     }
     for component in components:
         # Reentrant checkpointing passes no gradient on where the inputs of a block need none: below an adapter, say.
-        enable: Any = modules[component].gradient_checkpointing_enable  # transformers' method, which nn.Module hides
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        modules[component].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -54,13 +54,13 @@ class ShardedForward(Protocol):
     def compute_gradient(
         self, loss: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter]
     ) -> list[torch.Tensor]:
-        """Return this process's pieces of the gradient of a loss; no optimizer sees it."""
+        """Return this process's pieces of the gradient of a scalar loss, [elements] each; no optimizer sees it."""
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights one by one, each whole until the next is asked for; every process must take all of them."""
+        """Yield weights one by one, each in its full shape until the next is asked for; every process must take all."""
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Return this process's share of the weights, each weight whole, in host memory."""
+        """Return this process's share of the weights, each in its full shape, in host memory."""
 
 
 class Policy:
@@ -164,14 +164,15 @@ class Policy:
         return self._sharded_forward.gather_params(parameters) if self._sharded_forward else nullcontext()
 
     def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield trained weights one by one, each whole until the next is asked for; all ranks must take all."""
+        """Yield trained weights one by one, in full shape until the next is asked for; all ranks must take all."""
         trained = self.trained
         yield from self._sharded_forward.iter_params(trained) if self._sharded_forward else trained.items()
 
     def iter_export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield trained weights under the names of the model without adapter, as an engine loads them.
 
-        Adapters are added to their matrices, and a tied output matrix comes a second time as `lm_head.weight`.
+        Each has its full shape and the dtype of the model. Adapters are added to their matrices, and a tied output
+        matrix comes a second time as `lm_head.weight`.
         """
         if has_adapter(self.model):
             for name, layer in iter_adapted_layers(self.model):
@@ -185,7 +186,7 @@ class Policy:
                 yield "lm_head.weight", parameter
 
     def local_shard(self, ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return this rank's share of the trained weights by name, each weight whole; all ranks must call it."""
+        """Return this rank's share of the trained weights by name, each in its full shape; all ranks must call it."""
         trained = self.trained
         if self._sharded_forward:
             return self._sharded_forward.local_shard(trained)
@@ -211,6 +212,7 @@ class Policy:
         shared: dict[int, object] = {}
         if not self._sharded_forward:
             shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
+        # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
         with self.gather_all():
             model = copy.deepcopy(self.model, shared)
         if self._sharded_forward:
@@ -334,7 +336,10 @@ def banned_ids(
 
 
 def loss_gradient(loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradient of a loss in each parameter, with zeros for those that the loss does not depend on."""
+    """Return the gradient of a scalar loss in each parameter, in the parameter's shape and dtype.
+
+    It is 0 for parameters that the loss does not depend on.
+    """
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     filled = []
     for parameter, gradient in zip(parameters, gradients, strict=True):

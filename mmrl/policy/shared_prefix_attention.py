@@ -129,6 +129,7 @@ def build_block_mask(prefix_tree: PrefixTree, device: torch.device) -> BlockMask
     piece_T, prompt_piece_T = torch.tensor(piece, device=device), torch.tensor(prompt_piece, device=device)
 
     def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Return True where a query sees a key, bool in the shape of their places in the row."""
         same_piece, own_prompt = piece_T[query] == piece_T[key], prompt_piece_T[query] == piece_T[key]
         return (query >= key) & (same_piece | own_prompt)
 
@@ -146,6 +147,7 @@ class _BlockwiseAttention(torch.autograd.Function):
     def forward(
         ctx: _AttentionContext, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
+        """Return the output [1, T, H, D] of queries [1, H, T, D], keys and values [1, K, T, D]."""
         q, k, v = _group_by_key_head(query, key, value)
         groups, heads, length, width = q.shape
         # Stored as the result needs it, [T, K, G, D], and written through a view [G, K, T, D].
@@ -172,6 +174,7 @@ class _BlockwiseAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _AttentionContext, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of queries [1, H, T, D], keys and values [1, K, T, D]; `grad` is [1, T, H, D]."""
         saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
         query, key, value, merged, lse = saved
         q, k, v = _group_by_key_head(query, key, value)

@@ -55,6 +55,7 @@ class VisionCache:
         key_lists = iter([keys for keys in (media.image_keys, media.video_keys) if keys])
 
         def forward(patches_MD: torch.Tensor, grid_thw: torch.Tensor, **options: object) -> ModelOutput:
+            """Return the features of patches [M, D], float32, cut by grids [media, 3], int64."""
             patches_by_medium = torch.split(patches_MD, grid_thw.prod(dim=-1).tolist())
             found = []
             for key, patches, grid in zip(next(key_lists), patches_by_medium, grid_thw, strict=True):
@@ -73,6 +74,7 @@ class VisionCache:
 
     def _store(self, key: str, output: ModelOutput) -> None:
         self._output_class = type(output)
+        # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
         features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
         self._features[key] = features
         self._bytes += features.nbytes

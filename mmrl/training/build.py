@@ -40,16 +40,17 @@ from mmrl.distributed.sharing import (
 )
 from mmrl.learner.engine_torch import TorchEngine
 from mmrl.learner.learner import GrpoLearner, LearnerConfig, LogprobModel, OptimizerEngine
+from mmrl.learner.objective import load_policy_loss
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.policy.build import (
-    _configs_with_rollout_steps,
     build_encoder,
     build_model,
     build_processor,
     build_response_format,
+    configs_with_rollout_steps,
     select_device,
 )
 from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
@@ -118,8 +119,10 @@ class RunContext:
         self._warn_about_unused_rewards()
         check_demonstrations(config, self.samples.train, self.response_format)
 
-        self.model_bundle = build_model(config, partial(build_processor, config, self.samples.train))
-        self.adapter = create_adapter(self.model_bundle.model, config.model.lora, config.run.seed)
+        make_processor = partial(build_processor, config, self.samples.train, base_dir)
+        self.model_bundle = build_model(config, make_processor, base_dir)
+        model, family = self.model_bundle.model, self.model_bundle.family
+        self.adapter = create_adapter(model, config.model.lora, config.run.seed, family)
         self.is_zero3 = config.deepspeed is not None and config.deepspeed.zero_stage == 3
         self.policy = self._build_policy()
         self._sharded: DeepspeedModel | None = None
@@ -128,14 +131,14 @@ class RunContext:
         encoder = build_encoder(config, self.model_bundle, media_cache, limit)
         # With asynchronous rollouts two steps are in progress at a time, and each needs its encoded prompts.
         self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
-        enable_gradient_checkpointing(self.model_bundle.model, config.model.gradient_checkpointing)
+        enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(loader, self.samples, encoder))
+        self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self._worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
         num_embeddings = self.policy.model.get_input_embeddings().num_embeddings
-        self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings)
+        self.banned_token_ids = banned_ids(self.processor.tokenizer, num_embeddings, family)
         self._check_rollout_steps()
         self._print_overview()
         self.samplers = SamplerFactory(
@@ -295,6 +298,7 @@ class RunContext:
             mini_batches=mini_batches,
             shared_prefix=stage.shared_prefix != "off" and self.policy.supports_shared_prefix,
             pad_id=self.eos_token_id,
+            policy_loss_fn=load_policy_loss(loss, self.base_dir),
         )
         return GrpoLearner(
             self.policy, self.processor, engine, learner_config, reference, ranks=self.ranks, placement=placement
@@ -306,6 +310,7 @@ class RunContext:
             model = model.to(select_device(self.config))
         return Policy(
             model,
+            family=self.model_bundle.family,
             freeze=self.config.model.freeze,
             logits_chunk=self.config.model.logits_chunk_tokens,
             cache_vision=not self.is_zero3,
@@ -323,6 +328,7 @@ class RunContext:
         for stage in self.config.stages:
             if isinstance(stage, RlStage):
                 load_custom_advantage(stage.advantage, self.base_dir)
+                load_policy_loss(stage.loss, self.base_dir)
         check_reward_names(self.config, self.scorer.term_weights, [term.name for term in self.group_rewards])
         self.scorer.check_samples(self.samples.train, self.response_format)
         self.scorer.check_samples([*self.samples.validation, *self.samples.test], self.response_format, evaluation=True)
@@ -345,7 +351,7 @@ class RunContext:
         for name, term in zip(self.scorer.term_weights, self.config.rewards.terms, strict=True):
             if not term.training_only:
                 scored_terms.append(name)
-        for owner in _configs_with_rollout_steps(self.config):
+        for owner in configs_with_rollout_steps(self.config):
             check_steps(
                 owner.rollout_steps,
                 self.processor,
@@ -363,7 +369,7 @@ class RunContext:
             "samples"
         )
         rows = []
-        for component in summarize_components(model):
+        for component in summarize_components(model, self.model_bundle.family):
             sizes = (component.num_tensors, component.num_parameters, component.num_trained)
             rates = [""] * len(stages)
             if component.num_trained:

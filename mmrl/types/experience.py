@@ -32,7 +32,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedExperiences:
-    """The outcome of selection: this step's groups, and what the step trains on.
+    """Result of selection: this step's groups, and what the step trains on.
 
     Example: `SelectedExperiences(groups=(group,), advantages=((-0.7, 0.7),), experiences=(..., ...))`
     """

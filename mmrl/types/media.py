@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class CoordinateSystem(StrEnum):
-    """The units of a coordinate. x runs right and y runs down, both from the top left corner."""
+    """Units of a coordinate. x runs right and y runs down, both from the top left corner."""
 
     PX_ORIGINAL = "px_original"  # pixels of the image file
     PX_RESIZED = "px_resized"  # pixels of what the model sees
@@ -30,7 +30,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeMap:
-    """The resizing of one image before the model saw it; the only converter between coordinate systems.
+    """Records how one image was resized before the model saw it; the only converter between coordinate systems.
 
     An image can be a crop of a larger one. Then PX_ORIGINAL counts from the corner of the larger image, and every other
     system from the corner of the crop.
@@ -54,7 +54,7 @@ class ResizeMap:
         if len(values) % 2:
             raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
         if source == target:
-            return tuple(float(value) for value in values)
+            return tuple(map(float, values))
         source_offset, source_extent = self._offset_and_extent(source)
         target_offset, target_extent = self._offset_and_extent(target)
         converted = []
@@ -156,7 +156,7 @@ class MediaPolicy:
 
 
 class DatasetContext(NamedTuple):
-    """What a dataset function is called with: folders, a seed, and which media it may name.
+    """Arguments of every dataset function: folders, a seed, and which media it may name.
 
     Example: `DatasetContext(work_dir=Path("runs/a/data"), base_dir=Path("configs"), seed=0)`
     """

@@ -11,7 +11,7 @@ from mmrl.types.rollout import Prompt, Rollout
 
 
 class RewardValue(NamedTuple):
-    """The result of one reward function for one response.
+    """Result of one reward function for one response.
 
     Example: `RewardValue(0.0, "2, expected 3")`
     """
@@ -23,7 +23,7 @@ class RewardValue(NamedTuple):
 
 
 class RewardErrorKind(StrEnum):
-    """The kind of failure that left a reward without a value. It ends the metric `reward/<term>/<kind>`."""
+    """Kind of failure that left a reward without a value. It ends the metric `reward/<term>/<kind>`."""
 
     UNSCORABLE = "unscorable"  # it raised Unscorable
     TIMEOUT = "timeouts"  # it was stopped at its deadline
@@ -44,7 +44,7 @@ class RewardFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The rewards of one rollout.
+    """Rewards of one rollout, by term and in total.
 
     Example: `Score(terms={"count": RewardValue(0.0, "2, expected 3")}, total=0.0)`
     """

@@ -12,7 +12,7 @@ from mmrl.types.sample import Sample
 
 
 class Author(StrEnum):
-    """Who wrote a segment's tokens. It alone decides which loss the tokens get."""
+    """Origin of a segment's tokens, which alone decides which loss they get."""
 
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
@@ -64,7 +64,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The distribution that tokens are sampled from, and where sampling ends.
+    """Distribution that tokens are sampled from, and conditions that end sampling.
 
     The learner evaluates log-probs under the same distribution. Sampling ends after EOS, after the token that completes
     a stop string, or after `max_new_tokens`.
@@ -127,7 +127,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The parts of a response, parsed once.
+    """Parts of a response, parsed once.
 
     Example: `Answer(text="3", thinking="one, two, three", value=3)`
     """
@@ -145,7 +145,7 @@ class Answer:
 
 
 class FinishReason(StrEnum):
-    """The event that ended a rollout."""
+    """Event that ended a rollout."""
 
     EOS = "eos"  # the model's end token
     STOP = "stop"  # a stop string
@@ -194,7 +194,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """The outcome of the rollout steps for a batch of prompts.
+    """Result of the rollout steps for a batch of prompts.
 
     Example: `RolloutBatch(groups=((a, b), (c, d)), metrics={"rethink/frac": 0.5})`
     """

@@ -11,7 +11,7 @@ from mmrl.types.media import ContentPart, CoordinateSystem, ImageRef, MediaRef
 
 
 class AnswerType(StrEnum):
-    """The type of an answer, which decides how it is written, parsed and compared. Beside each, its Python value."""
+    """Type of an answer, which decides how it is written, parsed and compared. Beside each, its Python value."""
 
     TEXT = "text"  # str
     CHOICE = "choice"  # str, one upper-case letter
@@ -58,7 +58,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The correct answer to a sample.
+    """Correct answer to a sample.
 
     Example: `Target(answer_type=AnswerType.NUMBER, value=3)`
     """
@@ -98,7 +98,7 @@ class Sample:
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
-        """The images, without videos, in reading order."""
+        """Images, without videos, in reading order."""
         return tuple(part for part in self.parts if isinstance(part, ImageRef))
 
     @property

@@ -13,9 +13,9 @@ from vllm_scenes import VIDEO, Scene, media_store
 
 from mmrl.media.resize import resized_size
 from mmrl.media.video import FrameSampling
-from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.policy.families import VideoTimeEncoding
 from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.prompt_tensors import PromptTensors
 from mmrl.rollout.engines.vllm_inputs import build_engine_input
 from mmrl.rollout.responses import empty_rollout
 from mmrl.types import MediaObservation, Prompt, Sample, Size, VideoRef

@@ -32,10 +32,10 @@ from mmrl.config.schema import (
 )
 from mmrl.media.cache import MediaCache
 from mmrl.policy.batch import collate, group_by_prompt
-from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.processor import QwenProcessor
+from mmrl.policy.prompt_tensors import TensorProvider
 from mmrl.policy.qwen_vl import Policy
 from mmrl.policy.tiny_models import make_model
 from mmrl.rollout.engines.base import EngineSampler, RolloutEngine, WeightPublisher

@@ -94,7 +94,9 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
         done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
         assert done.code == 0, done.errors
         for name in ("predictions.jsonl", "verdicts.jsonl"):
-            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), given
+            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), (
+                given
+            )
 
 
 def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:

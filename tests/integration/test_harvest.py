@@ -15,7 +15,11 @@ from mmrl.types import DatasetContext, MediaPolicy
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
-READ = {"columns": {name: name for name in COLUMNS}, "answer_type": "{{ answer_type }}", "coordinates": "{{ coordinates or '' }}"}
+READ = {
+    "columns": {name: name for name in COLUMNS},
+    "answer_type": "{{ answer_type }}",
+    "coordinates": "{{ coordinates or '' }}",
+}
 
 
 def recipe(run_dir: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_a_part_of_a_part_lies_within_it(world):
 
 
 def test_only_crops_have_a_share():
-    with pytest.raises(ValidationError, match="share is what `cropped` leaves of a picture, and what is 'grey'"):
+    with pytest.raises(ValidationError, match="crop_fraction is for `corruption: cropped`, not for 'grey'"):
         hide("grey", crop_fraction=0.3)
 
 

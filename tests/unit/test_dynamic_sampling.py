@@ -1,14 +1,16 @@
 """Filters: which groups pass, how many rounds are asked, and what becomes of a surplus."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from selection import NO_CHANGED_MEDIA, Bank, group, make_prompt, select_all
-from test_loop import World, train
+from test_loop import FakeRun, components_of
 
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.select_experiences import rejection_reason
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardRangeConfig
+from mmrl.training import rl
 from mmrl.types import Group, TrainingState, UserError
 
 ACCURACY = DynamicSamplingConfig(
@@ -113,12 +115,13 @@ def test_a_carried_group_whose_media_changed_is_dropped_and_named():
 
 
 def test_a_filter_that_rejects_everything_for_ever_ends_by_a_sentence():
-    world, state = World(rewards=(1.0, 1.0)), TrainingState()
+    run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState()
     selector = dynamic_sampling(DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=3), 2)
-    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: in each, all .*`filter` left it"):
-        train(world, state, steps=10, selector=selector)
-    assert [call for call in world.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
+    settings = rl.RlSettings(num_steps=10, prompts_per_round=2)
+    with pytest.raises(UserError, match="2 steps in a row had no group to learn from: .*`dynamic_sampling` rejected"):
+        rl.run_rl_stage(settings, replace(components_of(run), selector=selector), state)
+    assert [call for call in run.calls if call[0] == "take"] == [("take", 2 * i) for i in range(6)]
     assert state.data_position == 12
-    assert world.learned == [(), ()]
-    assert world.told[0][0]["dynamic_sampling/rejected/count"] == 6.0
-    assert world.told[0][0]["groups/nonzero_advantage_frac"] == 0.0
+    assert run.learned == [(), ()]
+    assert run.logged[0][0]["dynamic_sampling/rejected/count"] == 6.0
+    assert run.logged[0][0]["groups/nonzero_advantage_frac"] == 0.0

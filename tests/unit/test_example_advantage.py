@@ -7,7 +7,6 @@ import pytest
 from selection import make_prompt, rollout, select_all
 
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
-from mmrl.config.explain.objective import explain_advantage
 from mmrl.config.schema import AdvantageConfig, RlStage
 from mmrl.types import Group, RewardValue, Score, TrainingState, UserError
 
@@ -50,7 +49,7 @@ def test_steps_of_the_formula_that_follow_still_apply():
 
 def test_explain_names_the_function_and_its_options():
     stage = RlStage(kind="rl", name="rl", steps=1, advantage={"fn": RANK, "args": {"tie_breaker": "format"}})
-    said = explain_advantage(stage)
+    said = stage.advantage.describe(stage.group_size)
     assert said.startswith("A = ./advantage.py:rank_advantage(tie_breaker='format'), of the total rewards and reward")
 
 

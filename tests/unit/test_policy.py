@@ -179,7 +179,11 @@ def test_frozen_roles_have_exactly_no_gradient(tiny, family, freeze):
     rollout = world.sampler().generate([prompt], 1, world.law, step=0)[0][0]
     batch = collate([[Experience(rollout=rollout, advantage=1.0)]], world.processor, pad_id=world.eos_id)
     policy.compute_logprobs(batch).logprobs_N.sum().backward()
-    moved = {FAMILIES[family].component_of(name) for name, p in policy.model.named_parameters() if p.grad is not None and p.grad.any()}
+    moved = {
+        FAMILIES[family].component_of(name)
+        for name, p in policy.model.named_parameters()
+        if p.grad is not None and p.grad.any()
+    }
     assert moved == set(ROLES) - set(freeze)
     frozen = [p for name, p in policy.model.named_parameters() if FAMILIES[family].component_of(name) in freeze]
     assert all(p.grad is None for p in frozen)

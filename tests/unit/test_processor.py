@@ -167,9 +167,7 @@ def test_what_is_to_be_replayed_is_asked_again_before_the_learner_needs_it(tiny,
     assert check.find_changed_digests([replace(tiny().processor.build(tiny().samples[0]), digest="0" * 64)]) == {
         "0" * 64
     }
-    assert said[1].endswith(
-        "its media changed while the run was using them; its rollouts of earlier steps are dropped"
-    )
+    assert said[1].endswith("its media changed while the run was using them; its rollouts of earlier steps are dropped")
 
 
 def test_a_prompt_that_comes_out_otherwise_is_refused(tiny):

@@ -83,11 +83,6 @@ def test_one_restored_goes_on_exactly(tiny, update):
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-class Idle:
-    def step(self, experiences, *, step):
-        return {"learner/loss": 1.0}
-
-
 @pytest.mark.parametrize("reset_optimizer", [False, True])
 def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimizer):
     world = tiny()
@@ -97,8 +92,8 @@ def test_a_reset_takes_the_policy_and_may_forget_the_moments(tiny, reset_optimiz
     for parameter in world.policy.trained.values():
         parameter.grad = torch.ones_like(parameter)
     engine.step(1e-3)
-    followed = ReferenceUpdater(Idle(), reference, engine, options)
-    resets = [followed.step([], step=step) for step in range(3)]
+    followed = ReferenceUpdater(reference, engine, options)
+    resets = [followed.update(step) for step in range(3)]
     assert [metrics["learner/reference_resets"] for metrics in resets] == [0.0, 0.0, 1.0]
     assert first(reference.policy.model) == first(world.policy.model)
     assert (engine.state()["moments"] == {}) == reset_optimizer

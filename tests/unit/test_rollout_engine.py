@@ -15,8 +15,8 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, parse_completion
 from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.factory import prompt_limit
-from mmrl.rollout.logprob_check import CheckedSampler, modality_of, take_per_modality
 from mmrl.rollout.logprob_check import LogprobCheck as Prober
+from mmrl.rollout.logprob_check import modality_of, take_per_modality
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import (
     PolicyWeightStream,
@@ -204,15 +204,12 @@ def test_a_probe_warns_of_another_policy_and_stops_the_run(tiny):
         prober(world, other, warnings, stop_above=limit).measure(0)
 
 
-def test_a_probed_sampler_notes_the_gaps_of_every_so_manieth_version(tiny):
-    world, noted = tiny(), []
-    sampler = CheckedSampler(world.sampler(), prober(world, world.policy, []), noted.append, check_every=3)
-    for version in range(1, 7):
-        sampler.sync(version)
-    assert len(noted) == 2
-    prompts = [world.processor.build(world.samples[0])]
-    (group,) = sampler.generate(prompts, 1, world.law, step=0)
-    assert group[0].segments[0].version == 6
+def test_the_check_is_due_at_every_so_manieth_version(tiny):
+    world = tiny()
+    check = prober(world, world.policy, [], every=3)
+    due = [version for version in range(1, 7) if check.measure_if_due(version)]
+    assert due == [3, 6]
+    assert prober(world, world.policy, [], every=0).measure_if_due(3) == {}
 
 
 def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):

@@ -29,6 +29,7 @@ from mmrl.config.schema.model import (
 )
 from mmrl.config.schema.objective import (
     AdvantageConfig,
+    CustomPolicyLossConfig,
     DifficultyWeightConfig,
     KlConfig,
     LossCoefficientConfig,
@@ -96,6 +97,7 @@ __all__ = [
     "Config",
     "CurriculumOrderConfig",
     "CurriculumPhaseConfig",
+    "CustomPolicyLossConfig",
     "DataConfig",
     "DataOrderConfig",
     "DataSourceConfig",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmrl.config.schema.base import (
     DecayRate,
@@ -220,15 +220,36 @@ class RolloutCorrectionConfig(StrictModel):
                 return [f"w_t = {ratio}, 0 where it is outside {format_interval((self.low, self.high))}"]
 
 
+class CustomPolicyLossConfig(StrictModel):
+    """A policy loss of the user's own (docs/extending/policy_loss.md)."""
+
+    fn: str
+    """`module:function` or `./file.py:function`; called with (logprobs, old_logprobs, advantages, mask) of a response,
+    it returns the loss of each token."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the function."""
+
+
+def _find_policy_loss_form(value: object) -> str:
+    """Return the tag by which pydantic reads `policy_loss`: the `name` of a loss, or a `function`."""
+    return "function" if isinstance(value, dict | CustomPolicyLossConfig) else "name"
+
+
+PolicyLossChoice = Annotated[
+    Annotated[Literal["clip", "cispo"], Tag("name")] | Annotated[CustomPolicyLossConfig, Tag("function")],
+    Discriminator(_find_policy_loss_form),
+]
+
+
 class LossConfig(StrictModel):
     """The policy loss and the terms added to it; `mmrl explain` writes it as a formula."""
 
     importance_ratio_level: Literal["token", "sequence", "sequence_token"] = "token"
     """Ratio of new to old probability: of each token; of the response, as the geometric mean over its tokens (GSPO);
     or that value with each token's own gradient (GSPO-token)."""
-    policy_loss: Literal["clip", "cispo"] = "clip"
+    policy_loss: PolicyLossChoice = "clip"
     """`clip`: min(r A, clip(r) A) (PPO). `cispo`: clip(r) A log policy, r without gradient, so that no token loses its
-    own (CISPO)."""
+    own (CISPO). `{fn, args}`: a function that returns the loss of each token."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     """The ratio is clipped at 1 - clip_low; 1 sets no lower bound."""
     clip_high: PositiveFloat = 0.2
@@ -266,9 +287,25 @@ class LossConfig(StrictModel):
             )
         if self.dual_clip is not None and self.policy_loss == "cispo":
             raise ValueError("dual_clip bounds the clipped policy loss; cispo has `clip_high` for that")
+        if isinstance(self.policy_loss, CustomPolicyLossConfig):
+            self._check_custom_policy_loss()
         if self.fixed_length is not None and self.aggregation != "fixed":
             raise ValueError(f"fixed_length is for `aggregation: fixed`, not for {self.aggregation!r}")
         return self
+
+    def _check_custom_policy_loss(self) -> None:
+        """Refuse options of the built-in losses that a function would never see."""
+        if self.importance_ratio_level != "token":
+            raise ValueError(
+                f"`policy_loss.fn` computes its own ratio, so `importance_ratio_level: {self.importance_ratio_level}` "
+                "would have no effect; take it out, or an `algorithm` that sets it"
+            )
+        for name in ("dual_clip", "log_ratio_clip"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`policy_loss.fn` computes its own ratio, so `{name}` would have no effect; make it an option of "
+                    "the function, in `policy_loss.args`"
+                )
 
     def describe_formula(self, max_new_tokens: int) -> str:
         """Return the loss as one line: L = ..."""
@@ -281,7 +318,8 @@ class LossConfig(StrictModel):
             case "fixed":
                 sums = f"(1/({length} S)) Σ_i Σ_t" if length > 1 else "(1/S) Σ_i Σ_t"
         weight = "" if self.rollout_correction.method == "none" else "w_t "
-        return f"L = -{sums} {weight}{self._describe_policy_loss()}{self._describe_added_terms()}"
+        sign = "" if isinstance(self.policy_loss, CustomPolicyLossConfig) else "-"
+        return f"L = {sign}{sums} {weight}{self._describe_policy_loss()}{self._describe_added_terms()}"
 
     def describe_ratio(self) -> str:
         """Return the importance ratio as a formula."""
@@ -296,6 +334,9 @@ class LossConfig(StrictModel):
     def describe_clips(self) -> list[str]:
         """Return what else bounds the ratio, a line each."""
         lines = []
+        if isinstance(self.policy_loss, CustomPolicyLossConfig):
+            bounds = f"[{1 - self.clip_low:g}, {1 + self.clip_high:g}]"
+            lines.append(f"l_t comes from the function; policy/clip_frac counts the ratios outside {bounds}")
         if self.policy_loss == "cispo":
             lines.append("no gradient flows through the clipped ratio, so every token keeps that of its log π")
         if self.dual_clip is not None:
@@ -334,6 +375,9 @@ class LossConfig(StrictModel):
                 return f"min({ratio} {advantage}, {clipped})"
             case "cispo":
                 return f"{clipped} log π(y_t)"
+            case CustomPolicyLossConfig(fn=fn, args=args):
+                options = "".join(f", {name}={value!r}" for name, value in args.items())
+                return f"l_t, l = {fn}(log π, log π_old, {advantage}{options})"
 
     def _describe_added_terms(self) -> str:
         text = ""

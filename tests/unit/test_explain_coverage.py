@@ -1,0 +1,110 @@
+"""`mmrl explain` forgets no option: each is described, or listed here as not worth a line."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from pydantic import BaseModel
+from test_synonyms import models_in
+
+from mmrl.config import explain as explain_function
+from mmrl.config import schema
+from mmrl.config.schema import BenchmarkConfig, Config
+
+# Names and selectors, which appear as titles; mechanics that do not change what is optimised.
+NOT_DESCRIBED = {
+    "TrainingStage": {"name", "micro_batch_tokens", "shared_prefix", "max_nonfinite_steps"},
+    "SftStage": {"kind", "micro_batch_sequences"},
+    "RlStage": {"kind", "micro_batch_groups", "track_rewards", "health", "max_steps_without_signal"},
+    "SampleStage": {"name", "kind"},
+    "SelectStage": {"name", "kind"},
+    "ComponentLrConfig": {"vision", "projector", "language"},  # OptimizerConfig dumps them as a mapping
+    "RethinkConfig": {"kind", "preset"},
+    "RethinkTriggerConfig": {"text", "weight"},
+    "GenerateConfig": {"kind"},
+    "ToolsConfig": {"kind", "max_result_chars", "workers", "result_prefix", "result_suffix"},
+    "ToolConfig": {"args"},
+    "BlindProbeConfig": {"kind"},
+    "CustomStepConfig": {"kind", "args"},
+    "ReplayConfig": {"preset"},
+    "ScoringConfig": {"workers", "timeout_s"},
+    "BaseRewardConfig": {"args"},
+    "RewardTermConfig": {"fallback", "timeout_s"},
+    "BenchmarkConfig": {"data", "args", "split", "media_root", "coordinates", "allow_missing", "subsets"},
+    "ModelConfig": {
+        *("path", "from_scratch", "dtype", "device", "attn_implementation", "gradient_checkpointing"),
+        *("logits_chunk_tokens", "min_pixels", "max_pixels", "video", "max_prompt_tokens", "family"),
+    },
+    **{
+        order: {"kind"}
+        for order in (
+            *("ShuffledOrderConfig", "SortedOrderConfig", "MixtureOrderConfig"),
+            *("CurriculumOrderConfig", "PriorityOrderConfig"),
+        )
+    },
+}
+DESCRIBED_SECTIONS = ("stages", "rewards")
+
+
+def sections_of(model: type[BaseModel]) -> set[type[BaseModel]]:
+    found = set()
+    for field in model.model_fields.values():
+        for section in models_in(field.annotation):
+            if section not in found:
+                found |= {section} | sections_of(section)
+    return found
+
+
+def described_sections() -> list[type[BaseModel]]:
+    found = set()
+    for key in DESCRIBED_SECTIONS:
+        for section in models_in(Config.model_fields[key].annotation):
+            found |= {section} | sections_of(section)
+    found |= {BenchmarkConfig, schema.ModelConfig, schema.LoraConfig}
+    found -= {schema.HealthConfig}
+    return sorted(found, key=lambda section: section.__name__)
+
+
+def attributes_in(source: str) -> tuple[set[str], set[str]]:
+    """The attributes that a source reads of `self`, and of anything else."""
+    own, others = set(), set()
+    for node in ast.walk(ast.parse(textwrap.dedent(source))):
+        if isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            (own if is_own else others).add(node.attr)
+    return own, others
+
+
+def description_sources(section: type[BaseModel]) -> Iterator[str]:
+    """The sources of a section's `describe` methods and of the properties they use."""
+    for owner in section.__mro__:
+        for name, member in vars(owner).items():
+            function = member.fget if isinstance(member, property) else member
+            is_description = "describe" in name or isinstance(member, property) or name.startswith("_list")
+            if is_description and inspect.isfunction(function) and owner.__module__.startswith("mmrl"):
+                yield inspect.getsource(function)
+
+
+@cache
+def attributes_read_of_other_objects() -> frozenset[str]:
+    """What descriptions read of something else than `self`: a list's entries, a nested section."""
+    own, others = attributes_in(inspect.getsource(inspect.getmodule(explain_function)))
+    read = own | others
+    for section in described_sections():
+        for source in description_sources(section):
+            read |= attributes_in(source)[1]
+    return frozenset(read)
+
+
+@pytest.mark.parametrize("section", described_sections())
+def test_every_option_is_described_or_listed(section):
+    described = set(attributes_read_of_other_objects())
+    for source in description_sources(section):
+        described |= attributes_in(source)[0]
+    for owner in section.__mro__:
+        described |= NOT_DESCRIBED.get(owner.__name__, set())
+    forgotten = section.model_fields.keys() - described
+    assert not forgotten, f"describe {forgotten} in {section.__name__}.describe(), or list them here"
