@@ -63,7 +63,7 @@ class Tiny:
         known = self.processor.encoder
         store = MediaCache(MediaPolicy(roots=(root,)), MediaLimitsConfig(), max_bytes=store_bytes)
         options = {"video": video, "add_instruction": add_instruction, "max_prompt_tokens": max_prompt_tokens}
-        return QwenProcessor(PromptEncoder(known.hf_processor, known.family, known.grammar, store, **options))
+        return QwenProcessor(PromptEncoder(known.hf_processor, known.family, known.response_format, store, **options))
 
     def sampler(self, *salt: str) -> HfSampler:
         return HfSampler(self.policy, self.processor, salt=salt or ("test",))

@@ -83,7 +83,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         row = sample_columns(sample, partial(_copy_media, sample_id=sample.id, folder=folder))
         row["id"] = row["id"].removeprefix(prefix)
         columns.append(row)
-    used = [role for role in ROLES if any(row[role] not in (None, []) for row in columns)]
+    used = [role for role in ROLES if _is_used(role, columns)]
     rows = []
     for sample, row in zip(checked, columns, strict=True):
         rows.append({role: row[role] for role in used} | dict(sample.meta))
@@ -138,6 +138,11 @@ def _report_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _is_used(role: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a row has a value for the role."""
+    return any(row[role] not in (None, []) for row in rows)
 
 
 def _require_sample(sample: Sample | RejectedRow) -> Sample:

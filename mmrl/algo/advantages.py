@@ -128,7 +128,7 @@ def zero_outliers(rows: RewardRows, max_std: float) -> list[tuple[float, ...]]:
     """
     advantages = _flatten(rows)
     if not rewards_differ(advantages):
-        return [tuple(row) for row in rows]
+        return list(map(tuple, rows))
     mean, limit = _mean(advantages), max_std * _sample_std(advantages)
 
     def keep_inlier(value: float) -> float:
@@ -175,8 +175,13 @@ def _normalize_per_term(
     for group in groups:
         names |= dict.fromkeys(group.scores[0].terms)
     for name in names:
-        having = [index for index, group in enumerate(groups) if name in group.scores[0].terms]
-        term_rows = [_term_values(groups[index], name) for index in having]
+        # A term need not apply to every group: the step's statistics are those of the groups that have it.
+        having: list[int] = []
+        term_rows: list[list[float]] = []
+        for index, group in enumerate(groups):
+            if name in group.scores[0].terms:
+                having.append(index)
+                term_rows.append(_term_values(group, name))
         for index, row in zip(having, normalize_rewards(term_rows, options), strict=True):
             for rollout_index, value in enumerate(row):
                 sums[index][rollout_index] += weights[name] * value
@@ -195,16 +200,15 @@ def _normalize_row(row: Sequence[float], step_rewards: Sequence[float], options:
         width = _sample_std(row if options.scale == "group_std" else step_rewards) + options.eps
     match options.baseline:
         case "group_mean":
-            mean = _mean(row)
-            return tuple((reward - mean) / width for reward in row)
+            baselines = [_mean(row)] * len(row)
         case "leave_one_out":
-            total, others = fsum(row), len(row) - 1
-            return tuple((reward - (total - reward) / others) / width for reward in row)
+            total = fsum(row)
+            baselines = [(total - reward) / (len(row) - 1) for reward in row]
         case "batch_mean":
-            mean = _mean(step_rewards)
-            return tuple((reward - mean) / width for reward in row)
+            baselines = [_mean(step_rewards)] * len(row)
         case "none":
-            return tuple(reward / width for reward in row)
+            baselines = [0.0] * len(row)
+    return tuple((reward - baseline) / width for reward, baseline in zip(row, baselines, strict=True))
 
 
 def _apply_difficulty_weight(

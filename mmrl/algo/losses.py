@@ -33,6 +33,7 @@ def importance_ratios(
     """
     if level == "token":
         return log_ratio_N.exp()
+    # A mean of logs is the log of the geometric mean.
     mean_N = sequence_sums(log_ratio_N, sequence_N) / sequence_sums(torch.ones_like(log_ratio_N), sequence_N)
     if level == "sequence":
         return mean_N.exp()
@@ -58,6 +59,8 @@ def clipped_surrogate(
         dual_clip: c, above 1; None for no such bound.
     """
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # The minimum is pessimistic: a clipped ratio may only make the gain smaller, so that a token that has moved in the
+    # wrong direction keeps its gradient.
     gain = torch.minimum(ratio * advantage, bounded * advantage)
     if dual_clip is not None:
         gain = torch.where(advantage < 0.0, torch.maximum(gain, dual_clip * advantage), gain)
@@ -99,6 +102,7 @@ def estimate_kl(
         log_ratio_clip: keep d within +- this many nats, as SEED-Bench-R1 and Video-R1 do lest exp(d) overflow; no
             gradient flows beyond it.
     """
+    # The references above write d as log ref - log policy, the negative of the PPO ratio's log.
     log_ratio = ref_logprobs.detach() - logprobs
     if log_ratio_clip is not None:
         log_ratio = log_ratio.clamp(-log_ratio_clip, log_ratio_clip)
@@ -123,6 +127,7 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 def k3(log_ratio: Tensor) -> Tensor:
     """Return exp(d) - d - 1: unbiased, never negative; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
+    # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
     return torch.expm1(log_ratio) - log_ratio
 
 
@@ -164,6 +169,7 @@ def aggregation_weights(
         num_sequences: responses of the whole step.
         lengths_N: length that `fixed` divides by, for each token, [N].
     """
+    # Denominators are those of the whole step, so the gradient does not depend on how it is cut into micro-batches.
     ones_N = torch.ones(len(sequence_N), device=sequence_N.device)
     match aggregation:
         case "token":
@@ -181,6 +187,7 @@ def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
         values_N: any float dtype, [N].
         sequence_N: index of the response that a token belongs to, int64 [N] from 0.
     """
+    # A micro-batch may have no trained token at all, and max of an empty tensor raises.
     count = int(sequence_N.max()) + 1 if len(sequence_N) else 0
     return values_N.new_zeros(count).index_add(0, sequence_N, values_N)[sequence_N]
 

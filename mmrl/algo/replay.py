@@ -163,13 +163,16 @@ def sample_indices(log_weights_E: np.ndarray, count: int, seed: int, *, without_
         count = min(count, size)
     if count <= 0 or not size:
         return []
+    # A generator for this draw alone, so a resumed run samples what an undisturbed one would.
     generator = np.random.Generator(np.random.Philox(seed))
     if without_replacement:
+        # A stable sort, so that ties fall the same way on every machine.
         order = np.argsort(-(log_weights_E + generator.gumbel(size=size)), kind="stable")
-        return [int(index) for index in order[:count]]
+        return list(map(int, order[:count]))
+    # The largest log weight is subtracted first: |A|^alpha itself can overflow for a large alpha.
     cumulative = np.cumsum(np.exp(log_weights_E - log_weights_E.max()))
     indices = np.searchsorted(cumulative / cumulative[-1], generator.random(count), side="right")
-    return [int(index) for index in indices]
+    return list(map(int, indices))
 
 
 def effective_sample_size(log_weights_E: np.ndarray) -> float:
@@ -234,6 +237,7 @@ def _replay_metrics(
     trained: Sequence[Experience], replayed: Sequence[Experience], buffer: ReplayBuffer, options: ReplayConfig
 ) -> dict[str, float]:
     staleness = [experience.staleness for experience in replayed]
+    # By identity: a rollout can be sampled several times, and is then one object in several experiences.
     distinct = {id(experience.rollout) for experience in trained}
     return {
         "replay/buffer_size": float(len(buffer)),

@@ -78,7 +78,7 @@ class SelectionPipeline:
 
         filtered = self._filter_groups(groups, state)
         passed = [groups[index] for index in filtered.passed]
-        advantages = [tuple(row) for row in self.compute_advantages([*filtered.carried, *passed])]
+        advantages = list(map(tuple, self.compute_advantages([*filtered.carried, *passed])))
         num_carried = len(filtered.carried)
         # Groups carried over were sampled by an older policy in any case, so their ratio uses what was recorded then.
         experiences = [
@@ -93,9 +93,11 @@ class SelectionPipeline:
             metrics |= replay_metrics
         else:
             trained = tuple(experiences)
+        # After the selection: the phase that this step's samples came from is still the current one until here.
         if self.curriculum_phases:
             metrics["data/curriculum_phase"] = float(advance_phase(state, sample_means, self.curriculum_phases))
 
+        # Rollout files and metrics show all groups of the step; those that were filtered out have no advantage.
         shown = [(0.0,) * len(group.rollouts) for group in groups]
         for index, row in zip(filtered.passed, advantages[num_carried:], strict=True):
             shown[index] = row
@@ -109,6 +111,7 @@ class SelectionPipeline:
         options = self.dynamic_sampling
         if options is None:
             return FilteredGroups(carried=[], passed=list(range(len(groups))), metrics={})
+        # Images may have been overwritten since the step that sampled these groups.
         changed = self.changed_media.find_changed_digests(group.prompt for group in state.carried_over)
         carried = [group for group in state.carried_over if group.prompt.digest not in changed]
 

@@ -73,7 +73,7 @@ def make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extra
 
 
 def missing_verdict(item: Item) -> Verdict:
-    """Return the verdict on an item without a response: wrong, strictly and officially."""
+    """Return the verdict on an item without a response: incorrect, strictly and officially."""
     return Verdict(
         id=item.id,
         cluster=item.cluster,

@@ -65,7 +65,7 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
     failures = [reply.failure for reply in replies if reply.correct is None]
     if unread and len(failures) == len(unread):
         raise UserError(
-            f"the judge said nothing of {len(unread)} responses: {failures[0]}; the rest is kept, try again"
+            f"the judge has no verdict on {len(unread)} responses: {failures[0]}; the rest is kept, try again"
         )
     return replace(
         run,

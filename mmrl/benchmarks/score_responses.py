@@ -18,7 +18,7 @@ from mmrl.utils.files import compute_sha256, report_write_errors, write_atomical
 
 
 def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) -> ScoredRun:
-    """Score the responses of a file. Items without a response count as wrong.
+    """Score the responses of a file. Items without a response count as incorrect.
 
     Raises:
         UserError: a file cannot be read, or holds unusable rows.

@@ -22,7 +22,7 @@ _EXCERPT_CHARS: Final = 120
 
 
 class ResponseOutcome(StrEnum):
-    """The end that a response came to. All but `correct` count as wrong."""
+    """The end that a response came to. All but `correct` count as incorrect."""
 
     CORRECT = "correct"
     INCORRECT = "incorrect"

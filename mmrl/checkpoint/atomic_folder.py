@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -161,7 +162,7 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
         return hashes
     own_names = list(hashes)[ranks.rank :: ranks.size]
     own_damaged = [name for name in own_names if compute_sha256(folder / name) != hashes[name]]
-    damaged = [name for names in ranks.all_gather(own_damaged) for name in names]
+    damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))
     return f"{damaged[0]} does not match its hash" if damaged else None
 
 

@@ -124,9 +124,9 @@ class CheckpointManager:
             return
         _, future = self._writing
         outcomes = self._ranks.all_gather((future.done(), future.result() if future.done() else None))
-        all_done = all(done for done, _ in outcomes)
-        any_failed = any(error for _, error in outcomes)
-        if all_done or any_failed:
+        done, errors = zip(*outcomes, strict=True)
+        # A failure anywhere ends the write on all ranks, even if others are still at it.
+        if all(done) or any(errors):
             self.wait()
 
     def wait(self) -> None:

@@ -73,10 +73,9 @@ def read_rng_states() -> dict[str, torch.Tensor]:
 def copy_to_cpu(snapshot: Snapshot) -> Snapshot:
     """Return a copy on the CPU that shares no memory with the run, which may go on while the copy is written."""
     weights = replace(snapshot.weights, trained=_copy_value_to_cpu(dict(snapshot.weights.trained)))
-    state_fields = {
-        field.name: _copy_value_to_cpu(getattr(snapshot.state, field.name)) for field in fields(TrainingState)
-    }
-    state = replace(snapshot.state, **state_fields)
+    state = replace(snapshot.state)
+    for field in fields(TrainingState):
+        setattr(state, field.name, _copy_value_to_cpu(getattr(snapshot.state, field.name)))
     return replace(snapshot, weights=weights, optimizer=_copy_value_to_cpu(dict(snapshot.optimizer)), state=state)
 
 
@@ -84,10 +83,14 @@ def fingerprint_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return a hash over the names, dtypes, shapes and about a thousand values of each tensor."""
     descriptions = {}
     for name, tensor in tensors:
+        # A sample of the values tells models apart, and a start need not read every byte of a large model.
         stride = max(1, tensor.numel() // 1000)
         values = tensor.detach().flatten()[::stride].float().cpu()
         descriptions[name] = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + values.numpy().tobytes()
-    return hashlib.sha256(b"".join(descriptions[name] for name in sorted(descriptions))).hexdigest()
+    digest = hashlib.sha256()
+    for _, description in sorted(descriptions.items()):
+        digest.update(description)
+    return digest.hexdigest()
 
 
 def part_file_names(count: int) -> list[str]:
@@ -187,11 +190,16 @@ def load_weights(folder: Path, weights: CheckpointWeights, *, mmap: bool = False
     """
     with ExitStack() as stack:
         paths = _list_part_files(folder, WEIGHTS_FILE)
-        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-        saved = {name: tuple(file.get_slice(name).get_shape()) for name, file in file_of.items()}
+        file_of, saved = {}, {}
+        same_frozen = True
+        for path in paths:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            same_frozen = same_frozen and file.metadata()["frozen_fingerprint"] == weights.frozen_fingerprint
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                file_of[name] = file
+                saved[name] = tuple(file.get_slice(name).get_shape())
         expected = {name: tuple(tensor.shape) for name, tensor in weights.trained.items()}
-        same_frozen = all(file.metadata()["frozen_fingerprint"] == weights.frozen_fingerprint for file in files)
+        # Checked before any weight is touched: a model that does not fit stays as it was.
         if saved != expected or not same_frozen:
             which = "that are not trained" if saved == expected else "that are trained"
             raise UserError(
@@ -236,7 +244,8 @@ def _copy_value_to_cpu(value: Any) -> Any:  # noqa: ANN401 - optimizers keep val
     if isinstance(value, dict):
         return {key: _copy_value_to_cpu(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copy_value_to_cpu(inner) for inner in value]
+        return list(map(_copy_value_to_cpu, value))
+    # Not NamedTuples, which are nouns and hold no tensor.
     if type(value) is tuple:
-        return tuple(_copy_value_to_cpu(inner) for inner in value)
+        return tuple(map(_copy_value_to_cpu, value))
     return value

@@ -80,7 +80,7 @@ def find_differing_files(one: Path, other: Path) -> list[str]:
 
 def child_processes(launcher: int) -> list[int]:
     """Return the ids of the processes that a process has started, as Linux lists them."""
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return list(map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()))
 
 
 def _run_to_end(command: Sequence[str]) -> None:

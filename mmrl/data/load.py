@@ -29,9 +29,6 @@ _TOO_LONG_REMEDY = (
     "out with data.on_too_long=skip"
 )
 
-_SourceRows = list[tuple[Sample | RejectedRow, int]]
-"""Rows, each with the index of its source."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
@@ -91,19 +88,18 @@ class DatasetLoader:
         splits: dict[str, tuple[Sample, ...]] = {}
         source_indices: dict[str, int] = {}
         for split, sources in sources_by_split(self._config.data).items():
-            rows = self._read_split(split, sources)
+            rows, row_sources = self._read_split(split, sources)
             if split == "train":
-                source_indices = {row.id: source_index for row, source_index in rows}
-            samples, rejected = separate_rejected(row for row, _ in rows)
+                source_indices = row_sources
+            samples, rejected = separate_rejected(rows)
             _check_unique_ids(samples)
-            problems = self._find_media_problems(samples)
-            rejected += [RejectedRow(sample.id, problems[sample.id]) for sample in samples if sample.id in problems]
-            usable = tuple(sample for sample in samples if sample.id not in problems)
+            usable, damaged = self._open_images(samples)
+            rejected += damaged
             skip = self._config.data.on_bad_sample == "skip"
             self._report_rejected(split, usable, rejected, skip=skip, remedy=_BAD_SAMPLE_REMEDY)
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
-            splits[split] = usable
+            splits[split] = tuple(usable)
         _check_no_leak(splits)
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=source_indices)
@@ -146,26 +142,31 @@ class DatasetLoader:
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
 
-    def _read_split(self, split: str, sources: Sequence[DataSourceConfig]) -> _SourceRows:
-        """Return the rows of a split's sources that pass their row filters."""
+    def _read_split(
+        self, split: str, sources: Sequence[DataSourceConfig]
+    ) -> tuple[list[Sample | RejectedRow], dict[str, int]]:
+        """Return the rows of a split's sources that pass their row filters, and each row's source by row id."""
         streaming = self._config.data.streaming if split == "train" else None
         # Of a streamed source only as many rows are checked now as training will hold at once.
         limit = streaming.shuffle_buffer_size if streaming else None
-        rows: _SourceRows = []
+        kept: list[Sample | RejectedRow] = []
+        source_indices: dict[str, int] = {}
+        count = 0
         for source_index, source in enumerate(sources):
             for row in islice(read_source(source, self._context), limit):
-                rows.append((row, source_index))
-        kept = [(row, source_index) for row, source_index in rows if passes_row_filter(row, sources[source_index])]
-        if len(kept) < len(rows):
-            self._console.info(
-                f"data.{split}: {len(rows) - len(kept):,} of {len(rows):,} rows are left out by `row_filter`"
-            )
-        return kept
+                count += 1
+                if passes_row_filter(row, source):
+                    kept.append(row)
+                    source_indices[row.id] = source_index
+        if len(kept) < count:
+            self._console.info(f"data.{split}: {count - len(kept):,} of {count:,} rows are left out by `row_filter`")
+        return kept, source_indices
 
-    def _find_media_problems(self, samples: Sequence[Sample]) -> dict[str, str]:
-        """Open the images of all samples, and return what is wrong with them by sample id."""
+    def _open_images(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[RejectedRow]]:
+        """Open the images of all samples; return the samples that can be used, and the others with the reason."""
         workers = self._config.data.media_workers
         refs = unique_images(samples)
+        # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
         cache = self._worker_cache() if workers else self._media_cache
@@ -176,12 +177,15 @@ class DatasetLoader:
         if self._opened_index:
             self._opened_index.add(new_sizes)
 
-        problems = {}
+        usable: list[Sample] = []
+        damaged: list[RejectedRow] = []
         for sample in samples:
             problem = find_media_problem(sample, opened)
-            if problem:
-                problems[sample.id] = problem
-        return problems
+            if problem is None:
+                usable.append(sample)
+            else:
+                damaged.append(RejectedRow(sample.id, problem))
+        return usable, damaged
 
     def _worker_cache(self) -> MediaCache:
         """Return the cache that is sent to worker processes, where it opens media and keeps no image."""

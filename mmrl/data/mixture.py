@@ -99,9 +99,10 @@ def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
 
     The weights of each point are scaled to the sum 1 first, so that interpolation mixes shares.
     """
-    steps = [point_step for point_step, _ in options.points]
-    shares = []
-    for _, weights in options.points:
+    steps: list[int] = []
+    shares: list[tuple[float, ...]] = []
+    for point_step, weights in options.points:
+        steps.append(point_step)
         total = sum(weights)
         shares.append(tuple(weight / total for weight in weights))
     following = bisect_right(steps, step)
@@ -118,10 +119,13 @@ def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
 def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
     """Split `total` positions in proportion to `weights`, by the largest remainders (Hamilton's method)."""
     weight_sum = sum(weights)
-    exact = [weight / weight_sum * total for weight in weights]
-    quotas = [int(share) for share in exact]
-    # Sorted by the negative remainder; the sort is stable, so of equal remainders the first source gets the position.
-    negative_remainders = [quota - share for quota, share in zip(quotas, exact, strict=True)]
+    quotas: list[int] = []
+    negative_remainders: list[float] = []
+    for weight in weights:
+        exact = weight / weight_sum * total
+        quotas.append(int(exact))
+        negative_remainders.append(int(exact) - exact)
+    # The sort is stable, so of equal remainders the first source gets the position.
     by_remainder = sorted(range(len(weights)), key=negative_remainders.__getitem__)
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Final, Generic, Protocol, TypeVar
 
 from mmrl.data.order import DataOrder, DataRow
-from mmrl.utils.worker_pool import WorkerPool
 from mmrl.types import PromptTooLongError, RejectedRow, Sample, UserError
+from mmrl.utils.worker_pool import WorkerPool
 
 _MAX_WARNINGS: Final = 5
 EncodedT = TypeVar("EncodedT")

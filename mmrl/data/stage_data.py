@@ -101,8 +101,9 @@ class StageData:
         # Rollouts derive from step and sample id, so within an RL step no sample may come twice.
         min_gap = max_prompts_per_step(stage) if isinstance(stage, RlStage) else 0
         if isinstance(order, schema.MixtureOrderConfig):
-            sources = [self._build_source_order(index, min_gap) for index in range(len(self._config.data.train))]
-            return scheduled_mixture(sources, order, per_step=stage.samples_per_step, seed=seed)
+            return scheduled_mixture(
+                self._build_source_orders(min_gap), order, per_step=stage.samples_per_step, seed=seed
+            )
         is_plain = stage.from_stage is None and stage.repeat_samples_to is None
         if isinstance(order, schema.ShuffledOrderConfig) and is_plain:
             return self._build_shuffled_order(stage, min_gap)
@@ -131,9 +132,13 @@ class StageData:
         weights = [source.weight for source in data.train if source.weight is not None]
         if not data.streaming and not weights:
             return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
-        orders = [self._build_source_order(index, min_gap) for index in range(len(data.train))]
+        orders = self._build_source_orders(min_gap)
         # The config allows a single streamed source without a weight, and several only with one each.
         return fixed_mixture(orders, weights, seed) if weights else orders[0]
+
+    def _build_source_orders(self, min_gap: int) -> list[DataOrder]:
+        """Return one order for each source of `data.train`."""
+        return [self._build_source_order(index, min_gap) for index in range(len(self._config.data.train))]
 
     def _build_source_order(self, source_index: int, min_gap: int) -> DataOrder:
         data, seed = self._config.data, derive_seed(self._config.run.seed, "source", source_index)
@@ -170,7 +175,9 @@ def repeat_samples(samples: Sequence[Sample], size: int | None) -> tuple[Sample,
     if not samples or missing <= 0:
         return tuple(samples)
     num_turns = ceil(missing / len(samples))
-    copies = [replace(sample, id=f"{sample.id}#{turn + 2}") for turn in range(num_turns) for sample in samples]
+    copies: list[Sample] = []
+    for turn in range(2, num_turns + 2):
+        copies += [replace(sample, id=f"{sample.id}#{turn}") for sample in samples]
     return (*samples, *copies[:missing])
 
 

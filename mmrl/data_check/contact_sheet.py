@@ -36,7 +36,7 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     cards = [_draw_card(view) for view in views]
     columns = 1 if len(cards) < 3 else 2
     rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
-    heights = [max(card.height for card in row) for row in rows]
+    heights = [_row_height(row) for row in rows]
     extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
     sheet = Image.new("RGB", extent, "#eef1f5")
     top = _PAD
@@ -157,7 +157,7 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
             rows[-1].append(tile)
         else:
             rows.append([tile])
-    heights = [max(tile.height for tile in row) for row in rows]
+    heights = [_row_height(row) for row in rows]
     block = Image.new("RGB", (_CONTENT_WIDTH, max(1, sum(heights) + _GAP * (len(rows) - 1))), _BACKGROUND_COLOR)
     top = 0
     for row, height in zip(rows, heights, strict=True):
@@ -167,6 +167,10 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
             left += tile.width + _GAP
         top += height + _GAP
     return block
+
+
+def _row_height(row: Sequence[Image.Image]) -> int:
+    return max(image.height for image in row)
 
 
 def _draw_text(text: str, font_px: int, colour: str = _TEXT_COLOR, width: int = _CONTENT_WIDTH) -> Image.Image:

@@ -81,7 +81,10 @@ class DataCheckReport:
 
     def counts(self) -> dict[Severity, int]:
         """Return the number of findings of each severity."""
-        return {severity: sum(finding.severity is severity for finding in self.findings) for severity in Severity}
+        counts = dict.fromkeys(Severity, 0)
+        for finding in self.findings:
+            counts[finding.severity] += 1
+        return counts
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as docs/data.md describes it."""

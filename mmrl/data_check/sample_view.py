@@ -208,7 +208,11 @@ def _collapse_placeholders(encoder: PromptEncoder, token_ids: Sequence[int], vie
     # The view that each placeholder token belongs to, in order.
     owners = iter([view for view in views for _ in range(view.num_tokens)])
     pieces: list[str] = []
-    for token_id, run in groupby(token_ids, key=lambda token: token if token in media_types else None):
+
+    def placeholder_id(token_id: int) -> int | None:
+        return token_id if token_id in media_types else None
+
+    for token_id, run in groupby(token_ids, key=placeholder_id):
         run_ids = list(run)
         if token_id is None:
             pieces.append(encoder.hf_processor.tokenizer.decode(run_ids, skip_special_tokens=False))

@@ -30,7 +30,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Number of processes in the run."""
 
     def all_gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order. This rank's entry is `value` itself, not a copy."""

@@ -36,6 +36,7 @@ class SharedRolloutPipeline:
 
         `unfinished` holds the waiting groups of all ranks, in argument and result alike.
         """
+        # The unfinished groups take the first places of the round, so the slice of places is theirs, too.
         own_unfinished = unfinished[rank_slice(self.prompts_per_round, self.ranks)]
         with self.gather_for_sampling():
             batch = self.pipeline.run(prompts, step=step, unfinished=own_unfinished)
@@ -62,6 +63,7 @@ class SharedRewardScorer:
         probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
     ) -> list[Group]:
         """Score this rank's `rollouts` and return all ranks' groups, in the order of the samples."""
+        # A rank without a usable sample has no rollouts, but takes part in the exchange.
         own = tuple(self.scorer.score_groups(rollouts, step=step, probes=probes)) if rollouts else ()
         groups_by_rank = self.ranks.all_gather(own)
         prompts_by_rank = []

@@ -124,13 +124,13 @@ class KeyValueStore(Protocol):
     """The part of `torch.distributed.Store` that the heartbeat uses."""
 
     def set(self, key: str, value: str) -> None:
-        """Write a value."""
+        """Write a value under a key."""
 
     def get(self, key: str) -> bytes:
         """Read a value; wait until it has been written."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return True if all keys have been written."""
+        """Return True if all of the keys have been written."""
 
 
 class Heartbeat(threading.Thread):
@@ -171,7 +171,7 @@ class Heartbeat(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and wait for it."""
         self._stop_event.set()
         self.join()
 

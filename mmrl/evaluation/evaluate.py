@@ -74,7 +74,7 @@ class EvalRequest:
     coordinate_system: CoordinateSystem | None = None
     """Coordinate system of boxes, for files that do not say it."""
     allow_missing: bool = False
-    """Count questions that cannot be asked as wrong."""
+    """Count questions that cannot be asked as incorrect."""
     rescore: bool = False
     """Grade the predictions again and replace the verdicts."""
 
@@ -233,7 +233,7 @@ class _EvalCommand:
         run = add_judge_verdicts(run, service, max_concurrent=options.max_concurrency)
         if run.judge_summary and run.judge_summary.failures:
             failures = run.judge_summary.failures
-            self._console.warn(f"the judge said nothing of {len(failures)} responses: {failures[0]}")
+            self._console.warn(f"the judge has no verdict on {len(failures)} responses: {failures[0]}")
         return run
 
 

@@ -29,7 +29,7 @@ class Grader(Protocol):
         """Return a verdict on each prediction, in order."""
 
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
-        """Return the run that a report is made of; items without a prediction count as wrong."""
+        """Return the run that a report is made of; items without a prediction count as incorrect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

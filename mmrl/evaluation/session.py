@@ -169,11 +169,10 @@ def make_batches(
     questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
 ) -> EvalBatches:
     """Return batches of the questions that can be asked; `missing` has the ids of the others."""
-    asked = [
-        (question.item.id, question.sample)
-        for question in questions.entries
-        if question.sample and question.item.id not in missing
-    ]
+    asked = []
+    for question in questions.entries:
+        if question.sample and question.item.id not in missing:
+            asked.append((question.item.id, question.sample))
     return EvalBatches(questions=asked, batch_size=batch_size, responses_per_question=responses_per_question)
 
 
@@ -207,7 +206,7 @@ def check_missing(
     Args:
         missing: reasons by item id.
         questions: all questions.
-        allowed: missing questions count as wrong instead of ending the evaluation.
+        allowed: missing questions count as incorrect instead of ending the evaluation.
         remedy: setting that allows them, for the message.
         warn: shows a warning.
 
@@ -225,8 +224,8 @@ def check_missing(
         lines.append(f"  and {len(missing) - _MAX_LISTED} more")
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
     if not allowed or len(missing) == num_questions:
-        raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as wrong with {remedy}"]))
-    warn("\n".join([f"{head} and count as wrong:", *lines]))
+        raise UserError("\n".join([f"{head}:", *lines, f"repair them, or count them as incorrect with {remedy}"]))
+    warn("\n".join([f"{head} and count as incorrect:", *lines]))
 
 
 def build_eval_pipeline(
@@ -245,7 +244,7 @@ def build_eval_pipeline(
     """
     steps = eval_config.evaluation.rollout_steps
     seed = eval_config.run.seed
-    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.grammar.all_stop_strings)
+    sampling_params = build_sampling_params(eval_config, banned_token_ids, processor.response_format.all_stop_strings)
     check_steps(
         steps, processor, banned_token_ids, question_set.term_names, tool_runner.load_tool, base_dir=samplers.base_dir
     )

@@ -372,6 +372,7 @@ class _LossTokens:
             advantages.append(experience.advantage)
             fixed_lengths.append(float(options.fixed_length or experience.rollout.sampling_params.max_new_tokens))
         authors = [token.author for token in tokens]
+        # Of an empty list torch would make float32, so bool is spelled out.
         sequence_N = torch.arange(len(experiences)).repeat_interleave(torch.tensor(counts))
         return _LossTokens(
             sequence_index_N=sequence_N,

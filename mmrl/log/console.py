@@ -50,7 +50,7 @@ class _ProgressBar(Progress):
 
 @dataclass(slots=True)
 class _StageProgress:
-    """How far the current stage has come. Times are those of the monotonic clock, in seconds."""
+    """Progress of the current stage. Times are those of the monotonic clock, in seconds."""
 
     name: str
     total_steps: int
@@ -76,7 +76,7 @@ class Console:
         self._bar: _ProgressBar | None = None
 
     def info(self, text: str) -> None:
-        """Print a message."""
+        """Print a message as it is, without markup."""
         self._screen.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:

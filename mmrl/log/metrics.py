@@ -67,7 +67,7 @@ class MetricsFile:
             self._file.truncate(position)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; nothing can be appended then."""
         self._file.close()
 
     def _find_end_of_last_line(self) -> int:

@@ -29,7 +29,7 @@ def start_media_workers(
     (a crash in a decoder, memory running out), and a RuntimeError where `work` failed in any other way.
 
     Args:
-        work: a picklable function, sent to the pool once.
+        work: a picklable function, sent to each process once.
         num_workers: items that are opened at the same time.
         name: returns what an error calls an item, such as `sample x` or a file.
     """
@@ -37,6 +37,8 @@ def start_media_workers(
         partial(_use_one_thread, work),
         num_workers,
         startup_timeout_s=_STARTUP_TIMEOUT_S,
+        load_after_fork=True,
+        preload="mmrl.policy.processor",
         pickler=_TensorPickler,
         make_error=partial(_make_error, name),
     )

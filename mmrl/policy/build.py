@@ -127,6 +127,12 @@ def select_device(config: Config | EvalConfig) -> torch.device:
     return torch.device("cuda" if requested != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | SampleStage | EvalGenerationConfig, ...]:
+    """Return the sections of a config that have `rollout_steps`."""
+    stages = tuple(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage))
+    return (*stages, config.evaluation)
+
+
 def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, samples: Iterable[Sample]) -> Iterator[str]:
     """Yield the texts that a tokenizer from scratch is trained on.
 
@@ -134,7 +140,7 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
     """
     response_format = build_response_format(config)
     coordinate_system = FAMILIES[scratch.family].coordinate_system
-    for owner in _configs_with_rollout_steps(config):
+    for owner in configs_with_rollout_steps(config):
         for step in owner.rollout_steps:
             match step:
                 case RethinkConfig():
@@ -150,9 +156,3 @@ def _tokenizer_training_texts(config: Config, scratch: FromScratchConfig, sample
         for answer in (sample.target, sample.label):
             if answer is not None:
                 yield response_format.render(answer, sample.thinking)
-
-
-def _configs_with_rollout_steps(config: Config) -> tuple[SftStage | RlStage | SampleStage | EvalGenerationConfig, ...]:
-    """Return the sections of a config that have `rollout_steps`."""
-    stages = tuple(stage for stage in config.stages if isinstance(stage, SftStage | RlStage | SampleStage))
-    return (*stages, config.evaluation)

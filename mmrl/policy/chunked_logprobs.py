@@ -107,6 +107,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             probs_CV = request.compute_logprobs(hidden_NW[chunk] @ weight_VW.T, chunk).exp_()
             d_logprob_C1, d_entropy_C1 = grad_2N[:, chunk, None]
             d_logits_CV = -probs_CV * (d_logprob_C1 + d_entropy_C1 * scores_2N[1, chunk, None])
+            # Without an entropy bonus this gradient is 0; another tensor over the vocabulary is saved.
             if d_entropy_C1.any():
                 d_logits_CV += d_entropy_C1 * torch.special.entr(probs_CV)
             d_logits_CV.scatter_add_(-1, request.target_ids_N[chunk, None], d_logprob_C1)

@@ -111,7 +111,7 @@ class PromptEncoder:
             max_prompt_tokens: most tokens of a prompt.
             limit_key: the YAML key that sets this limit, for messages.
         """
-        self.hf_processor, self.family, self.grammar = hf_processor, family, response_format
+        self.hf_processor, self.family, self.response_format = hf_processor, family, response_format
         self._media_cache = media_cache
         self._add_instruction = add_instruction
         self._max_prompt_tokens, self._limit_key = max_prompt_tokens, limit_key
@@ -187,7 +187,7 @@ class PromptEncoder:
         """Return the text of a sample in the chat format, with one placeholder for each image or video."""
         parts = tuple(map(_chat_part, sample.parts))
         if self._add_instruction:
-            instruction = self.grammar.instruction(sample.target.answer_type, self.family.coordinate_system)
+            instruction = self.response_format.instruction(sample.target.answer_type, self.family.coordinate_system)
             parts = (*parts, ("text", f" {instruction}"))
         return self._chat_template.render(parts)
 

@@ -47,12 +47,14 @@ class LoraAdapter:
             use_rslora=options.use_rslora,
             target_modules="|".join(layers[target] for target in options.targets),
         )
+        # `devices=[]`: the adapter is made on the CPU, and forking the generators of GPUs would initialise CUDA.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(model, config)
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write the adapter alone, as `PeftModel.from_pretrained` reads it."""
+        # Left to itself, peft asks the hub whether the embedding of the base model was resized.
         self._peft.save_pretrained(str(save_directory), save_embedding_layers=False)
 
     def merge(self) -> None:
@@ -71,6 +73,7 @@ def create_adapter(
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model that an adapter was put into. It shares every weight with `model`, and so takes no memory."""
+    # `deepcopy` takes what its memo holds as already copied, so all weights are shared.
     base = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for name, layer in list(iter_adapted_layers(base)):
         base.set_submodule(name, layer.get_base_layer())
@@ -92,6 +95,7 @@ def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]
 @torch.no_grad()
 def merged_weight(layer: BaseTunerLayer) -> torch.Tensor:
     """Return the weight matrix of an adapted layer with the adapter added, [out, in]; the layer stays as it is."""
+    # peft merges in place.
     merged = copy.deepcopy(layer)
     merged.merge()
     return merged.get_base_layer().get_parameter("weight")

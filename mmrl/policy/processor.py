@@ -43,7 +43,7 @@ class QwenProcessor:
         self.encoder = encoder
         self.hf_processor = encoder.hf_processor
         self.tokenizer = encoder.hf_processor.tokenizer
-        self.grammar = encoder.grammar
+        self.response_format = encoder.response_format
         self.placeholders = encoder.placeholders
         self._cache: OrderedDict[str, EncodedPrompt] = OrderedDict()
         self._cached_bytes = 0
@@ -126,10 +126,10 @@ class QwenProcessor:
         start = _last_continuation_start(rollout.segments)
         if start is None:
             text = self._decode_segments(rollout.segments)
-            return replace(rollout, text=text, answer=self.grammar.parse(text, answer_type), is_correct=None)
+            return replace(rollout, text=text, answer=self.response_format.parse(text, answer_type), is_correct=None)
         first_response = self._decode_segments(rollout.segments[:start])
         text = self._decode_segments(rollout.segments[start:])
-        answer = self.grammar.parse_continuation(first_response, text, answer_type)
+        answer = self.response_format.parse_continuation(first_response, text, answer_type)
         return replace(rollout, text=first_response + text, answer=answer, is_correct=None)
 
     def first_response_text(self, rollout: Rollout) -> str | None:
@@ -162,14 +162,14 @@ class QwenProcessor:
         else:
             text, answer_type = self._render_answer(prompt, demonstration), demonstration.answer_type
         if not with_thinking:
-            text = self.grammar.strip_thinking(text)
+            text = self.response_format.strip_thinking(text)
         segments = self._demonstration_segments(prompt, text, loss_on)
         return Rollout(
             prompt=prompt,
             index=0,
             segments=segments,
             text=text,
-            answer=self.grammar.parse(text, answer_type),
+            answer=self.response_format.parse(text, answer_type),
             finish_reason=FinishReason.EOS,
             sampling_params=SamplingParams(max_new_tokens=sum(len(segment.token_ids) for segment in segments)),
         )
@@ -188,7 +188,7 @@ class QwenProcessor:
                 coordinate_system=prompt.coordinate_system,
                 media_index=answer.media_index,
             )
-        return self.grammar.render(answer, prompt.sample.thinking)
+        return self.response_format.render(answer, prompt.sample.thinking)
 
     def _demonstration_segments(
         self, prompt: Prompt, text: str, loss_on: Literal["response", "answer"]
@@ -197,7 +197,7 @@ class QwenProcessor:
 
         A token in which the answer begins belongs to the answer.
         """
-        answer_start = self.grammar.find_answer_opening(text) if loss_on == "answer" else 0
+        answer_start = self.response_format.find_answer_opening(text) if loss_on == "answer" else 0
         if answer_start is None:
             raise UserError(f"sample {prompt.sample.id}: the response {text[:60]!r} has no answer to be learned alone")
         segments: list[Segment] = []

@@ -164,7 +164,7 @@ class Policy:
         return self._sharded_forward.gather_params(parameters) if self._sharded_forward else nullcontext()
 
     def iter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield trained weights one by one, in full shape until the next is asked for; all ranks must take all of them."""
+        """Yield trained weights one by one, in full shape until the next is asked for; all ranks must take all."""
         trained = self.trained
         yield from self._sharded_forward.iter_params(trained) if self._sharded_forward else trained.items()
 
@@ -212,6 +212,7 @@ class Policy:
         shared: dict[int, object] = {}
         if not self._sharded_forward:
             shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
+        # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
         with self.gather_all():
             model = copy.deepcopy(self.model, shared)
         if self._sharded_forward:

@@ -138,6 +138,7 @@ def make_model(
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
     )
+    # `devices=[]`: the model is made on the CPU, and forking the generators of GPUs would initialise CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)

@@ -74,6 +74,7 @@ class VisionCache:
 
     def _store(self, key: str, output: ModelOutput) -> None:
         self._output_class = type(output)
+        # Gradients are enabled while the language model trains; the cache must not keep the tower's activations.
         features = VisionFeatures(output.pooler_output.detach(), tuple(output.get("deepstack_features") or ()))
         self._features[key] = features
         self._bytes += features.nbytes

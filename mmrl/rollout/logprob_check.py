@@ -7,7 +7,7 @@ importance ratios of training would be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -67,6 +67,16 @@ class LogprobCheck:
             all_diffs += diffs
         return {_METRIC: float(torch.cat(all_diffs).mean()), **metrics}
 
+    def measure_if_due(self, version: int) -> dict[str, float]:
+        """Return the result of `measure` for versions that are a multiple of `options.every`, else nothing.
+
+        Raises:
+            UserError: as `measure`.
+        """
+        if not self._options.every or version % self._options.every:
+            return {}
+        return self.measure(version)
+
     @torch.no_grad()
     def _logprob_diffs(self, rollout: Rollout) -> torch.Tensor:
         """Return |policy - sampler| for each token of a response: float32 [tokens], nats, on the CPU."""
@@ -88,44 +98,6 @@ class LogprobCheck:
             )
         if diff > self._options.warn_above:
             self._warn(f"{finding} (rollout.logprob_check.warn_above is {self._options.warn_above:g})")
-
-
-class CheckedSampler:
-    """A sampler that is checked after each weight sync whose version is a multiple of `check_every`; 0 for never."""
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        check: LogprobCheck,
-        log_metrics: Callable[[Mapping[str, float]], None],
-        *,
-        check_every: int,
-    ) -> None:
-        self._sampler, self._check, self._log_metrics, self._check_every = sampler, check, log_metrics, check_every
-
-    def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
-    ) -> Sequence[Sequence[Rollout]]:
-        """Generate with the checked sampler."""
-        return self._sampler.generate(prompts, group_size, sampling_params, step=step)
-
-    def extend(self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int) -> Sequence[Rollout]:
-        """Extend rollouts with the checked sampler."""
-        return self._sampler.extend(rollouts, sampling_params, step=step)
-
-    def sync(self, version: int) -> None:
-        """Sync the sampler's weights, then check it if a check is due.
-
-        Raises:
-            UserError: engine and learner differ too much, or the engine runs another model.
-        """
-        self._sampler.sync(version)
-        if self._check_every and version % self._check_every == 0:
-            self._log_metrics(self._check.measure(version))
-
-    def close(self) -> None:
-        """Close the checked sampler."""
-        self._sampler.close()
 
 
 def modality_of(sample: Sample) -> Modality:

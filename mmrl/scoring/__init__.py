@@ -1,4 +1,4 @@
-"""Rollouts and rewards to scored groups; the only caller of reward functions."""
+"""Scores rollouts by reward functions, which no other package calls."""
 
 from mmrl.scoring.call import RewardError
 from mmrl.scoring.combine import BoundTerm

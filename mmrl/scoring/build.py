@@ -1,4 +1,4 @@
-"""From a config to what scores rollouts: rewards, and what siblings earn beside each other."""
+"""Builds the scorer and the group rewards of a config."""
 
 from __future__ import annotations
 
@@ -15,46 +15,54 @@ from mmrl.utils.plugins import load_plugin
 
 
 def build_scorer(config: Config, base: Path) -> RewardFunctionScorer:
-    """The rewards; functions in files are relative to `base`."""
+    """Return the scorer of `rewards.terms`. Files are relative to `base`."""
     return RewardFunctionScorer([_bind_term(term, base) for term in config.rewards.terms], config.rewards)
 
 
 def build_group_rewards(config: Config, base: Path) -> tuple[BoundGroupReward, ...]:
-    """What rollouts earn beside their siblings; functions in files are relative to `base`.
+    """Return the group rewards. Files are relative to `base`.
 
     Raises:
         UserError: a function or option is unknown, a name is taken, or `correct` names no reward term.
     """
-    taken = [
+    term_names = [
         term.name or registry.load_bound_reward(term.fn, base, term.args).reward.name for term in config.rewards.terms
     ]
     bound = [_bind_group_reward(term, base) for term in config.rewards.group_rewards]
-    for name in (names := [*taken, *(term.name for term in bound)]):
+    names = [*term_names, *(group_reward.name for group_reward in bound)]
+    for name in names:
         if names.count(name) > 1:
             raise UserError(f"two reward terms are named {name!r}; give one another `name`")
     for options in config.rewards.group_rewards:
-        if unknown := [name for name in options.args.get("correct", ()) if name not in taken]:
+        unknown = [name for name in options.args.get("correct", ()) if name not in term_names]
+        if unknown:
             raise UserError(
-                f"group term {options.fn}: correct: there is no term {unknown[0]!r}, but {', '.join(taken)}"
+                f"group reward {options.fn}: correct: there is no term {unknown[0]!r}; there are "
+                f"{', '.join(term_names)}"
             )
     return tuple(bound)
 
 
 def reward_weights(scorer: RewardFunctionScorer, group_rewards: Sequence[BoundGroupReward]) -> dict[str, float]:
-    """The weight of every reward and group term, without schedules."""
+    """Return the weight of each reward term and group reward, without schedules."""
     return {**scorer.term_weights, **{term.name: term.options.weight for term in group_rewards}}
 
 
 def check_group_rewards(
     group_rewards: Sequence[BoundGroupReward], scorer: RewardFunctionScorer, samples: Iterable[Sample]
 ) -> None:
-    """Raises UserError when a group term concerns a sample, and a reward term that it reads does not."""
-    for term in group_rewards:
-        for sample in filter(term.options.applies_to, samples):
-            known = scorer.applicable_term_names(sample)
-            if missing := [name for name in term.options.args.get("correct", ()) if name not in known]:
+    """Check that group rewards find the reward terms that they read.
+
+    Raises:
+        UserError: a group reward applies to a sample, and a term that it reads does not.
+    """
+    for group_reward in group_rewards:
+        for sample in filter(group_reward.options.applies_to, samples):
+            applicable = scorer.applicable_term_names(sample)
+            missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
+            if missing:
                 raise UserError(
-                    f"group term {term.name!r} reads the term {missing[0]!r}, which does not apply to sample "
+                    f"group reward {group_reward.name!r} reads the term {missing[0]!r}, which does not apply to sample "
                     f"{sample.id!r} of task {sample.task!r}: give both the same `when`"
                 )
 

@@ -1,4 +1,4 @@
-"""One call of a reward, held to its contract: a value in its range, or a failure with a reason."""
+"""Calls a reward once and checks the result: a value in its range, or a failure with a reason."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RewardOutcome = RewardValue | RewardFailure
 
 
 class RewardError(UserError):
-    """A reward failed where it must not."""
+    """A reward failed where the config says `stop`, or before the first step."""
 
 
 def call_reward(reward: BoundReward, response: Response, sample: Sample) -> RewardOutcome:
-    """What a reward says of a response. Never raises, but may hang or end the process, as rewards can."""
+    """Return the reward's value for a response, or its failure. Never raises, but a reward may hang or crash Python."""
     with ErrorCatcher() as caught:
         return _check_result(reward, reward(response, sample))
     match caught.error:
@@ -42,7 +42,7 @@ def _check_result(reward: BoundReward, result: object) -> RewardOutcome:
     if not low <= number <= high:
         return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
     if not isinstance(reason, str):
-        return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is no text")
+        return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
     return RewardValue(number, _truncate(reason))
 
 
@@ -51,7 +51,10 @@ def _truncate(reason: str) -> str:
 
 
 def _error_location(reward: BoundReward, error: BaseException | None) -> str:
-    """Where an error arose: in the reward's own file, if it passed there."""
-    frames = traceback.extract_tb(error.__traceback__) if error else []
-    own = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
-    return f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(reversed(own or frames), None)) else ""
+    """Return file and line of an error, those in the reward's own file if the traceback passes there."""
+    frames = list(traceback.extract_tb(error.__traceback__)) if error else []
+    own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
+    if not frames:
+        return ""
+    last = (own_frames or frames)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"

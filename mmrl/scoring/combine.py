@@ -1,4 +1,4 @@
-"""From the values of rewards to a total: transforms, gates, schedules, and four ways to combine."""
+"""Combines the values of reward terms into a total: transforms, requirements, schedules, and four methods."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from mmrl.config.schema import RewardTermConfig as Options
+from mmrl.config.schema import RewardTermConfig
 from mmrl.types import Sample, UserError
 from mmrl_rewards.contract import BoundReward
 
 _LEXICOGRAPHIC_LEVELS = 100
-"""In lexicographic totals, what differs by less than 1/100 of a term's range is equal."""
+"""In lexicographic totals, two values within the same hundredth of a term's range are equal."""
 
 CombineMethod = Literal["sum", "product", "min", "lexicographic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTerm:
-    """A term of the total and its reward, which `load` makes anew in another process."""
+    """A reward term from YAML, ready to be called."""
 
-    name: str
+    name: str  # unique among the terms of the config
     reward: BoundReward
-    load_reward: Callable[[], BoundReward]
-    options: Options
+    load_reward: Callable[[], BoundReward]  # picklable; loads the same reward in another process
+    options: RewardTermConfig
 
     def __post_init__(self) -> None:
-        """Raises UserError for a transform or fallback that does not suit the reward's range."""
+        """Check transform and fallback.
+
+        Raises:
+            UserError: one of them does not suit the reward's range.
+        """
         low, high = self.reward.reward.low, self.reward.reward.high
         clip, scale, fallback = self.options.transform.clip, self.options.transform.rescale_to, self.options.fallback
         least = low if clip is None else max(low, clip[0])
@@ -40,26 +44,26 @@ class BoundTerm:
 
     @property
     def fallback(self) -> float:
-        """What stands in for a value that is not to be had."""
+        """The value used when the reward abstains or fails: the low end of its range, unless the config sets it."""
         return self.reward.reward.low if self.options.fallback is None else self.options.fallback
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds a call may take, where term or reward says so."""
+        """Seconds that a call may take; None if neither the term nor the reward sets a limit."""
         return self.reward.reward.timeout_s if self.options.timeout_s is None else self.options.timeout_s
 
     def applies_to(self, sample: Sample, *, evaluation: bool) -> bool:
-        """Whether the term has a say about this sample."""
+        """Return True if the term scores responses to this sample."""
         if evaluation and self.options.training_only:
             return False
         return self.options.applies_to(sample)
 
     def weight_at(self, step: int | None) -> float:
-        """The weight at a step of the stage, or the scheduleless one."""
+        """Return the weight at a step of the stage, or for None the weight without its schedule."""
         return self.options.weight_at(step)
 
     def transform(self, value: float) -> float:
-        """A value of the reward after the term's transform."""
+        """Return the value that counts in the total, for a value of the reward."""
         curved, scale = self._clip_and_curve(value), self.options.transform.rescale_to
         if scale is None:
             return curved
@@ -76,43 +80,56 @@ class BoundTerm:
 
 
 def check_terms(terms: Sequence[BoundTerm], method: CombineMethod) -> None:
-    """Raises UserError when two terms share a name, a gate is none, or a range does not suit `combine`."""
-    known = {term.name: term for term in terms}
+    """Check that terms fit together.
+
+    Raises:
+        UserError: two terms share a name, `requires` names no other term or leads in a circle, or a range does not suit
+            the method.
+    """
+    terms_by_name = {term.name: term for term in terms}
     for term in terms:
-        name, gate = term.name, term.options.requires
-        if known[name] is not term:
+        name, required = term.name, term.options.requires
+        if terms_by_name[name] is not term:
             raise UserError(f"two reward terms are named {name!r}; give one another `name`")
-        if gate is not None and (gate not in known or gate == name):
-            raise UserError(f"term {name!r}: its gate {gate!r} is no other term; there are {', '.join(known)}")
-        if gate is not None and known[gate].options.training_only and not term.options.training_only:
-            raise UserError(f"term {name!r} counts in evaluation, but its gate {gate!r} is training_only")
-        ends = sorted(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
-        if method != "sum" and ends[0] < 0.0:
+        if required is not None and (required not in terms_by_name or required == name):
+            known = ", ".join(terms_by_name)
+            raise UserError(f"term {name!r}: it requires {required!r}, which is no other term; there are {known}")
+        if required is not None and terms_by_name[required].options.training_only and not term.options.training_only:
+            raise UserError(f"term {name!r} counts in evaluation, but requires {required!r}, which is training_only")
+        lowest = min(map(term.transform, (term.reward.reward.low, term.reward.reward.high)))
+        if method != "sum" and lowest < 0.0:
             raise UserError(
-                f"combine {method}: values of term {name!r} start at {ends[0]:g}; give it transform.rescale_to"
+                f"combine {method}: values of term {name!r} start at {lowest:g}; give it transform.rescale_to"
             )
-    for name, term in known.items():
-        if name in (gates := list(_iter_required_terms(term, known))):
-            raise UserError(f"term {name!r}: its gates lead in a circle: {' -> '.join([name, *gates])}")
+    for name, term in terms_by_name.items():
+        chain = list(_iter_required_terms(term, terms_by_name))
+        if name in chain:
+            raise UserError(f"term {name!r}: its requirements lead in a circle: {' -> '.join([name, *chain])}")
 
 
 def combine_terms(
     terms: Sequence[BoundTerm], values_by_term: Mapping[str, float], method: CombineMethod, *, step: int | None
 ) -> float:
-    """The total of a response from the values of the terms that apply; what a closed gate shuts out counts 0.
+    """Return the total of a response. A term whose requirement is not met counts 0.
 
-    sum: Σ w v. product: Π v^w. min: min v. lexicographic: Σ_k q_k / 102^k over Σ_k 1 / 102^k, where q_k is v_k over the
-    high end of its range, rounded down to hundredths but for the last term. As 1/100 > Σ_{k>0} 1 / 102^k, a term
-    outweighs all that follow it.
+    With weights w and transformed values v: sum Σ w v; product Π v^w; min, the lowest v; lexicographic
+    Σ_k q_k / 102^k over Σ_k 1 / 102^k, where q_k is v_k over the high end of its range, rounded down to hundredths for
+    all but the last term. Since 1/100 > Σ_{k>0} 1 / 102^k, a term outweighs all that follow it.
+
+    Args:
+        terms: the terms that apply to the sample, in the order of the config.
+        values_by_term: the rewards' values, before transforms.
+        method: `rewards.combine` of the config.
+        step: the step of the stage, for schedules; None for weights without them.
 
     Raises:
-        UserError: a gate has no value, as it does not apply to this sample.
+        UserError: a required term has no value, because it does not apply to this sample.
     """
-    known = {term.name: term for term in terms}
-    counted = [
-        (term, term.transform(values_by_term[term.name]) if _requirements_met(term, known, values_by_term) else 0.0)
-        for term in terms
-    ]
+    terms_by_name = {term.name: term for term in terms}
+    counted: list[tuple[BoundTerm, float]] = []
+    for term in terms:
+        counts = _requirements_met(term, terms_by_name, values_by_term)
+        counted.append((term, term.transform(values_by_term[term.name]) if counts else 0.0))
     match method:
         case "sum":
             return float(sum(term.weight_at(step) * value for term, value in counted))
@@ -125,24 +142,28 @@ def combine_terms(
 
 
 def _iter_required_terms(term: BoundTerm, terms_by_name: Mapping[str, BoundTerm]) -> Iterator[str]:
-    """A term's gate, the gate of that one, and so on; a circle is gone round once."""
+    """Yield the term that a term requires, the one that this requires, and so on; a circle is followed once."""
     seen = set[str]()
-    while (gate := term.options.requires) is not None and gate not in seen:
-        seen.add(gate)
-        yield gate
-        term = terms_by_name[gate]
+    required = term.options.requires
+    while required is not None and required not in seen:
+        seen.add(required)
+        yield required
+        required = terms_by_name[required].options.requires
 
 
 def _requirements_met(
     term: BoundTerm, terms_by_name: Mapping[str, BoundTerm], values_by_term: Mapping[str, float]
 ) -> bool:
-    """Whether a term's gate is open, and those of its gate, in turn."""
-    while (gate := term.options.requires) is not None:
-        if gate not in values_by_term:
-            raise UserError(f"term {term.name!r}: its gate {gate!r} does not apply to the same samples: see `when`")
-        if values_by_term[gate] <= term.options.requires_above:
+    """Return True if the required term has a value above `requires_above`, and the term that it requires, in turn."""
+    while term.options.requires is not None:
+        required = term.options.requires
+        if required not in values_by_term:
+            raise UserError(
+                f"term {term.name!r}: it requires {required!r}, which does not apply to the same samples: see `when`"
+            )
+        if values_by_term[required] <= term.options.requires_above:
             return False
-        term = terms_by_name[gate]
+        term = terms_by_name[required]
     return True
 
 
@@ -152,7 +173,8 @@ def _max_value(term: BoundTerm) -> float:
 
 def _combine_lexicographic(fractions: Sequence[float]) -> float:
     *first, last = fractions
-    # What rounding took from a level is given back before rounding down.
-    levels = [*(int(share * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS for share in first), last]
+    # 0.29 * 100 is 28.999...: without the 1e-9, rounding down would lose a level.
+    levels = [int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS for fraction in first]
+    levels.append(last)
     places = [(_LEXICOGRAPHIC_LEVELS + 2.0) ** -k for k in range(len(levels))]
     return sum(level * place for level, place in zip(levels, places, strict=True)) / sum(places)

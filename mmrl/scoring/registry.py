@@ -1,4 +1,4 @@
-"""Finding rewards, their case tables and tools by name: those that come with mmrl, and those in a file of one's own."""
+"""Finds rewards, their case tables and tools by name: those that come with mmrl, and those in a file of yours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mmrl_rewards
-from mmrl.config.schema import ToolConfig as ToolOptions
+from mmrl.config.schema import ToolConfig
 from mmrl.rollout.tools.workers import ToolFunction
 from mmrl.types import UserError
 from mmrl.utils.plugins import load_object, load_plugin
@@ -23,7 +23,7 @@ _CASES_DIR = Path(mmrl_rewards.__path__[0]).parent / "cases"
 
 
 def builtin_rewards() -> dict[str, AnyReward]:
-    """Every reward of `mmrl_rewards`, by `module:function`."""
+    """Return every reward of `mmrl_rewards` by its name, `module:function`."""
     found = {}
     for info in pkgutil.iter_modules(mmrl_rewards.__path__, "mmrl_rewards."):
         module = importlib.import_module(info.name)
@@ -34,25 +34,29 @@ def builtin_rewards() -> dict[str, AnyReward]:
 
 
 def qualified_name(name: str) -> str:
-    """`box:iou` is short for `mmrl_rewards.box:iou`; names in files stay as they are.
+    """Return the full name of a reward: `box:iou` is short for `mmrl_rewards.box:iou`; names of files stay as they are.
 
     Raises:
         UserError: there is no such reward.
     """
-    where = name.rpartition(":")[0]
-    if where.endswith(".py") or "." in where:
+    module = name.rpartition(":")[0]
+    if module.endswith(".py") or "." in module:
         return name
-    known = builtin_rewards()
-    if f"mmrl_rewards.{name}" in known:
+    known_names = builtin_rewards()
+    if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
-    short = [known_name.removeprefix("mmrl_rewards.") for known_name in known]
-    close = get_close_matches(name, short, n=1)
+    short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
+    close = get_close_matches(name, short_names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`mmrl reward list` shows all"
     raise UserError(f"there is no reward {name!r}; {hint}")
 
 
 def load_reward(name: str, base: Path) -> AnyReward:
-    """The reward of a name; files start from `base`. Raises UserError when the name is none, or not a reward's."""
+    """Return a reward by its name. Files are relative to `base`.
+
+    Raises:
+        UserError: there is nothing of this name, or it is not a reward.
+    """
     found = load_object(qualified_name(name), base)
     if not isinstance(found, Reward):
         raise UserError(f"{name!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
@@ -60,58 +64,66 @@ def load_reward(name: str, base: Path) -> AnyReward:
 
 
 def load_bound_reward(name: str, base: Path, args: Mapping[str, Any]) -> BoundReward:
-    """The reward of a name with its options. Raises UserError as `get` and `bind` do."""
+    """Return a reward by its name, with its options bound. Files are relative to `base`.
+
+    Raises:
+        UserError: there is no such reward, or an option is unknown, missing or of the wrong type.
+    """
     return bind(load_reward(name, base), args)
 
 
-def load_tool(base: Path, options: ToolOptions) -> ToolFunction:
-    """The tool that a line of YAML names, with its options settled; files start from `base`.
+def load_tool(base: Path, options: ToolConfig) -> ToolFunction:
+    """Return the tool that the config names, with its options bound. Files are relative to `base`.
 
     Raises:
-        UserError: there is none of this name, or an option is unknown, missing or of the wrong type.
+        UserError: there is no such tool, or an option is unknown, missing or of the wrong type.
     """
     return load_plugin(options.fn, base, options.args, role="tool", parameters=("call", "sample"))
 
 
 def builtin_case_tables() -> tuple[Path, ...]:
-    """The case tables that come with mmrl, in its source tree.
+    """Return the case tables that come with mmrl, from its source tree.
 
     Raises:
         UserError: mmrl was installed without them.
     """
-    if not (found := _list_builtin_tables()):
+    tables = _list_builtin_tables()
+    if not tables:
         raise UserError(
             f"there are no case tables in {_CASES_DIR}: they come with the source tree; name a table of your own"
         )
-    return found
+    return tables
 
 
 def find_cases(name: str, base: Path) -> tuple[tuple[Case, ...], Path]:
-    """The rows about one reward and the folder their files start from: of the table beside a reward's own file, or of
-    those that come with mmrl.
+    """Return the case-table rows about a reward, and the folder that relative files in them start from.
+
+    A reward in a file of yours has its table beside it, under the same name with the ending `.json`.
 
     Raises:
         UserError: there is no table, or no row about it.
     """
-    full, beside = _own_case_table(name, base)
-    places, folder = ((beside,), beside.parent) if beside else (builtin_case_tables(), base)
-    if not (found := _rows_for_reward(full, places)):
-        raise UserError(f"no case table has a row about {full!r}; looked in {', '.join(map(str, places))}")
-    return found, folder
+    reward_name, own_table = _own_case_table(name, base)
+    tables, folder = ((own_table,), own_table.parent) if own_table else (builtin_case_tables(), base)
+    rows = _rows_for_reward(reward_name, tables)
+    if not rows:
+        raise UserError(f"no case table has a row about {reward_name!r}; looked in {', '.join(map(str, tables))}")
+    return rows, folder
 
 
 def check_case_tables(names: Iterable[str], base: Path) -> None:
-    """Run the case tables of rewards, as far as they have any: do they still do here what they say?
+    """Run the case tables of rewards, to see that the libraries installed here give the same values.
 
     Raises:
-        UserError: a row came out otherwise.
+        UserError: a row got another value than it states.
     """
-    read = cache(load_case_table)
+    load_table = cache(load_case_table)
     for name in dict.fromkeys(names):
-        full, beside = _own_case_table(name, base)
-        places = _list_builtin_tables() if beside is None else tuple(path for path in (beside,) if path.is_file())
-        for case in _rows_for_reward(full, places, read):
-            if failure := case.failure_message(load_bound_reward(name, base, case.args)):
+        reward_name, own_table = _own_case_table(name, base)
+        tables = _list_builtin_tables() if own_table is None else tuple(filter(Path.is_file, [own_table]))
+        for case in _rows_for_reward(reward_name, tables, load_table):
+            failure = case.failure_message(load_bound_reward(name, base, case.args))
+            if failure:
                 raise UserError(f"reward {name!r} contradicts its case table: {failure}")
 
 
@@ -120,12 +132,12 @@ def _list_builtin_tables() -> tuple[Path, ...]:
 
 
 def _own_case_table(name: str, base: Path) -> tuple[str, Path | None]:
-    """What rows call a reward, and the table beside its file if it is in one."""
-    full = qualified_name(name)
-    where, _, function = full.rpartition(":")
-    if not where.endswith(".py"):
-        return full, None
-    return f"./{Path(where).name}:{function}", (base / where).with_suffix(".json")
+    """Return the name that rows use for a reward, and for one in a file the path of the table beside it."""
+    full_name = qualified_name(name)
+    module, _, function = full_name.rpartition(":")
+    if not module.endswith(".py"):
+        return full_name, None
+    return f"./{Path(module).name}:{function}", (base / module).with_suffix(".json")
 
 
 def _rows_for_reward(

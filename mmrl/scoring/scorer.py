@@ -1,4 +1,4 @@
-"""The judge: calls every reward that applies to a response, here or in workers, and settles what failed."""
+"""Calls every reward that applies to a response, in this process or in workers, and decides what a failure leads to."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ _MAX_RESPONSE_CHARS = 200
 _CHECK_BATCH_SIZE = 1000
 
 ScoringPair = tuple[Response, Sample]
+"""The arguments of a reward."""
 OutcomesByTerm = Mapping[str, RewardOutcome]
+"""Value or failure of each term that applies to a response."""
 
 
 class RewardFunctionScorer:
-    """Scores rollouts. Terms run in worker processes where `options.workers` says so or where they have a deadline."""
+    """Scores rollouts. Terms with a `timeout_s` run in worker processes; all terms do if there are workers."""
 
     def __init__(self, terms: Sequence[BoundTerm], options: ScoringConfig) -> None:
-        """Raises UserError when the terms do not fit together."""
+        """Check the terms; no process is started before the first call.
+
+        Raises:
+            UserError: the terms do not fit together.
+        """
         check_terms(terms, options.combine)
         self._terms, self._options = tuple(terms), options
         self._terms_by_name = {term.name: term for term in terms}
@@ -49,11 +55,11 @@ class RewardFunctionScorer:
 
     @property
     def term_weights(self) -> dict[str, float]:
-        """The weight of each term, without schedules."""
+        """The weight of each term by its name, without schedules."""
         return {term.name: term.weight_at(None) for term in self._terms}
 
     def applicable_term_names(self, sample: Sample) -> tuple[str, ...]:
-        """Names of the terms that apply to a sample."""
+        """Return the names of the terms that apply to a sample in training."""
         return tuple(term.name for term in self._terms if term.applies_to(sample, evaluation=False))
 
     def score_groups(
@@ -63,67 +69,80 @@ class RewardFunctionScorer:
         step: int,
         probes: Sequence[Mapping[str, Sequence[Rollout]]] = (),
     ) -> tuple[Group, ...]:
-        """One group per prompt, in order; weights are those of `step`. Probes are judged as evaluation is.
+        """Return a scored group for each prompt, in order.
+
+        Args:
+            rollouts: those of each prompt.
+            step: the step of the stage, for scheduled weights.
+            probes: for each prompt, extra rollouts by the name of their probe; they are scored as in evaluation.
 
         Raises:
-            RewardError: a reward failed and the policy for that is to stop.
+            RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        called = iter(self._call_rewards([_scoring_pair(rollout) for siblings in rollouts for rollout in siblings]))
-        groups = tuple(
-            self._build_group([(rollout, next(called)) for rollout in siblings], step) for siblings in rollouts
-        )
-        if not probes:
-            return groups
-        return tuple(
-            replace(group, probes={name: self.score_eval(drawn) for name, drawn in of_prompt.items()})
-            for group, of_prompt in zip(groups, probes, strict=True)
-        )
+        pairs = [_scoring_pair(rollout) for siblings in rollouts for rollout in siblings]
+        outcomes = iter(self._call_rewards(pairs))
+        groups: list[Group] = []
+        for siblings in rollouts:
+            groups.append(self._build_group([(rollout, next(outcomes)) for rollout in siblings], step))
+        for index, rollouts_by_probe in enumerate(probes):
+            scores = {name: self.score_eval(probe_rollouts) for name, probe_rollouts in rollouts_by_probe.items()}
+            groups[index] = replace(groups[index], probes=scores)
+        return tuple(groups)
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
-        """One score per rollout, in order, without the terms that only shape training and without schedules.
+        """Return one score for each rollout, in order, without schedules and without `training_only` terms.
 
-        Nothing is skipped, so that two looks compare: where the policy is to skip, the term's fallback counts.
+        No rollout is dropped, so that two evaluations cover the same samples: a term that fails counts its fallback
+        where training would drop the rollout.
 
         Raises:
-            RewardError, UserError: as `judge` does.
+            RewardError: a reward failed, and the config says to stop.
+            UserError: no term applies to a sample.
         """
         return self.score([_scoring_pair(rollout) for rollout in rollouts])
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
-        """As `evaluate`, of responses with their samples. Raises as it does."""
-        called = self._call_rewards(pairs, evaluation=True)
+        """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
+        all_outcomes = self._call_rewards(pairs, evaluation=True)
         return tuple(
-            self._combine_outcomes(sample, outcomes, None) for (_, sample), outcomes in zip(pairs, called, strict=True)
+            self._combine_outcomes(sample, outcomes, None)
+            for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True)
         )
 
     def check_samples(self, samples: Sequence[Sample], grammar: ResponseFormat, *, evaluation: bool = False) -> None:
-        """Try every reward on every sample, with an empty response and with the target as the response.
+        """Call every reward for every sample, with an empty response and with the correct one.
 
-        Meant for the start of a run: an unusable target or a reward that fails stops it before the first step.
+        A run does this at its start, so that an unusable target or a broken reward stops it before the first step.
+
+        Args:
+            samples: those of the stage.
+            grammar: the format that the correct response is written in.
+            evaluation: leave out `training_only` terms.
 
         Raises:
-            RewardError: a reward failed, whatever the policies say.
-            UserError: no term applies to a sample, or its target cannot be written in the grammar.
+            RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
+            UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        nothing = {kind: grammar.parse("", kind) for kind in AnswerType}
+        empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             chunk = samples[start : start + _CHECK_BATCH_SIZE]
-            pairs = [(response, sample) for sample in chunk for response in _trial_responses(sample, grammar, nothing)]
-            called = self._call_rewards(pairs, evaluation=evaluation, trial=True)
-            for (_, sample), outcomes in zip(pairs, called, strict=True):
+            pairs: list[ScoringPair] = []
+            for sample in chunk:
+                pairs += [(response, sample) for response in _trial_responses(sample, grammar, empty_answers)]
+            all_outcomes = self._call_rewards(pairs, evaluation=evaluation, trial=True)
+            for (_, sample), outcomes in zip(pairs, all_outcomes, strict=True):
                 self._combine_outcomes(sample, outcomes, None)
 
     def unused_terms(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        """Names of the terms that apply to none of the samples."""
-        return tuple(
-            term.name
-            for term in self._terms
-            if not any(term.applies_to(sample, evaluation=False) for sample in samples)
-        )
+        """Return the names of the terms that apply to none of the samples."""
+        used = set[str]()
+        for sample in samples:
+            used.update(self.applicable_term_names(sample))
+        return tuple(term.name for term in self._terms if term.name not in used)
 
     def close(self) -> None:
-        """End the worker processes, if there are any."""
+        """End the worker processes, if any were started."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None
@@ -131,38 +150,37 @@ class RewardFunctionScorer:
     def _call_rewards(
         self, pairs: Sequence[ScoringPair], *, evaluation: bool = False, trial: bool = False
     ) -> list[OutcomesByTerm]:
-        """What each term that applies says of each response; in a trial, no failure is tolerated."""
-        chosen = [self._applicable_terms(sample, evaluation) for _, sample in pairs]
-        isolated = [
-            RewardCall(term.name, *pair)
-            for terms, pair in zip(chosen, pairs, strict=True)
-            for term in terms
-            if term.name in self._worker_terms
-        ]
-        elsewhere = iter(self._run_in_workers(isolated, warm_up=isolated if trial else []))
-        called: list[OutcomesByTerm] = []
-        for terms, (response, sample) in zip(chosen, pairs, strict=True):
-            outcomes = {
-                term.name: next(elsewhere)
-                if term.name in self._worker_terms
-                else call_reward(term.reward, response, sample)
-                for term in terms
-            }
-            for name, outcome in outcomes.items():
-                if isinstance(outcome, RewardFailure) and (trial or self._failure_action(outcome) == "stop"):
-                    raise _make_error(name, outcome, response, sample)
-            called.append(outcomes)
-        return called
+        """Return the outcome of each term that applies to each response. A trial tolerates no failure."""
+        terms_of_pairs = [self._applicable_terms(sample, evaluation) for _, sample in pairs]
+        worker_calls: list[RewardCall] = []
+        for terms, pair in zip(terms_of_pairs, pairs, strict=True):
+            worker_calls += [RewardCall(term.name, *pair) for term in terms if term.name in self._worker_terms]
+        worker_outcomes = iter(self._run_in_workers(worker_calls, warm_up=worker_calls if trial else []))
+        all_outcomes: list[OutcomesByTerm] = []
+        for terms, (response, sample) in zip(terms_of_pairs, pairs, strict=True):
+            outcomes: dict[str, RewardOutcome] = {}
+            for term in terms:
+                if term.name in self._worker_terms:
+                    outcomes[term.name] = next(worker_outcomes)
+                else:
+                    outcomes[term.name] = call_reward(term.reward, response, sample)
+            for name, failure in _failures_by_term(outcomes):
+                if trial or self._failure_action(failure) == "stop":
+                    raise _make_error(name, failure, response, sample)
+            all_outcomes.append(outcomes)
+        return all_outcomes
 
     def _applicable_terms(self, sample: Sample, evaluation: bool) -> list[BoundTerm]:
-        chosen = [term for term in self._terms if term.applies_to(sample, evaluation=evaluation)]
-        if not chosen:
-            when = ", in evaluation" if evaluation else ""
-            raise UserError(f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{when}: see `when`")
-        return chosen
+        terms = [term for term in self._terms if term.applies_to(sample, evaluation=evaluation)]
+        if not terms:
+            where = ", in evaluation" if evaluation else ""
+            raise UserError(
+                f"no reward term applies to sample {sample.id!r} of task {sample.task!r}{where}: see `when`"
+            )
+        return terms
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Outcomes from workers; should they have to be started, one call of `warm_up` for each term comes first."""
+        """Return the outcomes of calls in workers, which make one `warm_up` call of each term when they are started."""
         if not calls:
             return []
         try:
@@ -176,24 +194,30 @@ class RewardFunctionScorer:
                 )
             return self._workers.run(calls)
         except BaseException:
-            self.close()  # they are in the midst of calls whose outcomes nobody will read
+            self.close()  # the workers are in the middle of calls whose outcomes nobody will read
             raise
 
     def _build_group(self, rollout_outcomes: Sequence[tuple[Rollout, OutcomesByTerm]], step: int) -> Group:
         prompt = rollout_outcomes[0][0].prompt
-        skips = [Dropped(rollout, self._dropping_failures(outcomes)) for rollout, outcomes in rollout_outcomes]
-        if any(self._failure_action(failure) == "skip_group" for skip in skips for failure in skip.failures.values()):
-            return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(skips))
-        kept = [pair for pair, skip in zip(rollout_outcomes, skips, strict=True) if not skip.failures]
+        kept: list[tuple[Rollout, OutcomesByTerm]] = []
+        failures_of_rollouts: list[Dropped] = []
+        for rollout, outcomes in rollout_outcomes:
+            failures = self._dropping_failures(outcomes)
+            failures_of_rollouts.append(Dropped(rollout, failures))
+            if not failures:
+                kept.append((rollout, outcomes))
+        for dropped in failures_of_rollouts:
+            if any(self._failure_action(failure) == "skip_group" for failure in dropped.failures.values()):
+                return Group(prompt=prompt, rollouts=(), scores=(), dropped=tuple(failures_of_rollouts))
         return Group(
             prompt=prompt,
             rollouts=tuple(rollout for rollout, _ in kept),
             scores=tuple(self._combine_outcomes(prompt.sample, outcomes, step) for _, outcomes in kept),
-            dropped=tuple(skip for skip in skips if skip.failures),
+            dropped=tuple(dropped for dropped in failures_of_rollouts if dropped.failures),
         )
 
     def _dropping_failures(self, outcomes: OutcomesByTerm) -> dict[str, RewardFailure]:
-        """The failures that leave a rollout out."""
+        """Return the failures for which the config drops the rollout, by term."""
         return {
             name: failure
             for name, failure in _failures_by_term(outcomes)
@@ -204,19 +228,19 @@ class RewardFunctionScorer:
         return self._options.on_error if failure.error_kind is RewardErrorKind.ERROR else self._options.on_unscorable
 
     def _combine_outcomes(self, sample: Sample, outcomes: OutcomesByTerm, step: int | None) -> Score:
-        """The score where every failure is answered by a fallback."""
-        chosen = [term for term in self._terms if term.name in outcomes]
-        terms = {term.name: _value_or_fallback(term, outcomes[term.name]) for term in chosen}
-        values = {name: term.value for name, term in terms.items()}
+        """Return the score of a response, with the fallback in place of each failure."""
+        terms = [term for term in self._terms if term.name in outcomes]
+        reward_values = {term.name: _value_or_fallback(term, outcomes[term.name]) for term in terms}
+        values = {name: reward_value.value for name, reward_value in reward_values.items()}
         try:
-            score = combine_terms(chosen, values, self._options.combine, step=step)
+            total = combine_terms(terms, values, self._options.combine, step=step)
         except UserError as error:
             raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-        return Score(terms=terms, total=score, failures=dict(_failures_by_term(outcomes)))
+        return Score(terms=reward_values, total=total, failures=dict(_failures_by_term(outcomes)))
 
 
 def _scoring_pair(rollout: Rollout) -> ScoringPair:
-    """What a reward sees of a rollout."""
+    """Return the arguments for which a reward is called: what it may know of a rollout, and the sample."""
     prompt = rollout.prompt
     response = Response(
         text=rollout.text,
@@ -225,7 +249,7 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
         num_tokens=rollout.num_tokens,
         resize_maps=prompt.resize_maps,
         coordinate_system=prompt.coordinate_system,
-        tool_resize_maps=tuple(view.resize_map for view in rollout.observations),
+        tool_resize_maps=tuple(observation.resize_map for observation in rollout.observations),
     )
     return response, prompt.sample
 
@@ -233,26 +257,30 @@ def _scoring_pair(rollout: Rollout) -> ScoringPair:
 def _trial_responses(
     sample: Sample, grammar: ResponseFormat, empty_answers: Mapping[AnswerType, Answer]
 ) -> tuple[Response, Response]:
-    """An empty response, which reads as `nothing`, and the right one."""
-    kind = sample.target.answer_type
+    """Return an empty response and the correct one. `empty_answers` holds the parsed empty response for each type."""
+    answer_type = sample.target.answer_type
     try:
-        right = grammar.build_example(sample.target)
+        correct = grammar.build_example(sample.target)
     except UserError as error:
         raise UserError(f"sample {sample.id!r} (task {sample.task!r}): {error}") from error
-    return _make_trial_response("", empty_answers[kind], sample), _make_trial_response(
-        right, grammar.parse(right, kind), sample
+    return (
+        _make_trial_response("", empty_answers[answer_type], sample),
+        _make_trial_response(correct, grammar.parse(correct, answer_type), sample),
     )
 
 
 def _make_trial_response(text: str, answer: Answer, sample: Sample) -> Response:
-    """A response nobody sampled. Pictures are not opened for it, so it has a nominal size and the target's frame."""
-    nominal = Size(1000, 1000)
+    """Return a response that nobody sampled.
+
+    No image is opened for it: each counts as 1000 x 1000 pixels, and the coordinates as those of the target.
+    """
+    nominal_size = Size(1000, 1000)
     return Response(
         text=text,
         answer=answer,
         finish_reason=FinishReason.EOS,
         num_tokens=0,
-        resize_maps=tuple(ResizeMap(nominal, nominal) for _ in sample.media),
+        resize_maps=tuple(ResizeMap(nominal_size, nominal_size) for _ in sample.media),
         coordinate_system=sample.target.coordinate_system or CoordinateSystem.PX_ORIGINAL,
     )
 

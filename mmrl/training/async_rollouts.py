@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from mmrl.distributed.ranks import Ranks, rank_slice
@@ -53,7 +54,7 @@ class AsyncRollouts:
         is raised by that function, with a note that names the samples.
         """
         future = self.executor.submit(self.pipeline.run, prompts, step=step)
-        return lambda: self._wait(future, prompts, step, version)
+        return partial(self._wait, future, prompts, step, version)
 
     def take(self, batch: RolloutBatch, *, version: int) -> RolloutBatch:
         """Return this rank's share of a prefetched batch, to be learned from at policy `version`.
@@ -115,7 +116,7 @@ def run_async_rl_stage(
             with timer.time("rollout"):
                 state.prefetched = wait_for_next()
         with timer.time("learn"):
-            components.sampler.sync(state.version + 1)
+            components.sync_weights(state.version + 1)
 
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 

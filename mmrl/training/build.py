@@ -46,11 +46,11 @@ from mmrl.log.run_dir import RunDir
 from mmrl.media.cache import MediaCache
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.policy.build import (
-    _configs_with_rollout_steps,
     build_encoder,
     build_model,
     build_processor,
     build_response_format,
+    configs_with_rollout_steps,
     select_device,
 )
 from mmrl.policy.components import enable_gradient_checkpointing, summarize_components
@@ -133,7 +133,7 @@ class RunContext:
         self.processor = QwenProcessor(encoder, retained_steps=2 if config.uses_async_rollouts else 1)
         enable_gradient_checkpointing(model, config.model.gradient_checkpointing, family)
         self.eos_token_id: int = self.processor.tokenizer.eos_token_id
-        self.samples = ranks.on_rank0(lambda: _drop_unusable_samples(loader, self.samples, encoder))
+        self.samples = ranks.on_rank0(partial(_drop_unusable_samples, loader, self.samples, encoder))
         self.stage_data = StageData(config, dataset_context, self.samples, self.processor, run_dir.outputs)
         worker_cache = MediaCache(media_policy, media_limits, max_bytes=WORKER_IMAGE_CACHE_BYTES)
         self._worker_encoder = build_encoder(config, self.model_bundle, worker_cache, limit)
@@ -351,7 +351,7 @@ class RunContext:
         for name, term in zip(self.scorer.term_weights, self.config.rewards.terms, strict=True):
             if not term.training_only:
                 scored_terms.append(name)
-        for owner in _configs_with_rollout_steps(self.config):
+        for owner in configs_with_rollout_steps(self.config):
             check_steps(
                 owner.rollout_steps,
                 self.processor,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from mmrl.algo.step_metrics import compute_step_metrics
 from mmrl.distributed.ranks import Ranks
 from mmrl.distributed.sharing import count_dropped_samples
-from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, Sampler, SampleSource
+from mmrl.ports import ExperienceSelector, Learner, PromptBuilder, RewardScorer, RolloutPipeline, SampleSource
 from mmrl.training.health import compute_duplicate_metrics
 from mmrl.training.step import Callback, StepResult, StepTimer
 from mmrl.types import Group, Prompt, RolloutBatch, SelectedExperiences, TrainingState
@@ -39,7 +39,7 @@ class RlComponents:
     selector: ExperienceSelector
     learner: Learner
     update_reference: Callable[[int], Mapping[str, float]]  # moves the KL reference after a step; returns metrics
-    sampler: Sampler
+    sync_weights: Callable[[int], None]  # gives the sampler the new weights, under a version
     callbacks: Sequence[Callback]  # called after each step, in this order
     ranks: Ranks
 
@@ -65,7 +65,7 @@ def run_rl_stage(settings: RlSettings, components: RlComponents, state: Training
         with collected.timer.time("learn"):
             learner_metrics = components.learner.step(selected.experiences, step=state.step)
             reference_metrics = components.update_reference(state.step)
-            components.sampler.sync(state.version + 1)
+            components.sync_weights(state.version + 1)
 
         end_step(components, state, collected, selected, {**learner_metrics, **reference_metrics})
 

@@ -30,7 +30,7 @@ from mmrl.log.logger import NullLogger, RunLogger, print_summary
 from mmrl.log.run_dir import RunDir, check_same_run
 from mmrl.policy.qwen_vl import Policy
 from mmrl.ports import Learner, Sampler, SampleSource
-from mmrl.rollout.logprob_check import CheckedSampler, LogprobCheck
+from mmrl.rollout.logprob_check import LogprobCheck
 from mmrl.training.async_rollouts import AsyncRollouts, run_async_rl_stage
 from mmrl.training.benchmarks import EvalMoment, TrainingBenchmarks, read_all_benchmark_questions
 from mmrl.training.build import RunContext, StageEngine
@@ -71,26 +71,26 @@ def _train_on_rank(config: Config, base_dir: Path, ranks: Ranks) -> int:
     stop = StopSignal(console.warn)
     try:
         with stop.interrupt_at_once(), ExitStack() as stack:
-            ranks.on_rank0(lambda: stack.enter_context(run_dir.lock()))
-            has_begun = ranks.on_rank0(lambda: run_dir.claim(config, console.info))
-            if ranks.on_rank0(lambda: has_begun and run_dir.model.exists()):
+            ranks.on_rank0(partial(stack.enter_context, run_dir.lock()))
+            has_begun = ranks.on_rank0(partial(run_dir.claim, config, console.info))
+            if has_begun and ranks.on_rank0(run_dir.model.exists):
                 console.info("This run is finished; delete its directory or choose another to run it again.")
-                ranks.on_rank0(lambda: print_summary(run_dir, console))
+                ranks.on_rank0(partial(print_summary, run_dir, console))
                 return 0
             cleanup = nullcontext() if ranks.rank else _remove_run_dir_on_error(run_dir, keep=has_begun)
             with cleanup, ExitStack() as opened:
                 # Benchmarks are read first: a missing file should fail before the model is loaded.
-                questions = ranks.on_rank0(lambda: read_all_benchmark_questions(config, base_dir, run_dir.data))
+                questions = ranks.on_rank0(partial(read_all_benchmark_questions, config, base_dir, run_dir.data))
                 context = RunContext(config, base_dir, run_dir, console, ranks)
                 for part in (context.scorer, context.tool_runner, context.samplers):
                     opened.enter_context(closing(part))
                 benchmarks = TrainingBenchmarks(context, base_dir, questions)
                 user_callbacks = load_callbacks(config.callbacks, context, base_dir)
-                ranks.on_rank0(lambda: _write_run_info(run_dir, context))
+                ranks.on_rank0(partial(_write_run_info, run_dir, context))
                 running = opened.pop_all()
             with running:
                 TrainingRun(context, benchmarks, user_callbacks, stop).execute()
-            ranks.on_rank0(lambda: print_summary(run_dir, console))
+            ranks.on_rank0(partial(print_summary, run_dir, console))
     except (RunInterrupted, KeyboardInterrupt, RankLostError) as stopped:
         # A signal reaches all ranks, and those that stop first are lost to the others.
         if isinstance(stopped, RankLostError) and not stop.requested():
@@ -144,7 +144,7 @@ class TrainingRun:
         )
         self._state, self._optimizer = self._load_checkpoint()
         context.shard_model()
-        self._ranks.on_rank0(lambda: self._logger.resume_from(self._state.metrics_bytes))
+        self._ranks.on_rank0(partial(self._logger.resume_from, self._state.metrics_bytes))
 
     def execute(self) -> None:
         """Run the stages that are left, then compare, summarize and export."""
@@ -284,6 +284,7 @@ class TrainingRun:
     ) -> None:
         context = self._context
         sampler = self._build_sampler(stage)
+        check = self._check_logprobs(stage, sampler)
         pipeline = context.build_rollout_pipeline(stage, sampler)
         settings = RlSettings(num_steps=stage.steps, prompts_per_round=stage.max_prompts_in_flight)
         components = RlComponents(
@@ -295,7 +296,7 @@ class TrainingRun:
             selector=context.build_selector(stage, self._placement),
             learner=learner,
             update_reference=update_reference,
-            sampler=sampler,
+            sync_weights=partial(self._sync_weights, sampler, check),
             callbacks=callbacks,
             ranks=self._ranks,
         )
@@ -311,14 +312,22 @@ class TrainingRun:
         run_async_rl_stage(settings, components, async_rollouts, self._state)
 
     def _build_sampler(self, stage: RlStage) -> Sampler:
-        """Return the stage's sampler with the current weights; check that its log-probs match the learner's."""
-        context, state, options = self._context, self._state, self._config.rollout
+        """Return the stage's sampler with the current weights."""
+        context, version = self._context, self._state.version
         sampler = context.samplers.make_sampler(
-            self._config.run.seed, stage.name, version=state.version, concurrent=stage.async_rollouts
+            self._config.run.seed, stage.name, version=version, concurrent=stage.async_rollouts
         )
-        context.samplers.sync_weights(state.version)
+        context.samplers.sync_weights(version)
+        return sampler
+
+    def _check_logprobs(self, stage: RlStage, sampler: Sampler) -> LogprobCheck | None:
+        """Check that the sampler's log-probs match the learner's; return the check, to be repeated as it is due.
+
+        By default the policy itself samples, and there is nothing to check.
+        """
+        context, options = self._context, self._config.rollout
         if options.engine == "hf" and not options.logprob_check.every:
-            return sampler
+            return None
         check = LogprobCheck(
             sampler,
             context.policy,
@@ -328,13 +337,18 @@ class TrainingRun:
             options=options.logprob_check,
             warn=self._console.warn,
         )
-        diffs = check.measure(state.version)
+        metrics = check.measure(self._state.version)
         # A resumed stage has logged its first check already.
-        if state.step == 0:
-            self._logger.log_metrics(state, diffs)
-        return CheckedSampler(
-            sampler, check, partial(self._logger.log_metrics, state), check_every=options.logprob_check.every
-        )
+        if self._state.step == 0:
+            self._logger.log_metrics(self._state, metrics)
+        return check
+
+    def _sync_weights(self, sampler: Sampler, check: LogprobCheck | None, version: int) -> None:
+        """Give the sampler the learner's weights; check the log-probs under them if that is due."""
+        sampler.sync(version)
+        metrics = check.measure_if_due(version) if check is not None else {}
+        if metrics:
+            self._logger.log_metrics(self._state, metrics)
 
     def _build_reference(self, stage: SftStage | RlStage) -> ReferencePolicy | None:
         """Return the policy that the KL penalty measures from, or None if the stage has no penalty.
@@ -356,7 +370,8 @@ class TrainingRun:
             if self._optimizer:
                 reference.load_state(self._optimizer)
         elif self._state.step == 0:
-            self._ranks.on_rank0(lambda: checkpoint.save_weights(folder, self._checkpoint_weights(reference.policy)))
+            weights = self._checkpoint_weights(reference.policy)
+            self._ranks.on_rank0(partial(checkpoint.save_weights, folder, weights))
         else:
             checkpoint.load_weights(folder, self._checkpoint_weights(reference.policy))
         return reference

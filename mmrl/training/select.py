@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from math import inf
 from operator import itemgetter
@@ -50,7 +51,7 @@ def run_select_stage(
     stage: SelectStage, context: RunContext, logger: RunLogger | NullLogger, state: TrainingState
 ) -> None:
     """Write the table of selected samples that later stages train on. Raises as `select_samples`."""
-    counts = context.ranks.on_rank0(lambda: select_samples(stage, context.run_dir.outputs))
+    counts = context.ranks.on_rank0(partial(select_samples, stage, context.run_dir.outputs))
     context.console.info(
         f"Stage {stage.name} kept {counts.kept} of {counts.total} samples of {stage.from_stage}, in {counts.rows} "
         f"rows; their median {stage.metric} is {counts.median:g}."

@@ -13,7 +13,7 @@ from mmrl.types import SelectedExperiences, TrainingState
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What one training step did. Callbacks read it in order; all but `rollouts_file` is complete from the start."""
+    """Groups, metrics and times of one training step, as the callbacks receive them in turn."""
 
     selected: SelectedExperiences
     """The step's groups, one advantage for each scored rollout, and what the learner trained on, replay included. In an

@@ -54,7 +54,7 @@ class ResizeMap:
         if len(values) % 2:
             raise ValueError(f"coordinates come in x, y pairs, got {len(values)} values: {list(values)}")
         if source == target:
-            return tuple(float(value) for value in values)
+            return tuple(map(float, values))
         source_offset, source_extent = self._offset_and_extent(source)
         target_offset, target_extent = self._offset_and_extent(target)
         converted = []

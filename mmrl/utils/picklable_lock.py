@@ -19,7 +19,7 @@ class PicklableLock:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
+        """Release the lock once."""
         self._lock.release()
 
     def __reduce__(self) -> tuple[type[PicklableLock], tuple[()]]:

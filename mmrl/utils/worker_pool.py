@@ -1,6 +1,6 @@
-"""Worker processes with a deadline for each call: one that hangs is killed, one that dies is replaced, and either costs
-the pool a single call.
+"""Worker processes with a deadline for each call.
 
+One that hangs is killed, one that dies is replaced, and either costs the pool a single call.
 Rewards, media, tools and drawings all run here. `worker_server` is the other side of the line.
 """
 
@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
 from mmrl.types import UserError
-from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerTask
+from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -79,6 +80,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         *,
         startup_timeout_s: float,
         load_after_fork: bool = False,
+        preload: str | None = None,
         max_batch_size: int = 1,
         fork_each_call: bool = False,
         pickler: type[pickle.Pickler] = pickle.Pickler,
@@ -91,21 +93,24 @@ class WorkerPool(Generic[PayloadT, ResultT]):
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
             startup_timeout_s: seconds between two reports of `load` before it counts as hung.
-            load_after_fork: run `load` in every worker instead; slower to replace, needed where it may start threads.
+            load_after_fork: run `load` in every worker instead. Replacing a worker takes longer, but `load` may start
+                threads, and all such pools share a server, whose imports they pay for once.
+            preload: module that the shared server imports for them.
             max_batch_size: calls that a worker is sent at once, which saves time when they take microseconds. Each
                 still has its own deadline.
             fork_each_call: never give a process a second call.
             pickler: pickles results; a subclass may send objects as arrays.
             make_error: turns the WorkerError of a payload into the error that its future raises.
         """
-        task = ServerTask(load=load, load_after_fork=load_after_fork, pickler=pickler)
-        self._server = _Server(task, startup_timeout_s)
+        setup = WorkerSetup(load, pickler)
+        server = _share_server(os.getpid(), preload) if load_after_fork else _Server(ServerSetup(preload, setup))
+        self._workers = _WorkerStarter(server, setup if load_after_fork else None, startup_timeout_s)
         self._queue = _TaskQueue(num_workers, max_batch_size)
         self._make_error = make_error
         self._threads: list[Thread] = []
         self._num_workers, self._fork_each_call = num_workers, fork_each_call
         # Runs at the latest when the interpreter exits; not in a fork of this process, whose pool this is not.
-        self.close = Finalize(self, _close, (self._queue, self._server, self._threads), exitpriority=0)
+        self.close = Finalize(self, _close, (self._queue, self._workers, self._threads), exitpriority=0)
 
     def wait_until_ready(self) -> None:
         """Wait until the server has loaded, which the first call does otherwise.
@@ -113,7 +118,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         Raises:
             WorkerStartError: it hung or died.
         """
-        self._server.wait_until_ready()
+        self._workers.server.wait_until_ready(self._workers.startup_timeout_s)
 
     def submit(self, payload: PayloadT, timeout_s: float | None = None) -> Future[ResultT]:
         """Return the future result of one call. Calls begin in the order in which they are submitted.
@@ -131,7 +136,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         ]
         self._queue.add(tasks)
         while len(self._threads) < min(self._num_workers, self._queue.num_submitted):
-            arguments = (self._queue, self._server, self._fork_each_call)
+            arguments = (self._queue, self._workers, self._fork_each_call)
             self._threads.append(Thread(target=_run_tasks, args=arguments, daemon=True, name="worker-pool"))
             self._threads[-1].start()
         return [task.future for task in tasks]
@@ -232,12 +237,9 @@ class _Worker:
 class _Server:
     """The process that forks workers. Its methods may be called from any thread."""
 
-    def __init__(self, task: ServerTask, startup_timeout_s: float) -> None:
-        self._startup_timeout_s = startup_timeout_s
-        self._loads_workers = task.load_after_fork
-        self._ready, self._closed = False, False
+    def __init__(self, setup: ServerSetup) -> None:
+        self._ready = False
         self._lock = Lock()
-        self._workers: set[_Worker] = set()
         ours, theirs = socket.socketpair()
         self._control = MessageSocket(ours)
         with theirs:
@@ -247,15 +249,16 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _SINGLE_THREAD_ENV,
             )
+        self.close = Finalize(self, _end_server, (self._process, ours), exitpriority=0)
         try:
-            self._control.send(task)
+            self._control.send(setup)
         except ConnectionError:  # it died; waiting for it says so
             pass
-        except BaseException:  # the task cannot be pickled, or somebody pressed Ctrl-C
+        except BaseException:  # the setup cannot be pickled, or somebody pressed Ctrl-C
             self.close()
             raise
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, timeout_s: float) -> None:
         """Return when the server has loaded.
 
         Raises:
@@ -263,103 +266,136 @@ class _Server:
         """
         with self._lock:
             if not self._ready:
-                self._wait_until_loaded(self._control)
+                _wait_until_loaded(self._control, timeout_s)
                 self._ready = True
 
-    def start_worker(self) -> _Worker:
-        """Return a new worker that waits for its first payloads.
+    def fork_worker(self) -> _Worker:
+        """Return a new worker.
 
         Raises:
-            WorkerStartError: it hung or died while it loaded, or the server did.
+            WorkerStartError: the server died.
         """
-        self.wait_until_ready()
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
                 socket.send_fds(self._control.connection, [b"f"], [theirs.fileno()])
-                worker = _Worker(self._control.receive(), MessageSocket(ours))
-                self._workers.add(worker)
+                return _Worker(self._control.receive(), MessageSocket(ours))
         except (EOFError, OSError) as error:
             ours.close()
             raise WorkerStartError("died after it was ready; memory may have run out") from error
-        if self._loads_workers:
-            try:
-                self._wait_until_loaded(worker.line)
-            except WorkerStartError:
-                self.end_worker(worker)
-                raise
-        return worker
 
     def end_worker(self, worker: _Worker) -> int | None:
         """Kill a worker and return its exit code, None when the server is gone."""
-        worker.line.connection.close()
         with self._lock:
-            self._workers.discard(worker)
             try:
                 self._control.connection.sendall(b"e")
                 self._control.send(worker.pid)
                 exit_code: int = self._control.receive()
                 return exit_code
             except (EOFError, OSError):
-                if not self._closed:  # a server that was killed left its workers behind
-                    _kill(worker.pid)
                 return None
 
-    def close(self) -> None:
-        """End the server, which takes its workers with it."""
-        self._closed = True
-        with suppress(OSError):  # it is gone already
-            self._control.connection.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_SHUTDOWN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+
+class _WorkerStarter:
+    """Starts and ends the workers of one pool."""
+
+    def __init__(self, server: _Server, setup: WorkerSetup | None, startup_timeout_s: float) -> None:
+        """Store the server; `setup` is sent to each worker, and is None where the server has loaded for all."""
+        self.server, self.startup_timeout_s = server, startup_timeout_s
+        self._setup = setup
+        self._lock = Lock()
+        self._living: set[int] = set()
+
+    @property
+    def owns_server(self) -> bool:
+        """True when no other pool uses the server."""
+        return self._setup is None
+
+    def start(self) -> _Worker:
+        """Return a worker that waits for its first payloads.
+
+        Raises:
+            WorkerStartError: it hung or died while it loaded, or the server did.
+        """
+        self.server.wait_until_ready(self.startup_timeout_s)
+        worker = self.server.fork_worker()
         with self._lock:
-            for worker in self._workers:
-                if self._process.returncode != 0:
-                    _kill(worker.pid)
-                with suppress(OSError):  # a thread that waits for its result is to wake up
-                    worker.line.connection.shutdown(socket.SHUT_RDWR)
-        self._control.connection.close()
+            self._living.add(worker.pid)
+        if self._setup is not None:
+            try:
+                with suppress(ConnectionError):  # it died; waiting for it says so
+                    worker.line.send(self._setup)
+                _wait_until_loaded(worker.line, self.startup_timeout_s)
+            except WorkerStartError:
+                self.end(worker)
+                raise
+        return worker
 
-    def _wait_until_loaded(self, line: MessageSocket) -> None:
-        """Read what a loader reports until it is done."""
-        activity = "starting"
-        try:
-            while True:
-                report = line.receive(self._startup_timeout_s)
-                if report is None:
-                    return
-                if isinstance(report, UserError):
-                    raise WorkerStartError(f"died while {activity}: {report}") from report
-                activity = report
-        except TimeoutError:
-            raise WorkerStartError(f"hung while {activity}: more than {self._startup_timeout_s:g} s") from None
-        except (EOFError, ConnectionError):
-            raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
+    def end(self, worker: _Worker) -> int | None:
+        """Kill a worker and return its exit code, None when the server is gone."""
+        with self._lock:
+            # Until the server has waited for it, the pid is nobody else's: from here on it may be.
+            self._living.discard(worker.pid)
+        worker.line.connection.close()
+        exit_code = self.server.end_worker(worker)
+        if exit_code is None and self.server.close.still_active():  # a server that was killed left it behind
+            _kill(worker.pid)
+        return exit_code
+
+    def kill_all(self) -> None:
+        """Kill all workers; the threads that wait for them end them in turn."""
+        with self._lock:
+            for pid in self._living:
+                _kill(pid)
 
 
-def _run_tasks(queue: _TaskQueue, server: _Server, fork_each_call: bool) -> None:
+@cache
+def _share_server(process_id: int, preload: str | None) -> _Server:
+    """Return the server of all pools of this process that load after the fork."""
+    del process_id  # a fork of this process needs a server of its own
+    return _Server(ServerSetup(preload, None))
+
+
+def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
+    """Read what a loader reports until it is done.
+
+    Raises:
+        WorkerStartError: it died, or reported nothing for `timeout_s` seconds.
+    """
+    activity = "starting"
+    try:
+        while (report := line.receive(timeout_s)) is not None:
+            if isinstance(report, UserError):
+                raise WorkerStartError(f"died while {activity}: {report}") from report
+            activity = report
+    except TimeoutError:
+        raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s") from None
+    except (EOFError, ConnectionError):
+        raise WorkerStartError(f"died while {activity}; its error, if it had one, is above") from None
+
+
+def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool) -> None:
     """Keep one worker busy until the queue is closed. Each worker has a thread of its own that runs this."""
     worker: _Worker | None = None
     while tasks := queue.take():
         if worker is not None and worker.has_ended:
-            server.end_worker(worker)
+            workers.end(worker)
             worker = None
         try:
-            worker = worker or server.start_worker()
+            worker = worker or workers.start()
         except WorkerStartError as error:
             for task in tasks:
                 task.fail(error)
             continue
-        worker = _run_batch(tasks, worker, queue, server)
+        worker = _run_batch(tasks, worker, queue, workers)
         if worker is not None and fork_each_call:
-            server.end_worker(worker)
+            workers.end(worker)
             worker = None
+    if worker is not None:
+        workers.end(worker)
 
 
-def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, server: _Server) -> _Worker | None:
+def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
     """Run tasks in a worker and return it, or None when it hung or died: then the running task fails, and the others
     go back to the queue.
     """
@@ -367,7 +403,7 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, serv
         worker.line.send([task.payload for task in tasks])
     except ConnectionError:  # it died; reading the line says so
         pass
-    except Exception as error:  # pickling calls code of the payloads, which may raise anything
+    except Exception as error:  # noqa: BLE001 - pickling calls code of the payloads, which may raise anything
         for task in tasks:
             task.fail(error)
         return worker
@@ -375,12 +411,12 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, serv
         try:
             result = worker.line.receive(task.timeout_s)
         except TimeoutError:
-            server.end_worker(worker)
+            workers.end(worker)
             task.fail(WorkerTimeoutError(f"took more than {task.timeout_s:g} s"))
         except (EOFError, OSError):
-            task.fail(WorkerDiedError(server.end_worker(worker)))
-        except Exception as error:  # unpickling calls code of the result
-            server.end_worker(worker)
+            task.fail(WorkerDiedError(workers.end(worker)))
+        except Exception as error:  # noqa: BLE001 - unpickling calls code of the result, which may raise anything
+            workers.end(worker)
             task.fail(error)
         else:
             if isinstance(result, UserError):
@@ -393,12 +429,26 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, serv
     return worker
 
 
-def _close(queue: _TaskQueue, server: _Server, threads: Sequence[Thread]) -> None:
+def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]) -> None:
     queue.close()
-    server.close()
+    workers.kill_all()
+    if workers.owns_server:
+        workers.server.close()
     for thread in threads:
         if thread is not current_thread():  # in which the pool may have been garbage-collected
-            thread.join()
+            thread.join(_SHUTDOWN_TIMEOUT_S)
+
+
+def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    """End a server, which takes its workers with it."""
+    with suppress(OSError):  # it is gone already
+        control.shutdown(socket.SHUT_RDWR)
+    try:
+        process.wait(_SHUTDOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    control.close()
 
 
 def _kill(pid: int) -> None:

@@ -10,6 +10,7 @@ it. Loading is slow and forking takes milliseconds, which makes it cheap to repl
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
@@ -20,8 +21,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from mmrl.types import UserError
 
@@ -32,16 +33,22 @@ _HEADER, _SIZE = struct.Struct("!QQ"), struct.Struct("!Q")
 _READ_AHEAD_BYTES = 2**16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTask:
-    """The server's first message: what it loads and how its workers answer."""
+Loader = Callable[[ReportActivity], Callable[[Any], object]]
+"""Returns the function that workers apply to payloads."""
 
-    load: Callable[[ReportActivity], Callable[[Any], object]]
-    """Returns the function that workers apply to payloads."""
-    load_after_fork: bool
-    """Load in every worker, for libraries whose threads or connections a fork would lose."""
-    pickler: type[pickle.Pickler]
-    """Pickles results."""
+
+class WorkerSetup(NamedTuple):
+    """The first message to a worker that loads for itself, or to a server that loads for all of its workers."""
+
+    load: Loader
+    pickler: type[pickle.Pickler]  # pickles results
+
+
+class ServerSetup(NamedTuple):
+    """The first message to a server."""
+
+    preload: str | None  # module to import, so that its workers need not
+    workers: WorkerSetup | None  # what all workers do; None where each is sent its own setup after the fork
 
 
 class MessageSocket:
@@ -83,7 +90,7 @@ class MessageSocket:
 
     def _read(self, size: int) -> bytearray:
         """Return the next `size` bytes, reading ahead only where that saves system calls."""
-        while len(self._received) < size and size <= _READ_AHEAD_BYTES:
+        while len(self._received) < size <= _READ_AHEAD_BYTES:
             chunk = self.connection.recv(_READ_AHEAD_BYTES)
             if not chunk:
                 raise EOFError
@@ -112,17 +119,14 @@ def run_server(control_fd: int) -> None:
     worker_pids: set[int] = set()
     control = MessageSocket(socket.socket(fileno=control_fd))
     with suppress(EOFError, ConnectionError):
-        task: ServerTask = control.receive()
-        work = None if task.load_after_fork else _load_and_report(task.load, control)
-        if task.load_after_fork:
-            control.send(None)
+        answer = _load_for_workers(control)
         try:
             while True:
                 # Read by the byte: `receive` may read ahead, which would lose the socket sent along.
                 command, sockets, _, _ = socket.recv_fds(control.connection, 1, 1)
                 match command:
                     case b"f":
-                        pid = _fork_worker(control, sockets[0], task, work)
+                        pid = _fork_worker(control, sockets[0], answer)
                         worker_pids.add(pid)
                         control.send(pid)
                     case b"e":
@@ -136,9 +140,24 @@ def run_server(control_fd: int) -> None:
                 _end_worker(pid)
 
 
-def _load_and_report(
-    load: Callable[[ReportActivity], Callable[[Any], object]], line: MessageSocket
-) -> Callable[[Any], object]:
+def _load_for_workers(control: MessageSocket) -> Callable[[MessageSocket], NoReturn]:
+    """Read the setup, load, and return what a worker does with the socket to the pool."""
+    setup: ServerSetup = control.receive()
+    if setup.preload is not None:
+        control.send(f"importing {setup.preload}")
+        importlib.import_module(setup.preload)
+    if setup.workers is None:
+        control.send(None)
+        return _load_and_answer
+    return partial(_answer_payloads, _load_and_report(setup.workers.load, control), setup.workers.pickler)
+
+
+def _load_and_answer(line: MessageSocket) -> NoReturn:
+    setup: WorkerSetup = line.receive()
+    _answer_payloads(_load_and_report(setup.load, line), setup.pickler, line)
+
+
+def _load_and_report(load: Loader, line: MessageSocket) -> Callable[[Any], object]:
     """Call a loader. The pool hears of each activity, then None; or a UserError, which ends this process."""
     try:
         work = load(line.send)
@@ -149,13 +168,24 @@ def _load_and_report(
     return work
 
 
-def _fork_worker(control: MessageSocket, socket_fd: int, task: ServerTask, work: Callable[[Any], object] | None) -> int:
+def _answer_payloads(work: Callable[[Any], object], pickler: type[pickle.Pickler], line: MessageSocket) -> NoReturn:
+    while True:
+        for payload in line.receive():
+            result: object
+            try:
+                result = work(payload)
+            except UserError as error:
+                result = error
+            line.send(result, pickler)
+
+
+def _fork_worker(control: MessageSocket, socket_fd: int, answer: Callable[[MessageSocket], NoReturn]) -> int:
     """Return the pid of a new worker, which answers at a socket of its own; in the worker this never returns."""
     connection = socket.socket(fileno=socket_fd)
     pid = os.fork()
     if pid == 0:
         control.connection.close()
-        _run_worker(MessageSocket(connection), task, work)
+        _run_worker(MessageSocket(connection), answer)
     connection.close()
     return pid
 
@@ -166,27 +196,16 @@ def _end_worker(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _run_worker(line: MessageSocket, task: ServerTask, work: Callable[[Any], object] | None) -> NoReturn:
+def _run_worker(line: MessageSocket, answer: Callable[[MessageSocket], NoReturn]) -> NoReturn:
     """Answer until the pool closes the socket. An error that is no UserError ends the process with exit code 1."""
     exit_code = 1
     try:
-        _answer_payloads(line, work or _load_and_report(task.load, line), task.pickler)
+        answer(line)
     except (EOFError, ConnectionError):
         exit_code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - SystemExit too: its traceback is all that is left of it
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         # The exit handlers and buffers are the server's: a fork must not run or flush them a second time.
         os._exit(exit_code)
-
-
-def _answer_payloads(line: MessageSocket, work: Callable[[Any], object], pickler: type[pickle.Pickler]) -> NoReturn:
-    while True:
-        for payload in line.receive():
-            result: object
-            try:
-                result = work(payload)
-            except UserError as error:
-                result = error
-            line.send(result, pickler)

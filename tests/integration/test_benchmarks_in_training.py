@@ -94,7 +94,9 @@ def test_mmrl_eval_gives_the_same_bytes_for_a_checkpoint_and_for_an_export_elsew
         done = here("eval", given, "--benchmark", "counting", "--data", taken / "asked" / "ten.jsonl", "--out", out)
         assert done.code == 0, done.errors
         for name in ("predictions.jsonl", "verdicts.jsonl"):
-            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), given
+            assert (out / name).read_bytes() == (taken / "run" / "benchmarks" / "ten" / place / name).read_bytes(), (
+                given
+            )
 
 
 def test_killed_amid_a_benchmark_the_run_goes_on_with_it(taken: Path, again: Path, here: Command) -> None:
@@ -183,7 +185,7 @@ def test_two_processes_share_the_questions(taken: Path, again: Path) -> None:
         ),
         ({"data": ["asked/no.jsonl"]}, "no such file"),
         ({"data": ["asked/gaps.jsonl"]}, "evaluation.benchmarks.ten: 1 of 10 questions cannot be asked"),
-        ({"data": ["asked/gaps.jsonl"]}, "count them as wrong with evaluation.benchmarks.ten.allow_missing=true"),
+        ({"data": ["asked/gaps.jsonl"]}, "count them as incorrect with evaluation.benchmarks.ten.allow_missing=true"),
         ({"subsets": ["color"]}, "evaluation.benchmarks.ten.subsets: no question has 'color'; they have parity"),
         ({"every": 0}, "evaluation.benchmarks.0.every: must be"),
         ({"best": "benchmark/eleven/accuracy"}, "best.metric 'benchmark/eleven/accuracy' is of no benchmark"),

@@ -204,7 +204,7 @@ def test_what_may_be_left_out_stops_nothing(tmp_path: Path, here: Command) -> No
     assert set(found(report)) == expected
     assert report["counts"] == {"error": 0, "warning": 10, "note": 0}
     assert Image.open(tmp_path / "report.png").size == (920, 520)
-    assert "warning: train: media that cannot be used (3)" in done.output
+    assert "warning: train: images and videos that cannot be used (3)" in done.output
     assert "count/train/huge: " in done.output
 
 
@@ -323,7 +323,8 @@ def rows(place):
     picture = ImageRef(path=str(place.base_dir / "0.png"), sha256=digest("0.png"))
     clip = VideoRef(path=str(place.base_dir / "clip.mp4"), sha256=digest("clip.mp4"))
     parts = ("Compare", picture, "with", clip, "and say where it is.")
-    target = Target(answer_type=AnswerType.BOX, value=[0.25, 0.25, 0.75, 0.75], coordinate_system=CoordinateSystem.NORM_1, media_index=1)
+    box, system = [0.25, 0.25, 0.75, 0.75], CoordinateSystem.NORM_1
+    target = Target(answer_type=AnswerType.BOX, value=box, coordinate_system=system, media_index=1)
     yield Sample(id="mixed", task="box", parts=parts, target=target)
 """
 
@@ -336,7 +337,7 @@ def test_a_picture_and_a_video_are_checked_and_shown(
     painting(0).save(tmp_path / "0.png")
     shutil.copy(clip.path, tmp_path / "clip.mp4")
     config = json.loads(experiment_on(tmp_path, train=[{"fn": "./mine.py:rows"}]).read_text())
-    config["model"]["scratch"]["family"] = family
+    config["model"]["from_scratch"]["family"] = family
     config["model"]["video"] = {"min_pixels": 1024, "max_pixels": 2304}
     config["stages"] = [imitation(target_field="target", batch_size=1)]
     path = write(config, tmp_path / "clips.yaml")

@@ -83,7 +83,9 @@ def test_a_judge_is_asked_where_no_rule_can_read(whole: Path, questions: Path, t
     found = report(tmp_path / "out")
     assert found["judge"]["asked"] == found["judge"]["correct"] == unread >= len(requests)
     assert found["strict"]["value"] + unread / 10 == pytest.approx(found["judge"]["accuracy"]["value"])
-    refused = here("eval", whole, "--benchmark", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b")
+    refused = here(
+        "eval", whole, "--benchmark", "run:test", f"judge.url={url}", "judge.model=m", "--out", tmp_path / "b"
+    )
     assert refused.code == 2
     assert "the run's rewards judge its data; leave out judge" in refused.errors
 
@@ -94,7 +96,12 @@ def test_killed_and_resumed_every_file_is_as_if_nothing_had_happened(
     asked = ("--benchmark", "counting", "--data", questions, "evaluation.batch_size=3", "responses_per_question=2")
     asked = (*asked, "evaluation.temperature=1")
     killed = mmrl(
-        "eval", whole, *asked, "--out", tmp_path / "a", strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL")
+        "eval",
+        whole,
+        *asked,
+        "--out",
+        tmp_path / "a",
+        strike=("mmrl.evaluation.session:append_predictions", 3, "SIGKILL"),
     )
     assert killed.code == -signal.SIGKILL
     assert not (tmp_path / "a" / "report.json").exists()
@@ -148,7 +155,16 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
     for row in rows[2:5]:
         row["images"] = "gone.png"
     (questions.parent / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ("eval", whole, "--benchmark", "counting", "--data", questions.parent / "gaps.jsonl", "--out", tmp_path / "out")
+    asked = (
+        "eval",
+        whole,
+        "--benchmark",
+        "counting",
+        "--data",
+        questions.parent / "gaps.jsonl",
+        "--out",
+        tmp_path / "out",
+    )
     refused = here(*asked)
     assert refused.code == 2
     assert "3 of 10 questions cannot be asked" in refused.errors
@@ -166,7 +182,10 @@ def test_missing_pictures_are_named_and_may_count_as_wrong(
         (("nowhere", "--benchmark", "mathvist"), "there is no benchmark 'mathvist'"),
         (("{run}", "--benchmark", "canonical"), "--data: where are the files of canonical? Nothing is fetched"),
         (("{run}", "--benchmark", "run:exam"), "a run has run:validation, run:test, run:train"),
-        (("{run}", "--benchmark", "canonical", "responses_per_question=4"), "all 4 responses to a question are the same at temperature 0"),
+        (
+            ("{run}", "--benchmark", "canonical", "responses_per_question=4"),
+            "all 4 responses to a question are the same at temperature 0",
+        ),
         (("{run}", "--benchmark", "canonical", "model.max_pixel=4"), "did you mean `max_pixels`?"),
         (("{run}", "--benchmark", "canonical", "--data", "no.jsonl"), f"--data: {Path.cwd()}/no.jsonl: no such file"),
         (("{run}/model", "--benchmark", "canonical", "--checkpoint", "best"), "is no run directory of mmrl"),

@@ -120,7 +120,15 @@ def test_no_place_can_be_shown_in_a_picture_that_is_left_out(whole: Path, tmp_pa
     Image.new("RGB", (32, 32)).save(tmp_path / "p.png")
     row = {"id": "1", "images": "p.png", "question": "Where?", "answer": [1, 1, 9, 9], "answer_type": "box"}
     (tmp_path / "box.jsonl").write_text(json.dumps(row | {"frame": "px_original"}))
-    asked = ("--benchmark", "refcoco", "--data", tmp_path / "box.jsonl", "--out", tmp_path / "out", "corruption=left_out")
+    asked = (
+        "--benchmark",
+        "refcoco",
+        "--data",
+        tmp_path / "box.jsonl",
+        "--out",
+        tmp_path / "out",
+        "corruption=left_out",
+    )
     done = here("eval", whole / "model", *asked)
     assert done.code == 2
     assert "corruption=left_out" in done.errors

@@ -15,14 +15,18 @@ from mmrl.types import DatasetContext, MediaPolicy
 from mmrl_datasets.readers import table
 
 COLUMNS = ("id", "task", "images", "question", "answer", "label", "thinking", "response", "media_index")
-READ = {"columns": {name: name for name in COLUMNS}, "answer_type": "{{ answer_type }}", "coordinates": "{{ coordinates or '' }}"}
+READ = {
+    "columns": {name: name for name in COLUMNS},
+    "answer_type": "{{ answer_type }}",
+    "coordinates": "{{ coordinates or '' }}",
+}
 
 
 def recipe(run_dir: Path) -> dict[str, Any]:
     """Draw, look again at half of it, keep what is right, imitate it, then reinforce on what is not too easy."""
     look = {"kind": "rethink", "correct": ["count"], "fraction": 0.5, "cut_answer_fraction": 1.0, "max_new_tokens": 6}
     draw = {"name": "draw", "kind": "sample", "group_size": 4, "prompts_per_step": 5, "sampling": {"max_new_tokens": 6}}
-    draw["program"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
+    draw["rollout_steps"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
     reject = {
         "name": "right",
         "kind": "select",

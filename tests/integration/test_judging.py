@@ -15,7 +15,7 @@ import time
 from zlib import crc32
 
 from mmrl.types import RewardValue, Unscorable
-from mmrl_rewards.contract import gold, reward
+from mmrl_rewards.contract import reward
 
 
 def fate(response, sample) -> int:
@@ -57,7 +57,7 @@ def total(folder: Path, name: str) -> float:
     return sum(record.get(name, 0) for record in metrics(folder))
 
 
-@pytest.mark.parametrize("policy", ["skip_rollout", "skip_group", "fallback"])
+@pytest.mark.parametrize("policy", ["skip", "skip_group", "fallback"])
 def test_a_run_goes_on_without_what_cannot_be_judged_and_workers_change_nothing(
     tmp_path: Path, here: Command, policy: str
 ) -> None:

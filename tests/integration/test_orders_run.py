@@ -21,7 +21,11 @@ def one_example(run_dir: Path, workers: int = 0) -> dict[str, Any]:
     single = reinforcement(
         name="single", from_stage="best", repeat_samples_to=4, steps=2, ppo_epochs=1, loss={"entropy": {"coef": 1e-3}}
     )
-    data = {"train": [counting("train", 10, label_miss_prob=0.2)], "test": [counting("test", 4)], "media_workers": workers}
+    data = {
+        "train": [counting("train", 10, label_miss_prob=0.2)],
+        "test": [counting("test", 4)],
+        "media_workers": workers,
+    }
     return experiment(run_dir, data=data, stages=[imitation(steps=40), pilot, best, single])
 
 
@@ -87,7 +91,9 @@ def test_a_stage_takes_its_own_part_of_the_samples(tmp_path: Path, here: Command
         {"name": "draw", "kind": "sample", "when": {"part": ["1"]}, "group_size": 2},
         reinforcement(when={"part": ["0"]}, steps=2, prompts_per_step=4, ppo_epochs=1, loss={}),
     ]
-    data = {"train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "answer_type": "number", "task": "add"}}]}
+    data = {
+        "train": [{"fn": "mmrl_datasets.readers.table:rows", "args": {**args, "answer_type": "number", "task": "add"}}]
+    }
     rewards = {"terms": [{"fn": "mmrl_rewards.number:exact"}]}
     config = experiment(tmp_path / "run", stages=stages, data=data, rewards=rewards)
     done = here("train", write(config, tmp_path / "parts.yaml"))

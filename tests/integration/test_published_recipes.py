@@ -132,7 +132,9 @@ def small(config: Config, model: Path, folder: Path) -> dict[str, Any]:
             }
             values |= {f"{at}.dynamic_sampling.max_rounds": 2} if stage.dynamic_sampling else {}
             for index, step in enumerate(stage.rollout_steps):
-                values |= {f"{at}.rollout_steps.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()}
+                values |= {
+                    f"{at}.rollout_steps.{index}.{key}": number for key, number in SMALLER.get(step.kind, {}).items()
+                }
         if isinstance(stage, SftStage):
             values[f"{at}.batch_size"] = 2
         if stage.kind == "sample":

@@ -102,7 +102,7 @@ def by_vllm(run_dir: Path, data: Path) -> dict[str, Any]:
         evaluation=asking(data),
         stages=[imitation(steps=12), reinforcement(steps=3, validation={"every": 3})],
     )
-    config["model"]["scratch"] = FOR_VLLM
+    config["model"]["from_scratch"] = FOR_VLLM
     return config
 
 
@@ -131,7 +131,7 @@ def divided(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
         ],
         deepspeed={"zero_stage": zero},
     )
-    config["model"]["scratch"] = FOR_VLLM
+    config["model"]["from_scratch"] = FOR_VLLM
     return config
 
 
@@ -139,7 +139,7 @@ def looking_closer(run_dir: Path) -> dict[str, Any]:
     """A policy that is shown what it asks for, by a tool of training and of evaluation."""
     config = zooming(run_dir)
     config["rollout"] = BY_VLLM
-    config["model"]["scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab_size": 400}}
+    config["model"]["from_scratch"] = {**FOR_VLLM, "language": {**FOR_VLLM["language"], "vocab_size": 400}}
     return config
 
 
@@ -149,7 +149,7 @@ def of_every_kind(folder: Path) -> dict[str, Any]:
         folder,
         {**FOR_VLLM, "family": "qwen3_vl"},
         rollout=BY_VLLM,
-        answer={"add_instruction": False, "stop_strings": ["a", "e", "t", " "]},
+        response_format={"add_instruction": False, "stop_strings": ["a", "e", "t", " "]},
         stages=[
             imitation(steps=2, batch_size=10, target_field="target"),
             reinforcement(
@@ -175,7 +175,7 @@ def adapting(run_dir: Path, base: Path) -> dict[str, Any]:
         stages=[imitation(steps=3, optimizer={"lr": 3e-2})],
     )
     config["model"] |= {"path": str(base), "lora": {"rank": 4, "targets": ["language.attention", "language.mlp"]}}
-    del config["model"]["scratch"]
+    del config["model"]["from_scratch"]
     return config
 
 
@@ -261,7 +261,7 @@ def test_samples_of_every_kind_come_in_parts_look_again_and_are_replayed(session
 
 
 def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session: Session) -> None:
-    taken = session.folder / "run" / "bench" / "counting"
+    taken = session.folder / "run" / "benchmarks" / "counting"
     assert sorted(path.name for path in taken.iterdir()) == ["00-000000", "00-000012", "01-000003"]
     assert (taken / "01-000003" / "verdicts.jsonl").read_bytes() == session.verdicts("hf")
 
@@ -269,7 +269,7 @@ def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session:
 def test_an_evaluation_by_vllm_has_the_verdicts_of_one_by_transformers(session: Session) -> None:
     assert session.verdicts("vllm") == session.verdicts("hf")
     reports = [json.loads((session.folder / name / "report.json").read_text()) for name in ("vllm", "hf")]
-    assert [report["made_with"]["engine"] for report in reports] == ["vllm", "hf"]
+    assert [report["generation"]["engine"] for report in reports] == ["vllm", "hf"]
     assert [report["responses"] for report in reports] == [8, 8]
     texts = [
         [json.loads(row)["response"] for row in (session.folder / name / "predictions.jsonl").read_text().splitlines()]
@@ -309,7 +309,7 @@ def test_a_server_draws_the_next_step_while_this_one_is_learned(tmp_path: Path) 
         rollout={**BY_VLLM, "engine": "vllm_server", "server": {"replicas": 2}},
         stages=[imitation(steps=6), reinforcement(steps=4, async_rollouts=True, validation={"every": 2})],
     )
-    config["model"]["scratch"] = FOR_VLLM
+    config["model"]["from_scratch"] = FOR_VLLM
     done = mmrl("train", write(config, tmp_path / "served.yaml"), fresh=True)
     assert done.code == 0, done.errors
     records = metrics(tmp_path / "run")

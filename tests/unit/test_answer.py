@@ -162,7 +162,8 @@ def test_what_is_rendered_parses_back(target, text):
         answer = grammar.parse(grammar.render(target, thought), target.answer_type)
         assert answer.problems == ()
         assert grammar.render(
-            Target(answer_type=target.answer_type, value=answer.value, coordinate_system=target.coordinate_system), thought
+            Target(answer_type=target.answer_type, value=answer.value, coordinate_system=target.coordinate_system),
+            thought,
         ) == grammar.render(target, thought)
 
 

@@ -62,7 +62,11 @@ def test_every_kind_is_among_the_targets():
 @pytest.mark.parametrize("target", TARGETS, ids=[f"{target.answer_type}-{i}" for i, target in enumerate(TARGETS)])
 def test_what_is_written_parses_to_the_target(grammar, thought, target):
     answer = grammar.parse(grammar.render(target, thought), target.answer_type)
-    assert (answer.value, answer.problems, answer.thinking) == (validate_value(target.answer_type, target.value), (), thought)
+    assert (answer.value, answer.problems, answer.thinking) == (
+        validate_value(target.answer_type, target.value),
+        (),
+        thought,
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,9 +356,7 @@ def test_tool_calls_in_tags_of_their_own():
     grammar = ResponseFormat(answer_tag="tool_call", thinking="optional")
     text = '<think>a</think><tool_call>{"name": "zoom", "arguments": {"factor": 2}}</tool_call>'
     assert grammar.parse(text, AnswerType.TOOL_CALL).value == Action("zoom", {"factor": 2})
-    assert (
-        grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
-    )
+    assert grammar.render(Target(answer_type=AnswerType.TOOL_CALL, value=Action("zoom", {"factor": 2})), "a") == text
 
 
 @pytest.mark.parametrize(
@@ -373,8 +375,12 @@ def test_reframing_there_and_back(target):
     def convert(source, goal):
         return lambda numbers: resize.convert(numbers, source, goal)
 
-    there = convert_coordinates(target.answer_type, value, convert(CoordinateSystem.PX_ORIGINAL, CoordinateSystem.PX_RESIZED))
-    back = convert_coordinates(target.answer_type, there, convert(CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL))
+    there = convert_coordinates(
+        target.answer_type, value, convert(CoordinateSystem.PX_ORIGINAL, CoordinateSystem.PX_RESIZED)
+    )
+    back = convert_coordinates(
+        target.answer_type, there, convert(CoordinateSystem.PX_RESIZED, CoordinateSystem.PX_ORIGINAL)
+    )
     assert back == value or back.arguments["coordinate"] == (10.0, 20.0)
     if target.answer_type is AnswerType.BOX:
         assert there == (0.5, 2 / 3, 1.5, 4 / 3)

@@ -110,7 +110,7 @@ def test_a_judge_that_answers_nothing_ends_the_command(score):
     with served(lambda handler, _: reply(handler, b"no such model", 404)) as (url, _):
         code, out, said = score(*at(url))
     assert code == 2
-    assert "the judge said nothing of 3 responses" in said.err
+    assert "the judge has no verdict on 3 responses" in said.err
     assert "status 404" in said.err
     assert not (out / "report.json").exists()
 

@@ -49,7 +49,7 @@ def test_three_of_a_thousand_pictures_are_named_and_refused(thousand):
 def test_allowed_to_be_missing_they_count_as_wrong(thousand):
     told = []
     check_missing(thousand.problems, thousand, allowed=True, remedy="--allow-missing", warn=told.append)
-    assert "3 of 1000 questions cannot be asked and count as wrong" in told[0]
+    assert "3 of 1000 questions cannot be asked and count as incorrect" in told[0]
     asked = make_batches(thousand, thousand.problems, batch_size=8, responses_per_question=1).questions
     responses = [ItemResponse(id=id, text="<answer>3</answer>") for id, _ in asked]
     report = build_report(score_responses(BENCHMARKS["counting"], thousand.items, responses, {}))

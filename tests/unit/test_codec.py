@@ -142,6 +142,8 @@ def test_a_value_of_another_kind_is_refused():
 
 def test_a_noun_with_a_new_field_reads_what_was_written_before_it():
     assert json_codec.loads('{"$TrainingState": {"step": 3}}', TrainingState) == TrainingState(step=3)
-    text = '{"$Segment": {"token_ids": {"$tuple": [1]}, "logprobs": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
+    text = (
+        '{"$Segment": {"token_ids": {"$tuple": [1]}, "logprobs": {"$tuple": [-0.5]}, "author": {"$Author": "policy"}}}'
+    )
     segment = json_codec.loads(text, Segment)
     assert segment == Segment(token_ids=(1,), logprobs=(-0.5,), author=Author.POLICY)

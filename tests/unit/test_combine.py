@@ -104,16 +104,20 @@ def test_gates_look_at_values_before_transforms():
 
 
 def test_gates_that_cannot_work_are_refused():
-    with pytest.raises(UserError, match="term 'odd': its gate 'fromat' is no other term; there are odd, format"):
+    with pytest.raises(
+        UserError, match="term 'odd': it requires 'fromat', which is no other term; there are odd, format"
+    ):
         judge_of(term(constant(1.0), requires="fromat"), term(constant(1.0, name="format")))
-    with pytest.raises(UserError, match="its gate 'odd' is no other term"):
+    with pytest.raises(UserError, match="it requires 'odd', which is no other term"):
         judge_of(term(constant(1.0), requires="odd"))
-    with pytest.raises(UserError, match="counts in evaluation, but its gate 'format' is training_only"):
+    with pytest.raises(UserError, match="counts in evaluation, but requires 'format', which is training_only"):
         judge_of(term(constant(1.0), requires="format"), term(constant(1.0, name="format"), training_only=True))
     judge = judge_of(
         term(number.exact, when={"task": ["count"]}), term(box.iou, requires="number", when={"task": ["find"]})
     )
-    with pytest.raises(UserError, match=r"sample 'f1' .*its gate 'number' does not apply to the same samples"):
+    with pytest.raises(
+        UserError, match=r"sample 'f1' .*it requires 'number', which does not apply to the same samples"
+    ):
         judge.check_samples([COUNT, FIND], GRAMMAR)
 
 

@@ -78,8 +78,8 @@ def test_regions_leave_room_for_a_patch_in_every_split():
 
 
 def test_no_handwritten_digit_is_in_two_splits():
-    drawn = {split: {ink.tobytes() for ink in load_handwritten_digits(split)[0]} for split in SPLITS}
-    assert sum(len(load_handwritten_digits(split)[0]) for split in SPLITS) == 1797
+    drawn = {split: {digit.ink.tobytes() for digit in load_handwritten_digits(split)} for split in SPLITS}
+    assert sum(len(load_handwritten_digits(split)) for split in SPLITS) == 1797
     for one, other in itertools.combinations(SPLITS, 2):
         assert not drawn[one] & drawn[other]
 
@@ -231,7 +231,7 @@ def test_careless_boxes_grow_and_stay_inside_the_picture(place):
 
 
 def test_the_number_is_what_is_written(place):
-    inks, values = load_handwritten_digits("test")
+    inks, values = zip(*load_handwritten_digits("test"), strict=True)
     known = np.stack([np.asarray(ink, dtype=float) for ink in inks])
     right = total = 0
     for sample in scenes.digits(place, split="test", size=60, background=0.0, min_length=1, length=2):

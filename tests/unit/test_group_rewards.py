@@ -323,7 +323,8 @@ def test_a_config_names_them_and_explains_them():
     assert values(term.compute(named)) == [0.5, -0.5]
     said = explain(configured(KIMI.replace("weight", "schedule: {points: [[0, 0], [9, 1]]}, weight")))
     assert (
-        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, compares the responses" in said
+        "+0.2 · kimi_length (mmrl.algo.group_rewards:kimi_length, only where task is count, compares the responses"
+        in said
     )
     assert "only in training, its weight times 0 at step 0, 1 at step 9, linear between)" in said
 
@@ -365,7 +366,7 @@ def test_a_term_may_be_in_a_file(tmp_path):
         ("{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: []}}", "at least 1 item"),
         (
             "{fn: 'mmrl.algo.group_rewards:kimi_length', args: {correct: [cuont]}}",
-            "there is no term 'cuont', but count",
+            "there is no term 'cuont'; there are count",
         ),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', args: {share: 2}}", "less than or equal to 1"),
         ("{fn: 'mmrl.algo.group_rewards:majority_vote', name: count}", "two reward terms are named 'count'"),

@@ -1,4 +1,4 @@
-"""Health: each warning at its time, once, with advice; repeats among siblings; a line at the end."""
+"""Health: each warning when it begins, once, with advice; duplicates among siblings; the summary of a stage."""
 
 import re
 from dataclasses import replace
@@ -11,7 +11,7 @@ from mmrl.training.health import HealthMonitor, compute_duplicate_metrics
 from mmrl.training.step import StepResult
 from mmrl.types import Answer, SelectedExperiences, TrainingState
 
-WELL = {
+HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
     "rollout/truncated_frac": 0.0,
     "rollout/duplicate_frac": 0.3,
@@ -28,17 +28,17 @@ WELL = {
 }
 
 
-def watched(steps, **options):
-    """What is said over steps whose metrics depart from WELL."""
-    said = []
-    watch = HealthMonitor(HealthConfig(window=3, **options), said.append)
+def warnings_of(steps, **options):
+    """Return the warnings over steps whose metrics depart from HEALTHY."""
+    warnings = []
+    monitor = HealthMonitor(HealthConfig(window=3, **options), warnings.append)
     for number, metrics in enumerate(steps, 1):
-        watch.update(number, {**WELL, **metrics})
-    return said
+        monitor.update(number, {**HEALTHY, **metrics})
+    return warnings
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "message"),
     [
         (
             {"groups/nonzero_advantage_frac": 0.05},
@@ -59,42 +59,42 @@ def watched(steps, **options):
         ),
     ],
 )
-def test_a_sign_is_told_once_while_it_lasts(metrics, said):
-    [text] = watched([metrics] * 12)
-    assert re.search(said, text)
+def test_a_problem_is_reported_once_while_it_lasts(metrics, message):
+    [text] = warnings_of([metrics] * 12)
+    assert re.search(message, text)
     assert text.startswith("step ") and "mean of 3 steps" in text
 
 
-def test_nothing_is_said_of_a_healthy_run_nor_before_a_window_has_passed():
-    assert watched([{}] * 20) == []
-    assert watched([{"rollout/truncated_frac": 1.0}] * 2) == []
+def test_a_healthy_run_and_an_incomplete_window_give_no_warning():
+    assert warnings_of([{}] * 20) == []
+    assert warnings_of([{"rollout/truncated_frac": 1.0}] * 2) == []
 
 
-def test_a_sign_that_comes_and_goes_is_told_again_only_after_a_window_without_it():
+def test_a_problem_is_reported_again_only_after_a_window_without_it():
     ill = {"policy/reference_kl_nats": 9.0}
-    assert len(watched([ill] * 3 + [{}] * 3 + [ill] + [{}] * 3)) == 1
-    assert len(watched([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
+    assert len(warnings_of([ill] * 3 + [{}] * 3 + [ill] + [{}] * 3)) == 1
+    assert len(warnings_of([ill] * 3 + [{}] * 9 + [ill] * 3)) == 2
 
 
-def test_null_switches_a_sign_off():
-    assert watched([{"tools/errors": 8.0}] * 5, max_failed_tool_call_frac=None) == []
-    assert watched([{"rollout/truncated_frac": 1.0}] * 5, max_truncated_frac=None) == []
-    assert watched([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
+def test_null_switches_a_rule_off():
+    assert warnings_of([{"tools/errors": 8.0}] * 5, max_failed_tool_call_frac=None) == []
+    assert warnings_of([{"rollout/truncated_frac": 1.0}] * 5, max_truncated_frac=None) == []
+    assert warnings_of([{"probe/blind_gap/grey/count": -1.0}] * 5, min_blind_gap=None) == []
 
 
-def test_a_term_that_falls_while_the_total_rises_is_told():
+def test_a_term_that_falls_while_the_total_rises_is_reported():
     fallen = {"reward/term/count": 0.4, "reward/mean": 0.9}
-    [text] = watched([{}] * 3 + [fallen] * 5)
+    [text] = warnings_of([{}] * 3 + [fallen] * 5)
     assert "count fell from 0.600 to 0.467 while the total rose: other terms are easier to earn." in text
-    assert watched([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell: no matter of terms
-    assert watched([{}] * 3 + [fallen] * 5, max_reward_term_drop=None) == []
+    assert warnings_of([{}] * 3 + [{**fallen, "reward/mean": 0.4}] * 5) == []  # everything fell: no matter of terms
+    assert warnings_of([{}] * 3 + [fallen] * 5, max_reward_term_drop=None) == []
 
 
 def test_metrics_that_only_some_steps_have_are_averaged_over_those():
-    watch = HealthMonitor(HealthConfig(window=2), print)
-    watch.update(1, {"a": 1.0})
-    watch.update(2, {"a": 3.0, "b": 5.0})
-    assert watch.window_means() == {"a": 2.0, "b": 5.0}
+    monitor = HealthMonitor(HealthConfig(window=2), print)
+    monitor.update(1, {"a": 1.0})
+    monitor.update(2, {"a": 3.0, "b": 5.0})
+    assert monitor.window_means() == {"a": 2.0, "b": 5.0}
 
 
 def with_texts(group_, *texts):
@@ -105,7 +105,7 @@ def with_texts(group_, *texts):
     return replace(group_, rollouts=tuple(said))
 
 
-def test_repeats_by_hand():
+def test_duplicates_by_hand():
     one = with_texts(group("a", 0.0, 1.0, 0.0, 1.0), "so 3", "so 3", "thus 3", "so 4")
     two = with_texts(group("b", 0.0, 1.0), "so 3", "so 3")
     assert compute_duplicate_metrics([one, two]) == pytest.approx(

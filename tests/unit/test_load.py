@@ -148,7 +148,9 @@ def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
     assert "data.train: 29 of 50 rows are left out by `row_filter`" in capsys.readouterr().out
     for name, value, shown in (("text", "'0.5'", "'0.5'"), ("nan", "float('nan')", "nan"), ("flag", "True", "True")):
         (folder / f"{name}.py").write_text(rows.replace("number / 50", value))
-        with pytest.raises(UserError, match=f"row_filter: sample train-0 has no number in column 'pass_rate' .*{shown}"):
+        with pytest.raises(
+            UserError, match=f"row_filter: sample train-0 has no number in column 'pass_rate' .*{shown}"
+        ):
             intake(folder, train=[{**source, "fn": f"./{name}.py:rows"}])[0].load()
     with pytest.raises(UserError, match=r"no number in column 'rate' of its meta \(None\); there is pass_rate"):
         intake(folder, train=[{**source, "row_filter": {"column": "rate", "low": 0}}])[0].load()

@@ -1,4 +1,4 @@
-"""The log room: files that survive a kill, a run directory that belongs to one config, a console for two worlds."""
+"""Logging: files that survive a kill, a run directory that belongs to one config, a console for terminal and pipe."""
 
 import io
 import json
@@ -276,7 +276,7 @@ def test_many_differences_are_counted(tmp_path):
         run.claim(config_of(), silent)
 
 
-def test_a_directory_of_strangers_and_a_file_are_refused(tmp_path):
+def test_a_directory_with_other_files_and_a_file_are_refused(tmp_path):
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / ".git").mkdir()
     with pytest.raises(UserError, match=r"holds '\.git' and no run"):
@@ -332,15 +332,15 @@ def test_rollouts_are_written_to_be_read(tmp_path):
     assert second["advantage"] is None
 
 
-def test_rollouts_that_could_not_be_judged_are_written_with_the_reason(tmp_path):
+def test_dropped_rollouts_are_written_with_the_reason(tmp_path):
     group = group_of()
-    kept, left = group.rollouts
+    kept, dropped = group.rollouts
     failures = {"exact": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
-    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(Dropped(left, failures),))
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(Dropped(dropped, failures),))
     first, second = lines_of(write_rollouts(tmp_path / "rollouts", "rl", 1, [group], [(0.0,)]))
     assert first["total"] == 1.0
     assert second["skipped"] == {"exact": "timeouts: took more than 1 s"}
-    assert second["response"] == left.text
+    assert second["response"] == dropped.text
     assert "total" not in second
 
 
@@ -408,22 +408,22 @@ def test_a_step_outside_a_stage_is_a_bug():
         piped()[0].show_step(1, {}, {})
 
 
-# Teller
+# Logger
 
 
-def test_the_teller_splits_what_reproduces_from_what_does_not(tmp_path):
+def test_the_logger_separates_reproducible_metrics_from_times(tmp_path):
     run = RunDir(tmp_path)
     run.claim(config_of(), silent)
     console, out = piped()
-    teller = RunLogger(run, console, save_rollouts_every=3)
-    with teller.log_stage("rl", 4):
+    logger = RunLogger(run, console, save_rollouts_every=3)
+    with logger.log_stage("rl", 4):
         for step in range(1, 5):
             state = TrainingState(step=step)
-            teller.log_rollouts(state, [group_of()], [(0.5, -0.5)], force=state.step == 2)
-            teller.log(state, {"reward/mean": 0.5, "b": 1.0, "a": float("nan")}, {"time/rollout_s": 0.5})
-        teller.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
-    teller.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
-    teller.close()
+            logger.log_rollouts(state, [group_of()], [(0.5, -0.5)], force=state.step == 2)
+            logger.log(state, {"reward/mean": 0.5, "b": 1.0, "a": float("nan")}, {"time/rollout_s": 0.5})
+        logger.log_metrics(TrainingState(step=4), {"validation/reward": 0.75})
+    logger.log_metrics(TrainingState(stage_index=1), {"test/count": 1.0})
+    logger.close()
     assert lines_of(run.metrics)[0] == {"stage": "rl", "step": 1, "a": None, "b": 1.0, "reward/mean": 0.5}
     assert lines_of(run.metrics)[-2] == {"stage": "rl", "step": 4, "validation/reward": 0.75}
     assert lines_of(run.metrics)[-1] == {"stage": None, "step": 0, "test/count": 1.0}
@@ -436,12 +436,12 @@ def test_the_display_closes_when_a_stage_fails(tmp_path):
     run = RunDir(tmp_path)
     run.claim(config_of(), silent)
     console, out = piped()
-    teller = RunLogger(run, console, save_rollouts_every=1)
-    with pytest.raises(ZeroDivisionError), teller.log_stage("rl", 100):
+    logger = RunLogger(run, console, save_rollouts_every=1)
+    with pytest.raises(ZeroDivisionError), logger.log_stage("rl", 100):
         for step in (1, 2):
-            teller.log(TrainingState(step=step), {}, {})
+            logger.log(TrainingState(step=step), {}, {})
         raise ZeroDivisionError
     assert "rl   2/100" in out.getvalue()
-    with teller.log_stage("next", 1):
-        teller.log(TrainingState(step=1), {}, {})
+    with logger.log_stage("next", 1):
+        logger.log(TrainingState(step=1), {}, {})
     assert lines_of(run.metrics)[-1]["stage"] == "next"

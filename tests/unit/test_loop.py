@@ -144,12 +144,13 @@ def callbacks_of(run, *, max_steps_without_signal=None):
 
 
 def components_of(run, *, max_steps_without_signal=2, add_group_rewards=lambda group, step: group):
-    ports = ("source", "prompt_builder", "rollout_pipeline", "sampler", "scorer", "learner")
+    ports = ("source", "prompt_builder", "rollout_pipeline", "scorer", "learner")
     return rl.RlComponents(
         **dict.fromkeys(ports, run),
         selector=select_all(centred),
         add_group_rewards=add_group_rewards,
         update_reference=run.update_reference,
+        sync_weights=run.sync,
         callbacks=callbacks_of(run, max_steps_without_signal=max_steps_without_signal),
         ranks=SingleProcess(),
     )

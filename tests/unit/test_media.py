@@ -171,7 +171,9 @@ def blank_ref(keep, side):
 def test_an_expansion_over_the_limit_is_refused_before_decoding(keep):
     ref, expansion = blank_ref(keep, 800)
     assert open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion) + 1)).size == (800, 800)
-    with pytest.raises(MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_decompression_ratio=\d+, as decompression"):
+    with pytest.raises(
+        MediaError, match=r"800x800 pixels in [\d,]+ bytes exceed max_decompression_ratio=\d+, as decompression"
+    ):
         open_image(ref, MediaLimitsConfig(max_decompression_ratio=int(expansion)))
 
 

@@ -69,7 +69,9 @@ def test_a_wrong_name_is_refused(tmp_path, name, message):
 def test_an_import_error_inside_a_users_file_names_its_line(tmp_path, file):
     path = file("mine.py", "\nimport no_such_library\n")
     for _ in range(2):  # a failed import leaves nothing behind
-        with pytest.raises(UserError, match=f"{path}:2: ModuleNotFoundError: No module named 'no_such_library'") as caught:
+        with pytest.raises(
+            UserError, match=f"{path}:2: ModuleNotFoundError: No module named 'no_such_library'"
+        ) as caught:
             load_object("mine.py:fn", tmp_path)
         assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 

@@ -4,7 +4,6 @@ ahead, memory flat.
 
 import hashlib
 import os
-import random
 import signal
 import time
 from contextlib import closing, contextmanager
@@ -70,8 +69,12 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
                 prompt = processor.build(one)
                 assert prompt == plain.build(one)
                 assert prompt.sample is one
-                assert torch.equal(processor.get_tensors(prompt).image_patches_MD, plain.get_tensors(prompt).image_patches_MD)
-                assert torch.equal(processor.get_tensors(prompt).position_ids_3P, plain.get_tensors(prompt).position_ids_3P)
+                assert torch.equal(
+                    processor.prompt_tensors(prompt).image_patches_MD, plain.prompt_tensors(prompt).image_patches_MD
+                )
+                assert torch.equal(
+                    processor.prompt_tensors(prompt).position_ids_3P, plain.prompt_tensors(prompt).position_ids_3P
+                )
 
 
 def test_processes_are_one_step_ahead_and_no_more(tiny):
@@ -202,7 +205,13 @@ def test_what_cannot_be_used_is_left_out_and_told(tiny, tmp_path, count):
     rows = [*world.samples[:2], *unusable(tmp_path), *world.samples[2:4]]
     processor = world.fresh()
     made = ahead(
-        Rows(rows), processor, work=world.fresh().encode, count=count, skip_unusable=True, drop_too_long=True, warn=told.append
+        Rows(rows),
+        processor,
+        work=world.fresh().encode,
+        count=count,
+        skip_unusable=True,
+        drop_too_long=True,
+        warn=told.append,
     )
     with made as source:
         samples = source.take(0, len(rows))
@@ -223,7 +232,10 @@ def test_what_cannot_be_used_stops_the_run_unless_it_may_be_skipped(tiny, tmp_pa
             pytest.raises(UserError, match=message),
         ):
             source.take(0, 2)
-    with ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip_unusable=True) as source, pytest.raises(PromptTooLongError):
+    with (
+        ahead(Rows([tiny().samples[0], long]), tiny().fresh(), skip_unusable=True) as source,
+        pytest.raises(PromptTooLongError),
+    ):
         source.take(0, 2)
     nothing = "not one of the 2 samples from position 0 on can be used"
     with (
@@ -253,11 +265,11 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
         held_out = processor.build(world.samples[8])  # an evaluation in between
         prompts = [processor.build(one) for one in step]
         for prompt in [*prompts, *prompts]:
-            processor.get_tensors(prompt)
+            processor.prompt_tensors(prompt)
         assert processed == [one.id for one in (*step, world.samples[8])]
         source.take(6, 2)
-        processor.get_tensors(prompts[0])  # the step before is gone
-        processor.get_tensors(held_out)
+        processor.prompt_tensors(prompts[0])  # the step before is gone
+        processor.prompt_tensors(held_out)
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 

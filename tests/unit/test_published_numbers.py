@@ -38,8 +38,8 @@ def test_vl_rethinker(waits, answer, expected):
     """
     judge = judge_of(
         term(number.exact),
-        term(reasoning.reflection, weight=0.1, gate="number"),
-        term(format.tags, transform={"scale": [-0.1, 0.0]}),
+        term(reasoning.reflection, weight=0.1, requires="number"),
+        term(format.tags, transform={"rescale_to": [-0.1, 0.0]}),
     )
     thought = "".join(map(LOOK.format, range(waits))) or "Three."
     text = f"<think>{thought}</think>" + (f"<answer>{answer}</answer>" if answer else "")
@@ -54,9 +54,9 @@ def test_frame_thinker(valid, right, frames, timestamp, expected):
     """Accuracy behind a gate of validity, and bonuses for actions behind accuracy."""
     got = total(
         of(valid, "valid", weight=0.0),
-        of(right, "accuracy", gate="valid"),
-        of(frames, "frames", gate="accuracy", weight=0.02),
-        of(timestamp, "timestamp", gate="accuracy", weight=0.5),
+        of(right, "accuracy", requires="valid"),
+        of(frames, "frames", requires="accuracy", weight=0.02),
+        of(timestamp, "timestamp", requires="accuracy", weight=0.5),
     )
     assert got == pytest.approx(expected)
 
@@ -65,7 +65,7 @@ def test_frame_thinker(valid, right, frames, timestamp, expected):
 def test_vrag(searched, expected):
     """0.7 judge + 0.1 format + 0.2 NDCG, if there was a search."""
     terms = {"judge": (1, 0.7), "format": (1, 0.1), "ndcg": (0.5, 0.2)}
-    gated = [of(value, name, gate="search", weight=weight) for name, (value, weight) in terms.items()]
+    gated = [of(value, name, requires="search", weight=weight) for name, (value, weight) in terms.items()]
     assert total(of(searched, "search", weight=0.0), *gated) == pytest.approx(expected)
 
 
@@ -75,7 +75,7 @@ def test_r1_reward(right, consistent, expected):
     got = total(
         of(1, "format", weight=0.5),
         of(right, "accuracy"),
-        of(consistent, "consistency", gate="accuracy", weight=0.5),
+        of(consistent, "consistency", requires="accuracy", weight=0.5),
     )
     assert got == pytest.approx(expected)
 
@@ -90,11 +90,11 @@ def test_table2latex():
 
 
 def test_gates_in_a_circle_are_refused():
-    with pytest.raises(UserError, match="term 'a': its gates lead in a circle: a -> b -> c -> a"):
-        judge_of(of(1, "a", gate="b"), of(1, "b", gate="c"), of(1, "c", gate="a"))
-    with pytest.raises(UserError, match="its gate 'd' is no other term"):
-        judge_of(of(1, "a", gate="b"), of(1, "b", gate="d"))
-    judge_of(of(1, "a", gate="b"), of(1, "b", gate="c"), of(1, "c"), of(1, "d", gate="c"))
+    with pytest.raises(UserError, match="term 'a': its requirements lead in a circle: a -> b -> c -> a"):
+        judge_of(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c", requires="a"))
+    with pytest.raises(UserError, match="it requires 'd', which is no other term"):
+        judge_of(of(1, "a", requires="b"), of(1, "b", requires="d"))
+    judge_of(of(1, "a", requires="b"), of(1, "b", requires="c"), of(1, "c"), of(1, "d", requires="c"))
 
 
 def test_pass_at_2_of_four_of_which_two_are_right():

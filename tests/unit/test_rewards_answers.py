@@ -111,11 +111,7 @@ def test_both_ways_to_write_an_order_earn_the_same():
     for _ in range(50):
         target, answer = shuffled(rng, 6), shuffled(rng, 6)
         for reward, options in ((jigsaw.positions, {}), (jigsaw.order, {}), (jigsaw.neighbours, {"grid": [2, 3]})):
-            says = (
-                [{}, {}]
-                if reward is jigsaw.positions
-                else [{"answer": "tiles"}, {"answer": "places"}]
-            )
+            says = [{}, {}] if reward is jigsaw.positions else [{"answer": "tiles"}, {"answer": "places"}]
             tiles = value(reward, AnswerType.PERMUTATION, target, answer, options={**options, **says[0]})
             places = value(
                 reward, AnswerType.PERMUTATION, inverse(target), inverse(answer), options={**options, **says[1]}

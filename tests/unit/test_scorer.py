@@ -106,7 +106,7 @@ def test_a_result_that_is_no_score_is_refused_by_name(result):
 
 
 def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
-    with pytest.raises(RewardError, match="gave the reason 3, which is no text"):
+    with pytest.raises(RewardError, match="gave the reason 3, which is not a string"):
         scored(judge_of(term(constant(RewardValue(1.0, 3)))), RIGHT)
     assert len(scored(judge_of(term(constant(RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
 
@@ -137,9 +137,7 @@ def test_the_policy_to_stop_stops():
 
 def test_a_rollout_that_cannot_be_judged_leaves_its_group():
     silent = rollout("", index=2)
-    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups(
-        [[WRONG, RIGHT, silent]], step=0
-    )
+    (group,) = judge_of(term(number.exact), term(picky), on_error="skip").score_groups([[WRONG, RIGHT, silent]], step=0)
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
     assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "nothing to judge")})

@@ -61,7 +61,9 @@ def replace_base(run, folder):
 def facts(sample):
     """A sample without the keys that a table adds to `meta`; numbers and lists as JSON has them."""
     own = [part if isinstance(part, str) else (part.sha256, *clip_of(part)) for part in sample.parts]
-    answers = [t and (t.answer_type, t.coordinate_system, t.media_index, t.value) for t in (sample.target, sample.label)]
+    answers = [
+        t and (t.answer_type, t.coordinate_system, t.media_index, t.value) for t in (sample.target, sample.label)
+    ]
     return json.loads(json.dumps((sample.id, sample.task, own, answers, sample.thinking, sample.response)))
 
 
@@ -92,7 +94,11 @@ def test_a_kind_that_may_have_a_frame_needs_none(run, samples):
 
 def test_a_frame_by_template_goes_with_a_kind_by_template(run, samples):
     with pytest.raises(UserError, match="is a template, so `answer_type` must be one too"):
-        list(table.rows(run, path="t.jsonl", columns={"question": "q", "answer": "a"}, answer_type="box", coordinates="{{ f }}"))
+        list(
+            table.rows(
+                run, path="t.jsonl", columns={"question": "q", "answer": "a"}, answer_type="box", coordinates="{{ f }}"
+            )
+        )
 
 
 def test_a_part_of_one_of_several_videos_cannot_be_said(clip):

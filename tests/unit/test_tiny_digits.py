@@ -60,7 +60,8 @@ def test_the_annotator_takes_left_for_right_as_often_as_it_is_said(place):
 def test_pictures_and_questions_do_not_depend_on_who_answers(place):
     def asked(size=4, **options):
         return [
-            (s.id, s.parts, s.target) for s in islice(corner_digits(place, split="test", size=size, seed=1, **options), 4)
+            (s.id, s.parts, s.target)
+            for s in islice(corner_digits(place, split="test", size=size, seed=1, **options), 4)
         ]
 
     assert asked(mislabel_prob=1.0, resized_px=96) == asked() == asked(size=None)

@@ -65,9 +65,13 @@ def write_rows(file: Path, rows: Sequence[Cells]) -> None:
     from pyarrow.parquet import write_table
 
     # A dict keeps the order in which the columns come up first.
-    names = dict.fromkeys(name for row in rows for name in row)
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
     try:
-        columns = {name: [row.get(name) for row in rows] for name in names}
+        columns = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
         write_table(pyarrow.table(columns), file)
     except pyarrow.ArrowException as error:
         raise UserError(f"{file}: Parquet cannot hold the rows ({error}); write JSON Lines instead") from error

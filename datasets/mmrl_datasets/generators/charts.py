@@ -8,6 +8,7 @@ and its index alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import ceil, cos, pi, sin
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -103,7 +104,8 @@ def charts(
     def render(rngs: SampleRngs) -> RenderedSample:
         # Shares must add up to 100, so those of a pie cannot be fixed before the others.
         fixed = [] if is_pie else _draw_asked_values(rngs.layout, ask, levels)
-        drawn = draw_composition(split_name, lambda: _draw_values(rngs.layout, months, fixed, levels, shares=is_pie))
+        draw = partial(_draw_values, rngs.layout, months, fixed, levels, shares=is_pie)
+        drawn = draw_composition(split_name, draw)
         values = _sort_by_month(drawn)
         if is_pie:
             canvas = _draw_pie_chart(values, image_px)

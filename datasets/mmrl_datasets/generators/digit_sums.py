@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from mmrl.answer import ResponseFormat
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
@@ -22,7 +24,7 @@ from mmrl_datasets.generators.common import (
     generate_samples,
     objects_meta,
 )
-from mmrl_datasets.generators.drawing import PAPER_GREY, SceneObject, make_background, paste_digit, place_in_line
+from mmrl_datasets.generators.drawing import PAPER_GREY, make_background, paste_digits, place_in_line
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")
@@ -67,39 +69,40 @@ def sums(
     check_at_least(1, size=size, length=length)
     check_at_least(12 * length, image_px=image_px)
     textures = load_textures(split_name, image_px)
-    digit_images, digit_values = load_handwritten_digits(split_name)
+    handwriting = load_handwritten_digits(split_name)
 
     def render(rngs: SampleRngs) -> RenderedSample:
-        chosen = [int(index) for index in rngs.layout.integers(len(digit_images), size=length)]
+        chosen = [int(index) for index in rngs.layout.integers(len(handwriting), size=length)]
         boxes = place_in_line(rngs.layout, length, image_px // length, image_px)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        written = []
-        for index, box in zip(chosen, boxes, strict=True):
-            paste_digit(canvas, digit_images[index], box)
-            written.append(SceneObject(str(digit_values[index]), box))
-        total = sum(digit_values[index] for index in chosen)
-        # The label generator is read in this order, whatever the options, so that one option changes one choice only.
-        first_answer = _draw_first_answer(rngs, total, first_wrong_prob)
-        rethinks = bool(rngs.label.random() < rethink_prob)
-        spells_out = bool(rngs.label.random() >= repeat_prob)
+        written = paste_digits(canvas, handwriting, chosen, boxes)
+        total = sum(handwriting[index].value for index in chosen)
+        demonstration = _draw_demonstration(rngs.label, total, rethink_prob, first_wrong_prob, repeat_prob)
         return RenderedSample(
             parts=(canvas, choose_phrasing(rngs.layout, "Add the digits.", "What do the digits add up to?")),
             target=_sum_target(total),
-            meta={
-                "things": objects_meta(written),
-                "first": first_answer if rethinks else None,
-                "looks": rethinks and spells_out,
-            },
+            meta={"things": objects_meta(written), **demonstration},
         )
 
     for sample in generate_samples(context, "add", split_name, render, size=size, seed=seed):
         yield replace(sample, response=_write_demonstration(sample, rethink_text))
 
 
-def _draw_first_answer(rngs: SampleRngs, total: int, wrong_prob: float) -> int:
-    """Return the sum or, with probability `wrong_prob`, a number that differs from it by 1 to 3."""
-    wrong = abs(total + int(rngs.label.integers(1, 4)) * (1 if rngs.label.random() < 0.5 else -1))
-    return wrong if rngs.label.random() < wrong_prob else total
+def _draw_demonstration(
+    rng: np.random.Generator, total: int, rethink_prob: float, first_wrong_prob: float, repeat_prob: float
+) -> dict[str, Any]:
+    """Draw what the annotator does, for `meta`.
+
+    Returns:
+        `first` is the first of two answers, or None if there is one answer. `looks` is True if the annotator spells out
+        the digits before the second answer.
+    """
+    # All numbers are drawn whatever the options, so that each option changes its own choice only.
+    wrong = abs(total + int(rng.integers(1, 4)) * (1 if rng.random() < 0.5 else -1))
+    first_answer = wrong if rng.random() < first_wrong_prob else total
+    rethinks = bool(rng.random() < rethink_prob)
+    spells_out = bool(rng.random() >= repeat_prob)
+    return {"first": first_answer if rethinks else None, "looks": rethinks and spells_out}
 
 
 def _write_demonstration(sample: Sample, rethink_text: str) -> str:

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from mmrl.types import ImageRef, UserError
 from mmrl_datasets.file_writes import write_if_changed
-from mmrl_datasets.generators.photos import Split, random_crop
+from mmrl_datasets.generators.photos import HandwrittenDigit, Split, random_crop
 
 Box = tuple[int, int, int, int]
 """x1, y1 (inclusive), x2, y2 (exclusive), in pixels."""
@@ -145,10 +145,27 @@ def paste_photo(canvas: Image.Image, photo: Image.Image, box: Box) -> None:
     canvas.paste(photo.resize((inner[2] - inner[0], inner[3] - inner[1])), inner)
 
 
-def paste_digit(canvas: Image.Image, ink: Image.Image, box: Box) -> None:
-    """Paste a handwritten digit, resized to its box, in `INK_COLOR`."""
-    extent = (box[2] - box[0], box[3] - box[1])
-    canvas.paste(INK_COLOR, box, ink.resize(extent, Image.Resampling.BICUBIC))
+def paste_digits(
+    canvas: Image.Image, handwriting: Sequence[HandwrittenDigit], chosen: Sequence[int], boxes: Sequence[Box]
+) -> list[SceneObject]:
+    """Paste handwritten digits, each resized to its box, in `INK_COLOR`.
+
+    Args:
+        canvas: the image.
+        handwriting: the digits to choose from.
+        chosen: an index into them for each box.
+        boxes: the boxes, in pixels.
+
+    Returns:
+        The digits as objects, named by their values.
+    """
+    digits = []
+    for index, box in zip(chosen, boxes, strict=True):
+        digit = handwriting[index]
+        extent = (box[2] - box[0], box[3] - box[1])
+        canvas.paste(INK_COLOR, box, digit.ink.resize(extent, Image.Resampling.BICUBIC))
+        digits.append(SceneObject(str(digit.value), box))
+    return digits
 
 
 def draw_shape(canvas: Image.Image, shape_object: SceneObject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -84,16 +85,12 @@ def shapes(
     check_fractions(background=background)
     check_at_least(1, size=size)
     check_at_least(24, image_px=image_px)
-    for name, value, least in (("max_objects", max_objects, 1), ("options", options, 2)):
-        if not least <= value <= 4:
-            raise UserError(f"{name}={value} must lie between {least} and 4")
-    if not topics or set(topics) - set(get_args(Topic)):
-        raise UserError(f"topics={list(topics)} must be some of {', '.join(get_args(Topic))}")
+    _check_question_options(max_objects, options, topics)
     textures = load_textures(split_name, image_px)
 
     def render(rngs: SampleRngs) -> RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
-        scene = draw_composition(split_name, lambda: _draw_scene(rngs.layout, count, image_px))
+        scene = draw_composition(split_name, partial(_draw_scene, rngs.layout, count, image_px))
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
         for shape in scene:
             draw_shape(canvas, shape)
@@ -108,6 +105,14 @@ def shapes(
         )
 
     return generate_samples(context, "mcq", split_name, render, size=size, seed=seed)
+
+
+def _check_question_options(max_objects: int, options: int, topics: Sequence[str]) -> None:
+    for name, value, least in (("max_objects", max_objects, 1), ("options", options, 2)):
+        if not least <= value <= 4:
+            raise UserError(f"{name}={value} must lie between {least} and 4")
+    if not topics or set(topics) - set(get_args(Topic)):
+        raise UserError(f"topics={list(topics)} must be some of {', '.join(get_args(Topic))}")
 
 
 def _draw_scene(rng: np.random.Generator, count: int, image_px: int) -> list[SceneObject]:

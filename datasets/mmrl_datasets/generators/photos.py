@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import skimage.data
@@ -24,6 +24,15 @@ SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
 """The fraction of a photograph's columns, or of the handwritten digits, where each split begins and ends."""
 MAX_ZOOM: Final = 4 / 3
 """Side of the largest region that a crop shrinks, in sides of the crop."""
+
+
+class HandwrittenDigit(NamedTuple):
+    """One handwritten digit."""
+
+    ink: Image.Image
+    """8 x 8 pixels, mode L: 0 is paper, 255 full ink."""
+    value: int
+    """0 to 9."""
 
 
 def parse_split(name: str) -> Split:
@@ -76,17 +85,18 @@ def load_scene_photos(split: Split, patch_px: int) -> list[Image.Image]:
     return [split_region(scene, split, patch_px) for scene in scenes]
 
 
-def load_handwritten_digits(split: Split) -> tuple[list[Image.Image], list[int]]:
-    """Return the 8 x 8 images of a split (mode L: 0 is paper, 255 full ink) and the digits that they show.
+def load_handwritten_digits(split: Split) -> list[HandwrittenDigit]:
+    """Return the handwritten digits of a split.
 
     The data set is in order of its writers, so a slice of it keeps most of one writer's digits in one split.
     """
     dataset = load_digits()
     chosen = split_slice(split, len(dataset.images))
     ink_levels = (dataset.images[chosen] * (255 / 16)).astype(np.uint8)
-    images = [Image.fromarray(levels) for levels in ink_levels]
-    values = [int(value) for value in dataset.target[chosen]]
-    return images, values
+    digits = []
+    for levels, value in zip(ink_levels, dataset.target[chosen], strict=True):
+        digits.append(HandwrittenDigit(Image.fromarray(levels), int(value)))
+    return digits
 
 
 def split_region(photograph: NDArray[np.uint8], split: Split, patch_px: int) -> Image.Image:

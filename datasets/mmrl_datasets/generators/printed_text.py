@@ -7,6 +7,7 @@ of different splits share no pixel. A sample depends on the seed, the split and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import ceil
 from types import MappingProxyType
 from typing import Final, Literal, get_args
@@ -85,16 +86,13 @@ def text(
     check_one_of(get_args(Characters), characters=characters)
     check_fractions(noise=noise, background=background)
     check_at_least(1, size=size)
-    check_at_least(2, min_length=min_length)
-    check_at_least(min_length, length=length)
-    check_at_least(12 * length, image_px=image_px)
-    if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
-        raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
+    _check_sizes(min_length, length, image_px)
+    _check_appearance(rotation, contrast)
     textures = load_textures(split_name, image_px)
 
     def render(rngs: SampleRngs) -> RenderedSample:
         count = int(rngs.layout.integers(min_length, length + 1))
-        written = draw_composition(split_name, lambda: [_draw_text(rngs.layout, characters, count)])[0]
+        written = draw_composition(split_name, partial(_draw_text, rngs.layout, characters, count))[0]
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PRINT_PAPER_GREY)
         ink = _render_to_fit(rngs.layout, written, image_px, float(rngs.layout.uniform(-rotation, rotation)))
         left = int(rngs.layout.integers(image_px - ink.width + 1))
@@ -112,16 +110,28 @@ def text(
     return generate_samples(context, "ocr", split_name, render, size=size, seed=seed)
 
 
-def _draw_text(rng: np.random.Generator, characters: str, count: int) -> str:
+def _check_sizes(min_length: int, length: int, image_px: int) -> None:
+    check_at_least(2, min_length=min_length)
+    check_at_least(min_length, length=length)
+    check_at_least(12 * length, image_px=image_px)
+
+
+def _check_appearance(rotation: float, contrast: float) -> None:
+    if not (0.0 <= rotation <= 45.0 and 0.1 <= contrast <= 1.0):
+        raise UserError(f"rotation={rotation} must lie between 0 and 45, and contrast={contrast} between 0.1 and 1")
+
+
+def _draw_text(rng: np.random.Generator, characters: str, count: int) -> list[str]:
+    """Draw a text, which is the only fact of its composition."""
     if characters != "words":
-        return "".join(rng.choice(list(ALPHABETS[characters]), size=count))
+        return ["".join(rng.choice(list(ALPHABETS[characters]), size=count))]
     # Consonants and vowels take turns; `starts_with_vowel` decides which comes first.
     starts_with_vowel = int(rng.integers(2))
     letters = []
     for position in range(count):
         alphabet = VOWELS if (position + starts_with_vowel) % 2 else CONSONANTS
         letters.append(alphabet[int(rng.integers(len(alphabet)))])
-    return "".join(letters)
+    return ["".join(letters)]
 
 
 def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle: float) -> Image.Image:

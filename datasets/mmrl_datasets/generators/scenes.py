@@ -15,6 +15,7 @@ Options that all three share:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -42,7 +43,7 @@ from mmrl_datasets.generators.drawing import (
     draw_composition,
     draw_shape,
     make_background,
-    paste_digit,
+    paste_digits,
     paste_photo,
     place_boxes,
     place_in_line,
@@ -94,9 +95,8 @@ def counting(
         colour = colours[int(rngs.layout.integers(len(colours)))]
         count = int(rngs.layout.integers(max_count + 1))
         others = [other for other in colours if other != colour]
-        shapes = draw_composition(
-            split_name, lambda: _draw_coloured_shapes(rngs.layout, [colour] * count, others, image_px)
-        )
+        draw = partial(_draw_coloured_shapes, rngs.layout, [colour] * count, others, image_px)
+        shapes = draw_composition(split_name, draw)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
         for shape in shapes:
             draw_shape(canvas, shape)
@@ -149,10 +149,8 @@ def grounding(
 
     def render(rngs: SampleRngs) -> RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
-        placed = draw_composition(
-            split_name,
-            lambda: _draw_named_objects(rngs.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px),
-        )
+        draw = partial(_draw_named_objects, rngs.layout, names, sides, count=count, image_px=image_px, grid_px=grid_px)
+        placed = draw_composition(split_name, draw)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
         for scene_object in placed:
             _draw_object(canvas, scene_object, photos, rngs.pixels)
@@ -196,17 +194,14 @@ def digits(
     check_at_least(fewest, length=length)
     check_at_least(12 * length, image_px=image_px)
     textures = load_textures(split_name, image_px)
-    digit_images, digit_values = load_handwritten_digits(split_name)
+    handwriting = load_handwritten_digits(split_name)
 
     def render(rngs: SampleRngs) -> RenderedSample:
         count = int(rngs.layout.integers(fewest, length + 1))
-        chosen = choose_with_replacement(rngs.layout, range(len(digit_images)), count)
+        chosen = choose_with_replacement(rngs.layout, range(len(handwriting)), count)
         boxes = place_in_line(rngs.layout, count, image_px // length, image_px)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        written = []
-        for index, box in zip(chosen, boxes, strict=True):
-            paste_digit(canvas, digit_images[index], box)
-            written.append(SceneObject(str(digit_values[index]), box))
+        written = paste_digits(canvas, handwriting, chosen, boxes)
         number = "".join(digit.name for digit in written)
         label = UNCLEAR_LABEL if rngs.label.random() < label_unclear_prob else number
         return RenderedSample(

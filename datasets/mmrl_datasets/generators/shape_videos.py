@@ -19,6 +19,7 @@ Options that all three share:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -119,9 +120,8 @@ def direction(
 
     def render(rngs: SampleRngs) -> RenderedSample:
         asked = directions[int(rngs.layout.integers(len(directions)))]
-        shapes = draw_composition(
-            split_name, lambda: _draw_moving_shapes(rngs.layout, asked, directions, distractors, settings)
-        )
+        draw = partial(_draw_moving_shapes, rngs.layout, asked, directions, distractors, settings)
+        shapes = draw_composition(split_name, draw)
         options, letter = shuffle_options(rngs.layout, directions, asked)
         question = f"Which way does the {shapes[-1].shape.name} move?{format_choices(options)}"
         return _render_video(rngs, settings, shapes, question, Target(answer_type=AnswerType.CHOICE, value=letter))
@@ -199,9 +199,8 @@ def visible_span(
 
     def render(rngs: SampleRngs) -> RenderedSample:
         first, end = sorted(int(edge) for edge in rngs.layout.permutation(frames + 1)[:2])
-        shapes = draw_composition(
-            split_name, lambda: _draw_static_shapes(rngs.layout, range(first, end), distractors, settings)
-        )
+        draw = partial(_draw_static_shapes, rngs.layout, range(first, end), distractors, settings)
+        shapes = draw_composition(split_name, draw)
         question = f"From when to when is the {shapes[-1].shape.name} visible, in seconds?"
         target = Target(answer_type=AnswerType.SPAN, value=(first / fps, end / fps))
         return _render_video(rngs, settings, shapes, question, target)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from mmrl.answer import ResponseFormat
 from mmrl.answer.tool_calls import CALL_END, CALL_START
 from mmrl.types import AnswerType, DatasetContext, Sample, Target
@@ -23,7 +25,7 @@ from mmrl_datasets.generators.common import (
     generate_samples,
     objects_meta,
 )
-from mmrl_datasets.generators.drawing import PAPER_GREY, Box, SceneObject, make_background, paste_digit
+from mmrl_datasets.generators.drawing import PAPER_GREY, Box, make_background, paste_digits
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
@@ -65,20 +67,14 @@ def corner_digits(
     check_at_least(1, size=size, digit_px=digit_px, resized_px=resized_px)
     check_at_least(4 * ZOOM_SIDE_FACTOR * digit_px, image_px=image_px)
     textures = load_textures(split_name, image_px)
-    digit_images, digit_values = load_handwritten_digits(split_name)
+    handwriting = load_handwritten_digits(split_name)
     zoom_boxes = _zoom_boxes(image_px, ZOOM_SIDE_FACTOR * digit_px)
 
     def render(rngs: SampleRngs) -> RenderedSample:
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        chosen = [int(index) for index in rngs.layout.integers(len(digit_images), size=len(CORNERS))]
-        written = []
-        slack_px = (ZOOM_SIDE_FACTOR - 1) * digit_px
-        for zoom_box, index in zip(zoom_boxes, chosen, strict=True):
-            left = zoom_box[0] + int(rngs.layout.integers(slack_px + 1))
-            top = zoom_box[1] + int(rngs.layout.integers(slack_px + 1))
-            box = (left, top, left + digit_px, top + digit_px)
-            paste_digit(canvas, digit_images[index], box)
-            written.append(SceneObject(str(digit_values[index]), box))
+        chosen = [int(index) for index in rngs.layout.integers(len(handwriting), size=len(CORNERS))]
+        boxes = [_draw_box_inside(rngs.layout, zoom_box, digit_px) for zoom_box in zoom_boxes]
+        written = paste_digits(canvas, handwriting, chosen, boxes)
         asked = int(rngs.layout.integers(len(CORNERS)))
         # CORNERS alternates left and right, so flipping the lowest bit swaps the two.
         zoomed = asked ^ 1 if rngs.label.random() < mislabel_prob else asked
@@ -101,6 +97,14 @@ def _zoom_boxes(image_px: int, side_px: int) -> list[Box]:
     near = (image_px // 2 - side_px) // 2
     far = (image_px // 2 * 3 - side_px) // 2
     return [(x, y, x + side_px, y + side_px) for y in (near, far) for x in (near, far)]
+
+
+def _draw_box_inside(rng: np.random.Generator, outer: Box, side_px: int) -> Box:
+    """Draw a square box of `side_px` inside another square box."""
+    slack_px = outer[2] - outer[0] - side_px
+    left = outer[0] + int(rng.integers(slack_px + 1))
+    top = outer[1] + int(rng.integers(slack_px + 1))
+    return left, top, left + side_px, top + side_px
 
 
 def _digit_target(name: str) -> Target:

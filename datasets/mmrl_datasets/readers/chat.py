@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from mmrl.answer.tool_calls import find_final_call
@@ -99,7 +100,7 @@ def rows(
     return source.convert_rows(
         source.read_rows(context),
         collect_required_columns(roles.values()) | answer_spec.required_columns,
-        lambda cells: _read_fields(cells, roles, answer_spec, resolver, exchange),
+        partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange),
     )
 
 

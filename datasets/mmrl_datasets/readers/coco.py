@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ def rows(
     return source.convert_rows(
         _join_annotations(context.base_dir / path, categories),
         prompt_template.required_columns,
-        lambda cells: _read_fields(cells, prompt_template, resolver),
+        partial(_read_fields, prompt_template=prompt_template, resolver=resolver),
     )
 
 

@@ -21,11 +21,11 @@ class Column(Protocol):
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """The columns that a row must have."""
+        """Columns that a row must have."""
 
     @property
     def consumed_columns(self) -> frozenset[str]:
-        """The columns whose whole content is in the value, so that `meta` need not repeat them."""
+        """Columns whose whole content is in the value, so that `meta` need not repeat them."""
 
     def read(self, cells: Cells) -> object:
         """Return the value in a row.
@@ -44,16 +44,20 @@ class SingleColumn:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """The column itself."""
+        """Set of the one column."""
         return frozenset({self.name})
 
     @property
     def consumed_columns(self) -> frozenset[str]:
-        """The column itself."""
+        """Set of the one column."""
         return frozenset({self.name})
 
     def read(self, cells: Cells) -> object:
-        """Return the cell."""
+        """Return the value of the cell.
+
+        Raises:
+            MissingColumnError: the row lacks the column.
+        """
         return get_cell(cells, self.name)
 
 
@@ -65,12 +69,12 @@ class ColumnList:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Every one of the columns."""
+        """Set of all the columns."""
         return frozenset(self.names)
 
     @property
     def consumed_columns(self) -> frozenset[str]:
-        """Every one of the columns."""
+        """Set of all the columns."""
         return frozenset(self.names)
 
     def read(self, cells: Cells) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,9 +42,8 @@ def rows(
     prompt_template = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, None, path)
     source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        _read_rows(context.base_dir / path), (), lambda cells: _read_fields(cells, prompt_template, resolver)
-    )
+    read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
+    return source.convert_rows(_read_rows(context.base_dir / path), (), read_fields)
 
 
 def _read_rows(folder: Path) -> Iterator[Row]:

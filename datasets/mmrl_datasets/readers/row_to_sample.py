@@ -58,7 +58,7 @@ class SampleFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource:
-    """Where rows come from, and the names of their samples."""
+    """One source of rows, and how its samples are named."""
 
     path: str
     """A file, a folder or a hub address, as `open_rows` reads it."""
@@ -138,7 +138,7 @@ class RowAnswerSpec:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """The columns that the templates need."""
+        """Columns that a row must have for the templates."""
         required: frozenset[str] = frozenset()
         for option in (self.answer_type, self.coordinate_system):
             if isinstance(option, ColumnTemplate):

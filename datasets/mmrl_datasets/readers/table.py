@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from mmrl.types import DatasetContext, RejectedRow, Sample, UserError
@@ -85,7 +86,7 @@ def rows(
     return source.convert_rows(
         source.read_rows(context),
         collect_required_columns(roles.values()) | answer_spec.required_columns,
-        lambda cells: _read_fields(cells, roles, answer_spec, resolver),
+        partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from mmrl.types import DatasetContext, ImageRef, RejectedRow, Sample
@@ -51,7 +52,7 @@ def rows(
     return source.convert_rows(
         source.read_rows(context),
         REQUIRED_COLUMNS,
-        lambda cells: _read_fields(cells, answer_spec, resolver, images_by_index),
+        partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index),
     )
 
 

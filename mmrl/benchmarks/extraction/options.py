@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -66,7 +67,7 @@ class AnswerOptions:
     def __init__(self, texts: Sequence[str]) -> None:
         """Prepare the options of these texts."""
         self.texts = tuple(texts)
-        self.letters = tuple(chr(ord("A") + index) for index in range(len(self.texts)))
+        self.letters = tuple(ascii_uppercase[: len(self.texts)])
         self._normalized_texts = tuple(map(normalize_option, self.texts))
         self._numbers = tuple(map(parse_single_number, self.texts))
 
@@ -85,11 +86,8 @@ class AnswerOptions:
         without_degrees = normalized.rstrip("°")
         if not without_degrees:
             return None
-        indices = []
-        for index, option in enumerate(self._normalized_texts):
-            if option.rstrip("°") == without_degrees:
-                indices.append(index)
-        return indices[0] if len(indices) == 1 else None
+        candidates = [option.rstrip("°") for option in self._normalized_texts]
+        return candidates.index(without_degrees) if candidates.count(without_degrees) == 1 else None
 
     def index_of_number(self, value: float) -> int | None:
         """Return the one option that is this number, whatever its unit."""
@@ -140,8 +138,12 @@ class AnswerOptions:
     @cached_property
     def yes_no_indices(self) -> tuple[int, int] | None:
         """Indices of yes and no, where each is one of the options."""
-        yes = [index for index, text in enumerate(self._normalized_texts) if text in _YES_WORDS]
-        no = [index for index, text in enumerate(self._normalized_texts) if text in _NO_WORDS]
+        yes, no = [], []
+        for index, text in enumerate(self._normalized_texts):
+            if text in _YES_WORDS:
+                yes.append(index)
+            elif text in _NO_WORDS:
+                no.append(index)
         return (yes[0], no[0]) if len(yes) == len(no) == 1 else None
 
     @cached_property
@@ -190,6 +192,12 @@ def normalize_option(text: str) -> str:
     return _IGNORED_CHARS.sub("", _ARTICLE.sub("", text.strip()))
 
 
+def word_stems(text: str) -> frozenset[str]:
+    """Return the words of a text without their endings, synonyms under one name."""
+    stems = (_WORD_ENDING.sub("", word) for word in _WORD.findall(text.lower()))
+    return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
+
+
 def _replace_latex_command(match: re.Match[str]) -> str:
     return _LATEX_REPLACEMENTS.get(match[0], "")
 
@@ -200,12 +208,6 @@ def _write_fraction(match: re.Match[str]) -> str:
 
 def _write_square_root(match: re.Match[str]) -> str:
     return f"√{match[1] or match[2] or match[3]}"
-
-
-def word_stems(text: str) -> frozenset[str]:
-    """Return the words of a text without their endings, synonyms under one name."""
-    stems = (_WORD_ENDING.sub("", word) for word in _WORD.findall(text.lower()))
-    return frozenset(_SYNONYM_STEMS.get(stem, stem) for stem in stems) - _STOP_WORDS
 
 
 def _whole_word_pattern(text: str) -> str:

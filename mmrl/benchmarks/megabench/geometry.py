@@ -89,8 +89,8 @@ def number_closeness(prediction: object, reference: object) -> float:
 def angle_closeness(prediction: object, reference: object) -> float:
     """Return 1 - the mean of |a - b| / 10 over angles in degrees paired by order, at least 0; 0 for unequal counts."""
     predicted_entries = parse_entries(prediction)
-    predicted = [entry for entry in predicted_entries if _is_bounded_number(entry)]
-    expected = [entry for entry in parse_entries(reference) if _is_bounded_number(entry)]
+    predicted = list(filter(_is_bounded_number, predicted_entries))
+    expected = list(filter(_is_bounded_number, parse_entries(reference)))
     if len(predicted) != len(predicted_entries) or len(predicted) != len(expected) or not predicted:
         return 0.0
     mean_error = fmean(abs(angle - target) for angle, target in zip(predicted, expected, strict=True))

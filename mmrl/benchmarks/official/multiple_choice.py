@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from string import ascii_uppercase
 from typing import Final
 
 from mmrl.benchmarks.extraction.extract import Extraction
@@ -39,7 +40,7 @@ _MAX_CHARS: Final = 4000
 
 def option_letters(count: int) -> list[str]:
     """Return A, B, ... for so many options."""
-    return [chr(ord("A") + index) for index in range(count)]
+    return list(ascii_uppercase[:count])
 
 
 def correct_letter(item: Item) -> str:

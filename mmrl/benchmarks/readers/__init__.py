@@ -1,1 +1,1 @@
-"""Readers of published benchmark layouts."""
+"""Readers of benchmark files: a module for each published format, and the questions that rows become."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from string import ascii_uppercase
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mmrl.types import CoordinateSystem, ImageRef
@@ -113,7 +114,7 @@ def normalize_answer(answer: object, box_format: str) -> object:
 def check_box_range(answer: object, coordinate_system: object) -> object:
     """Return the answer unchanged; a box must be plausible in this coordinate system.
 
-    A box in the wrong coordinate system would make every response count as wrong without any error.
+    A box in the wrong coordinate system would make every response count as incorrect without any error.
 
     Raises:
         BadRowError: the box exceeds the coordinate system, or looks normalised to 1 where it should not be.
@@ -147,9 +148,9 @@ def parse_option_texts(written_options: object, question: str, *, question_lists
     else:
         options = tuple("ABCD")
         lettered = [*_LETTERED_OPTION.finditer(question)]
-    letters = [match[1] for match in lettered]
-    in_order = letters == [chr(ord("A") + index) for index in range(len(letters))]
-    return tuple(match[2] for match in lettered) if letters and in_order else options
+    letters = "".join(match[1] for match in lettered)
+    in_order = bool(letters) and ascii_uppercase.startswith(letters)
+    return tuple(match[2] for match in lettered) if in_order else options
 
 
 def _missing_share(cells: Cells, layout: RowLayout) -> float:

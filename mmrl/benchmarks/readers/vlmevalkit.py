@@ -125,9 +125,8 @@ class VlmEvalKitLayout:
 
 
 def _parse_question(cells: Cells) -> str:
-    lines = [vlmevalkit.cell_text(cells, name) for name in ("hint", "context")]
-    lines = [line for line in lines if line]
-    return "\n".join([*lines, str(cells["question"] or cells.get("query_wo") or "")])
+    lines = [vlmevalkit.cell_text(cells, "hint"), vlmevalkit.cell_text(cells, "context")]
+    return "\n".join([*filter(None, lines), str(cells["question"] or cells.get("query_wo") or "")])
 
 
 def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:

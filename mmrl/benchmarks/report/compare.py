@@ -51,17 +51,25 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
             "runs to compare must have the same items"
         )
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
-    means_a = [fmean(correct_a[id]) for id in correct_a]
-    means_b = [fmean(correct_b[id]) for id in correct_a]
-    paired = list(zip(correct_a, means_a, means_b, strict=True))
+    means_a, means_b, clusters = [], [], []
+    a_only_ids, b_only_ids = [], []
+    for id in correct_a:
+        mean_a, mean_b = fmean(correct_a[id]), fmean(correct_b[id])
+        means_a.append(mean_a)
+        means_b.append(mean_b)
+        clusters.append(cluster_of[id])
+        if mean_a > mean_b:
+            a_only_ids.append(id)
+        elif mean_a < mean_b:
+            b_only_ids.append(id)
     return RunComparison(
         num_questions=len(correct_a),
         accuracy_a=fmean(means_a),
         accuracy_b=fmean(means_b),
-        difference=paired_cluster_bootstrap(means_a, means_b, [cluster_of[id] for id in correct_a]),
+        difference=paired_cluster_bootstrap(means_a, means_b, clusters),
         mcnemar=_test_single_responses(correct_a, correct_b),
-        a_only_ids=tuple(id for id, mean_a, mean_b in paired if mean_a > mean_b),
-        b_only_ids=tuple(id for id, mean_a, mean_b in paired if mean_a < mean_b),
+        a_only_ids=tuple(a_only_ids),
+        b_only_ids=tuple(b_only_ids),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final
 
@@ -18,6 +19,12 @@ from mmrl.utils.stats import cluster_bootstrap, maj_at_k, pass_at_k, wilson_inte
 _BOOTSTRAP_SEED: Final = 0
 _DECIMALS: Final = 4
 """Decimals of every share in a report."""
+
+_Column = Callable[[Verdict], float]
+_STRICT: Final[_Column] = attrgetter("strict")
+_OFFICIAL: Final[_Column] = attrgetter("official")
+_SCORE: Final[_Column] = attrgetter("score")
+_CORRECT_WITH_JUDGE: Final[_Column] = attrgetter("correct_with_judge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +76,11 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
     report["items"] = len(run.items)
     report["responses"] = len(run.responses)
     report["missing"] = len(run.missing_ids)
-    report["strict"] = _clustered_mean([verdict.strict for verdict in verdicts], verdicts)
-    report["official"] = _clustered_mean([verdict.official for verdict in verdicts], verdicts)
+    report["strict"] = _clustered_mean(verdicts, _STRICT)
+    report["official"] = _clustered_mean(verdicts, _OFFICIAL)
     if run.judge_summary:
         report["judge"] = _judge_section(run.judge_summary, verdicts)
-    report["score"] = _round(_mean_over_items([verdict.score for verdict in verdicts], verdicts))
+    report["score"] = _round(_mean_over_items(verdicts, _SCORE))
     report["overall"] = {name: _round(value) for name, value in run.overall_scores.items()}
     report["outcomes"] = {str(outcome): outcomes[outcome] for outcome in ResponseOutcome}
     report["truncated_rate"] = _round(num_truncated / max(1, len(run.responses)))
@@ -96,26 +103,26 @@ def _judge_section(summary: JudgeSummary, verdicts: Sequence[Verdict]) -> dict[s
         "asked": summary.num_asked,
         "correct": sum(verdict.judge_correct is True for verdict in verdicts),
         "failed": len(summary.failures),
-        "accuracy": _clustered_mean([verdict.correct_with_judge for verdict in verdicts], verdicts),
+        "accuracy": _clustered_mean(verdicts, _CORRECT_WITH_JUDGE),
     }
 
 
-def _mean_by_item(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
+def _mean_by_item(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
     """Return the mean over each item's responses, so that items count alike however many responses they have."""
     by_item: dict[str, list[float]] = defaultdict(list)
-    for value, verdict in zip(values, verdicts, strict=True):
-        by_item[verdict.id].append(value)
+    for verdict in verdicts:
+        by_item[verdict.id].append(column(verdict))
     return {id: fmean(item_values) for id, item_values in by_item.items()}
 
 
-def _mean_over_items(values: Sequence[float], verdicts: Sequence[Verdict]) -> float:
-    return fmean(_mean_by_item(values, verdicts).values())
+def _mean_over_items(verdicts: Sequence[Verdict], column: _Column) -> float:
+    return fmean(_mean_by_item(verdicts, column).values())
 
 
-def _clustered_mean(values: Sequence[float], verdicts: Sequence[Verdict]) -> dict[str, float]:
+def _clustered_mean(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
     """Return the mean over items with an interval that resamples clusters."""
     cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
-    means = _mean_by_item(values, verdicts)
+    means = _mean_by_item(verdicts, column)
     clusters = [cluster_of[id] for id in means]
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)
     if interval.low == interval.high:
@@ -141,23 +148,21 @@ def _subset_section(run: ScoredRun) -> dict[str, dict[str, Any]]:
 def _subset_row(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     num_items = len({verdict.id for verdict in verdicts})
     # Wilson's interval counts items: several responses to one question are not several questions.
-    strict = wilson_interval(
-        num_items * _mean_over_items([verdict.strict for verdict in verdicts], verdicts), num_items
-    )
+    strict = wilson_interval(num_items * _mean_over_items(verdicts, _STRICT), num_items)
     return {
         "n": num_items,
         "strict": _round(strict.value),
         "low": _round(strict.low),
         "high": _round(strict.high),
-        "official": _round(_mean_over_items([verdict.official for verdict in verdicts], verdicts)),
-        "score": _round(_mean_over_items([verdict.score for verdict in verdicts], verdicts)),
+        "official": _round(_mean_over_items(verdicts, _OFFICIAL)),
+        "score": _round(_mean_over_items(verdicts, _SCORE)),
     }
 
 
 def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
     """Return pass@k and maj@k for k = 1, 2, 4, ... up to the responses that every answered item has.
 
-    Items without a response count as wrong. Empty when some item has one response only.
+    Items without a response count as incorrect. Empty when some item has one response only.
     """
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in sorted(verdicts, key=lambda verdict: verdict.response_index):
@@ -166,7 +171,7 @@ def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float
     max_k = min(map(len, answered), default=1)
     if max_k == 1:
         return {}
-    powers = [2**exponent for exponent in range(max_k.bit_length()) if 2**exponent <= max_k]
+    powers = [2**exponent for exponent in range(max_k.bit_length())]
     rows = {}
     for k in sorted({*powers, max_k}):
         passed = sum(_pass_at_k(item_verdicts, k) for item_verdicts in answered)

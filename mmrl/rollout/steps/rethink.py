@@ -183,7 +183,7 @@ class ForcedRethink:
         Only text behind the last tool result or trigger is searched: an answer before it does not count.
         """
         start = len(self.processor.first_response_text(first_response) or "")
-        answer_offset = self.processor.grammar.find_last_answer(first_response.text[start:])
+        answer_offset = self.processor.response_format.find_last_answer(first_response.text[start:])
         if answer_offset is None:
             return first_response.num_tokens
         token_ids = [token for segment in first_response.segments for token in segment.token_ids]

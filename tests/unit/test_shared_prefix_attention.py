@@ -19,7 +19,9 @@ TREES = [
 
 def visible(tree):
     """Token by token: a token sees its own piece up to itself, and all of the prompt of its group."""
-    lengths = [(g, c, n) for g, stem in enumerate(tree) for c, n in enumerate((stem.prompt_length, *stem.completion_lengths))]
+    lengths = [
+        (g, c, n) for g, stem in enumerate(tree) for c, n in enumerate((stem.prompt_length, *stem.completion_lengths))
+    ]
     pieces = [(g, c) for g, c, n in lengths for _ in range(n)]
     return torch.tensor(
         [

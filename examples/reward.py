@@ -1,0 +1,23 @@
+"""A reward that counts traffic lights: 1 for the right number, less the further off the answer is."""
+
+from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
+from mmrl_rewards.contract import reward, target_value
+
+
+@reward(name="traffic_lights", answer_types=(AnswerType.NUMBER,))
+def traffic_lights(response: Response, sample: Sample, *, cost_per_light: float = 0.5) -> RewardValue:
+    """max(0, 1 - cost_per_light * |answer - target|).
+
+    Source: this example. Departures: none.
+
+    Raises:
+        Unscorable: the target is no number of things.
+    """
+    target = target_value(sample, AnswerType.NUMBER)
+    if target < 0 or target != int(target):
+        raise Unscorable(f"the target {target} is no number of traffic lights")
+    answer = response.answer.value
+    if answer is None:
+        return RewardValue(0.0, response.answer.problems[0])
+    value = max(0.0, 1.0 - cost_per_light * abs(answer - target))
+    return RewardValue(value, f"{answer} traffic lights, expected {target}")
