@@ -70,8 +70,8 @@ def test_any_number_of_processes_gives_the_same_bytes(tiny, monkeypatch, count):
                 prompt = processor.build(one)
                 assert prompt == plain.build(one)
                 assert prompt.sample is one
-                assert torch.equal(processor.get_tensors(prompt).image_patches_MD, plain.get_tensors(prompt).image_patches_MD)
-                assert torch.equal(processor.get_tensors(prompt).position_ids_3P, plain.get_tensors(prompt).position_ids_3P)
+                assert torch.equal(processor.prompt_tensors(prompt).image_patches_MD, plain.prompt_tensors(prompt).image_patches_MD)
+                assert torch.equal(processor.prompt_tensors(prompt).position_ids_3P, plain.prompt_tensors(prompt).position_ids_3P)
 
 
 def test_processes_are_one_step_ahead_and_no_more(tiny):
@@ -253,11 +253,11 @@ def test_a_step_stays_whole_in_a_cache_too_small_for_it(tiny, monkeypatch):
         held_out = processor.build(world.samples[8])  # an evaluation in between
         prompts = [processor.build(one) for one in step]
         for prompt in [*prompts, *prompts]:
-            processor.get_tensors(prompt)
+            processor.prompt_tensors(prompt)
         assert processed == [one.id for one in (*step, world.samples[8])]
         source.take(6, 2)
-        processor.get_tensors(prompts[0])  # the step before is gone
-        processor.get_tensors(held_out)
+        processor.prompt_tensors(prompts[0])  # the step before is gone
+        processor.prompt_tensors(held_out)
     assert processed[7:] == [one.id for one in (*world.samples[6:8], step[0], world.samples[8])]
 
 
