@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from videos import SMALL
 
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config.schema import MediaLimitsConfig
+from mmrl.distributed.ranks import SingleProcess
 from mmrl.media.cache import MediaCache
 from mmrl.policy import shared_prefix_attention
 from mmrl.policy.batch import PrefixGroup
@@ -131,24 +133,19 @@ class Watcher:
 
     def build_demonstration(self, prompt, demonstration, *, with_thinking, loss_on):
         self.thought.setdefault(prompt.id, []).append(with_thinking)
+        return SimpleNamespace(prompt=prompt)
 
     def step(self, experiences, *, step):
         return {}
-
-    def log(self, state, metrics, seconds): ...
-
-    def should_stop(self, state):
-        return False
-
-    def save(self, state): ...
 
 
 def watched(samples, share, salt):
     watcher = Watcher(samples)
     options = {"target_field": "target", "loss_on": "response", "drop_thinking_prob": share, "seed_parts": (salt, "s")}
-    ports = ("source", "prompt_builder", "learner", "logger", "stop_criterion", "checkpointer")
-    plan = sft.SftSettings(num_steps=100, batch_size=len(samples), max_nonfinite_steps=1, **options)
-    sft.run_sft_stage(plan, sft.SftComponents(**dict.fromkeys(ports, watcher)), sft.TrainingState())
+    ports = dict.fromkeys(("source", "prompt_builder", "learner"), watcher)
+    settings = sft.SftSettings(num_steps=100, batch_size=len(samples), **options)
+    components = sft.SftComponents(**ports, callbacks=(), ranks=SingleProcess())
+    sft.run_sft_stage(settings, components, sft.TrainingState())
     return watcher.thought
 
 

@@ -116,8 +116,8 @@ def raising_reward(folder: Path) -> Config:
 
 
 def wrong_table(folder: Path) -> Config:
-    row = {"fn": "./mine.py:raises", "sample": {"answer_type": "number", "value": 1}, "response": "", "expected": 1}
-    (folder / "mine.json").write_text(json.dumps([{**row, "from_stage": "as wished"}]))
+    row = {"fn": "./mine.py:raises", "sample": {"kind": "number", "value": 1}, "response": "", "expected": 1}
+    (folder / "mine.json").write_text(json.dumps([{**row, "source": "as wished"}]))
     return raising_reward(folder)
 
 
@@ -159,7 +159,7 @@ MISTAKES: list[tuple[Callable[[Path], Config], list[str]]] = [
     (wrong_table, ["reward './mine.py:raises' contradicts its case table: expected 1.0", "source: as wished"]),
     (same_id_twice, ["two samples have the id 'count/train/r0'"]),
     (overlap, ["count/train/000000", "training and the held-out data"]),
-    (all_frozen, ["model: `freeze` holds every part", "leave at least one to train"]),
+    (all_frozen, ["model: `freeze` holds every component", "leave at least one to train"]),
 ]
 
 

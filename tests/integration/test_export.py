@@ -39,7 +39,7 @@ def short(run_dir: Path, **model: object) -> dict[str, Any]:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a trained tiny model, one for each family."""
     folder = tmp_path_factory.mktemp(request.param)
-    config = short(folder / "run", scratch={**TINY, "family": request.param})
+    config = short(folder / "run", from_scratch={**TINY, "family": request.param})
     assert main(["train", str(write(config, folder / "short.yaml"))]) == 0
     return folder / "run"
 

@@ -24,9 +24,9 @@ from mmrl.types import AnswerType, Author, CoordinateSystem, Experience, Samplin
 
 PATCH, MERGE = 8, 2
 YAML = f"""\
-run: {{name: one-image, threads: 1}}
+run: {{name: one-image, cpu_threads: 1}}
 model:
-  scratch: {TINY}
+  from_scratch: {TINY}
   dtype: float32
   device: cpu
   min_pixels: 2304

@@ -113,7 +113,7 @@ def test_a_phase_without_enough_samples_is_refused(tmp_path: Path, here: Command
         "train", write(experiment(tmp_path / "run", stages=[reinforcement(data_order=order)]), tmp_path / "c.yaml")
     )
     assert done.code == 2
-    assert "stage 'rl' asks 4 samples a step and phase 0 of its order has 0: see its `when`" in done.errors
+    assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors
 
 
 def test_what_a_stage_is_to_note_must_be_a_reward(tmp_path: Path, here: Command) -> None:

@@ -34,10 +34,12 @@ def test_the_chain_runs_and_the_table_reads_it(here: Command, tool: ModuleType, 
     assert done.code == 0, done.errors
     tested = [record for record in metrics(rl) if "test/add" in record]
     assert len(tested) == 2
-    assert [tool.held(record, 8).second for record in tested] == [record["test/add"] for record in tested]
-    assert tool.trained("rethink.yaml", rl) == tool.held(tested[-1], 8)
-    assert fmean(tool.seconds(rl).values()) == tested[-1]["test/add"]
-    assert tool.rise(tool.seconds(cold), tool.seconds(rl)).n == 8
+    assert [tool.rethink_accuracy(record, 8).after_rethink for record in tested] == [
+        record["test/add"] for record in tested
+    ]
+    assert tool.train_or_read("rethink.yaml", rl) == tool.rethink_accuracy(tested[-1], 8)
+    assert fmean(tool.final_rewards(rl).values()) == tested[-1]["test/add"]
+    assert tool.paired_improvement(tool.final_rewards(cold), tool.final_rewards(rl)).n == 8
 
 
 def test_the_table_reads_drafts_and_second_looks(tool: ModuleType) -> None:
@@ -49,4 +51,4 @@ def test_the_table_reads_drafts_and_second_looks(tool: ModuleType) -> None:
         "attempted": 100,
     }
     record = {f"test/rethink/{name}": count for name, count in moves.items()} | {"test/add": 0.55, "step": 3}
-    assert tool.held(record, 100) == pytest.approx((0.25, 0.55, 0.35, 0.05))
+    assert tool.rethink_accuracy(record, 100) == pytest.approx((0.25, 0.55, 0.35, 0.05))

@@ -25,14 +25,14 @@ STREAMED = {
 }
 ENDLESS = """
 from itertools import count
-from mmrl.types import Kind, Reject, Sample, Target
+from mmrl.types import AnswerType, RejectedRow, Sample, Target
 
 def endless(place):
     for i in count():
         if i > 8 and i % 3 == 0:
-            yield Reject(f"n{i}", "unlucky")
+            yield RejectedRow(f"n{i}", "unlucky")
         else:
-            digit = Target(kind=Kind.NUMBER, value=i % 10)
+            digit = Target(answer_type=AnswerType.NUMBER, value=i % 10)
             yield Sample(id=f"n{i}", task="say", parts=(f"Say {i % 10}",), target=digit, label=digit)
 """
 
@@ -65,7 +65,7 @@ def test_a_picture_is_decoded_and_processed_once_a_step(
     open_image, process = store_module.open_image, QwenProcessor.encode
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(store_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
-    monkeypatch.setattr(QwenProcessor, "process", lambda self, s: processed.append(s.id) or process(self, s))
+    monkeypatch.setattr(QwenProcessor, "encode", lambda self, s: processed.append(s.id) or process(self, s))
     stage = reinforcement(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
     config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
     assert here("train", write(config, tmp_path / "tiny.yaml")).code == 0
@@ -93,9 +93,9 @@ def test_streams_mixed_by_weight_resume_exactly(tmp_path: Path, here: Command) -
 
 
 def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path: Path, here: Command) -> None:
-    done = here("train", write(streamed(tmp_path / "run", bad_sample="stop"), tmp_path / "tiny.yaml"))
+    done = here("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml"))
     assert done.code == 2
-    assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.bad_sample=skip", done.errors)
+    assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.on_bad_sample=skip", done.errors)
 
 
 @pytest.mark.slow

@@ -71,7 +71,12 @@ def test_what_was_shown_stands_in_its_responses(zoomed):
     assert looked
     for record in looked:
         call, lead, view, _, answer = record["segments"]
-        assert [call["author"], lead["author"], view["author"], answer["author"]] == ["policy", "environment", "environment", "policy"]
+        assert [call["author"], lead["author"], view["author"], answer["author"]] == [
+            "policy",
+            "environment",
+            "environment",
+            "policy",
+        ]
         left, top, right, bottom = view["crop"]
         assert 0 <= left < right <= 128 and 0 <= top < bottom <= 128
         assert f"{zoomed}/{record['media'][0]}" == view["shows"]
@@ -158,4 +163,4 @@ def test_responses_in_parts_zoom_look_again_and_are_replayed(here, tmp_path, mon
     assert max(record["rollout/staleness_max"] for record in steps) >= 1.0
     kept = [json.loads(line) for file in (tmp_path / "whole" / "rollouts").glob("rl-*") for line in file.open()]
     authors = {tuple(segment["author"] for segment in record["segments"]) for record in kept}
-    assert any({"env", "trigger"} <= {*of} for of in authors)  # zoomed first, then made to look again
+    assert any({"environment", "forced"} <= {*of} for of in authors)  # zoomed first, then made to look again
