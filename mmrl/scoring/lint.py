@@ -1,4 +1,4 @@
-"""Is a reward fit to train with? In range, repeatable, picklable, pure, fast, and mean to those who know nothing."""
+"""Checks that a reward is fit to train with: in range, repeatable, picklable, pure, fast, and not fooled by attacks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class LintFinding(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     check: str
     ok: bool
@@ -68,7 +68,7 @@ class LintFinding(NamedTuple):
 
 
 class AttackResult(NamedTuple):
-    """What an attack earns at most, over the kinds of targets, and what it may earn."""
+    """The highest value that an attack got, over all samples, and the highest that it may get."""
 
     attack: str
     answer_type: AnswerType
@@ -78,25 +78,25 @@ class AttackResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the reward keeps to its tolerance."""
+        """True if the attack got no more than the reward tolerates."""
         return self.value <= self.max_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """What lint found."""
+    """The results of all checks and attacks."""
 
     findings: tuple[LintFinding, ...]
     attacks: tuple[AttackResult, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the reward is fit."""
+        """True if the reward is fit to train with."""
         return all(finding.ok for finding in self.findings) and all(earned.ok for earned in self.attacks)
 
 
 def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
-    """One plain sample of each kind, on a picture of 1000 x 1000 pixels."""
+    """Return one plain sample of each answer type, with an image of 1000 x 1000 pixels."""
     box, point = [620.0, 130.0, 840.0, 310.0], [730.0, 220.0]
     values: Mapping[AnswerType, Any] = {
         AnswerType.TEXT: "Goods received in Zürich",
@@ -113,23 +113,25 @@ def make_samples(answer_types: Sequence[AnswerType]) -> tuple[Sample, ...]:
         AnswerType.LIST: ["otter", "heron"],
         AnswerType.JSON: {"invoice": "A-17", "total": 93.5},
         AnswerType.LATEX: r"\frac{x+1}{2}",
-        AnswerType.SVG: '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>',
+        AnswerType.SVG: (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 70"><circle cx="61" cy="23" r="9"/></svg>'
+        ),
         AnswerType.TOOL_CALL: {"name": "zoom", "arguments": {"factor": 3}},
     }
     return tuple(_make_sample(kind, values[kind]) for kind in answer_types)
 
 
 def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples that the reward can judge."""
+    """Return the samples for which the reward does not raise `Unscorable`."""
     got = _run_all_in_processes([partial(_score_text, reward, sample, "<answer></answer>") for sample in samples])
     return tuple(sample for sample, term in zip(samples, got, strict=True) if not isinstance(term, Unscorable))
 
 
 def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
-    """Try a reward on samples that it can judge, in other processes that end at a deadline.
+    """Call a reward for samples that it can score, in processes that are killed when a call takes too long.
 
     Raises:
-        UserError: a target cannot be written, or a tolerance is declared for an attack that there is not.
+        UserError: a target cannot be written in the response format, or the reward tolerates an attack that is unknown.
     """
     tries = [(name, sample, text) for sample in samples for name, text in build_attacks(sample).items()]
     tries += [("right", sample, ATTACK_GRAMMAR.render(sample.target)) for sample in samples]
@@ -180,7 +182,7 @@ def _call_reward_checked(reward: BoundReward, response: Response, sample: Sample
     except Unscorable as error:
         if not reward.reward.uses_service:
             raise
-        result = RewardValue(reward.reward.low, f"no verdict: {error}")  # lint need not have the service
+        result = RewardValue(reward.reward.low, f"no verdict: {error}")  # the service need not run where lint does
     value, reason = result if isinstance(result, RewardValue) else (result, "")
     low, high = reward.reward.low, reward.reward.high
     if not isinstance(value, int | float) or not low <= value <= high:
@@ -211,7 +213,7 @@ def _check_pickling(reward: BoundReward) -> LintFinding:
 
 
 def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
-    """The same value again, after other calls, and in another process."""
+    """Check that a call gives the same value again, after other calls, and in another process."""
     pairs = [
         (_make_response(sample, text), sample)
         for sample in samples
@@ -238,7 +240,7 @@ def _check_purity(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding
 
 
 def _record_impure_calls(task: Callable[[], object]) -> list[str]:
-    """What a pure function would leave alone. The hooks stay for good: call it in a process that ends."""
+    """Return the names of the impure functions that a task calls. The hooks cannot be removed: call this in a fork."""
     found: dict[str, None] = {}
 
     def audit(event: str, _: object) -> None:
@@ -257,7 +259,7 @@ def _record_impure_calls(task: Callable[[], object]) -> list[str]:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether Python reads a module just now: a library may be loaded when it is first needed."""
+    """Return True while Python imports a module, which reads files: a library may be imported when it is first used."""
     while frame is not None:
         if "importlib._bootstrap" in frame.f_code.co_filename:
             return True
@@ -267,7 +269,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
     owner, name = function.__self__, function.__name__
-    if owner is _GLOBAL_RANDOM:  # the generator that all share; one's own, seeded, is fine
+    if owner is _GLOBAL_RANDOM:  # the shared generator; a seeded one of the reward's own is fine
         return True
     if isinstance(owner, type):
         return name in _CURRENT_TIME_METHODS
@@ -286,7 +288,7 @@ def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
 
 
 def _median_seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
-    """Median time of twenty calls, the first one aside: libraries load then. Other work may delay one, but not all."""
+    """Return the median time of twenty calls after a first one, in which libraries load."""
     _call_reward_checked(reward, response, sample)
     return median(timeit.repeat(lambda: _call_reward_checked(reward, response, sample), number=1, repeat=20))
 
@@ -305,7 +307,11 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _attack_results(
     reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]
 ) -> Iterator[AttackResult]:
-    """The highest value of each attack. Raises UserError when a tolerance is declared for an attack that is none."""
+    """Yield the highest value of each attack.
+
+    Raises:
+        UserError: the reward tolerates an attack that is unknown.
+    """
     low, high, tolerance = reward.reward.low, reward.reward.high, reward.reward.attack_tolerance
     names = list(dict.fromkeys(name for name, _, _ in attempts if name != "right"))
     shares = dict(tolerance) if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
@@ -330,7 +336,7 @@ def _run_in_process(task: Callable[[], _ResultT]) -> _ResultT | Exception:
 
 
 def _run_all_in_processes(tasks: Sequence[Callable[[], _ResultT]]) -> list[_ResultT | Exception]:
-    """What each task returns or raises, in another process; one that hangs or dies is replaced by a fresh one."""
+    """Return what each task returns or raises in a fork; a new fork follows one that hangs or dies."""
     results: list[_ResultT | Exception] = []
     while len(results) < len(tasks):
         results += _run_until_failure(tasks[len(results) :])
@@ -362,7 +368,7 @@ def _send_results(tasks: Sequence[Callable[[], object]], pipe: Connection) -> No
     for task in tasks:
         with ErrorCatcher() as caught:
             pipe.send(task())
-        # A foreign error may not survive pickling; its words do.
+        # An error of a user's class may not survive pickling, its message does.
         if caught.error:
             pipe.send(caught.error if isinstance(caught.error, Unscorable) else RuntimeError(_error_text(caught.error)))
 

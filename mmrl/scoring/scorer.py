@@ -180,7 +180,7 @@ class RewardFunctionScorer:
         return terms
 
     def _run_in_workers(self, calls: Sequence[RewardCall], *, warm_up: Sequence[RewardCall]) -> list[RewardOutcome]:
-        """Return the outcomes of calls in workers. Workers that have yet to start make one `warm_up` call of each term."""
+        """Return the outcomes of calls in workers, which make one `warm_up` call of each term when they are started."""
         if not calls:
             return []
         try:
@@ -270,8 +270,9 @@ def _trial_responses(
 
 
 def _make_trial_response(text: str, answer: Answer, sample: Sample) -> Response:
-    """Return a response that nobody sampled. No image is opened for it: each counts as 1000 x 1000 pixels, and the
-    coordinates as those of the target.
+    """Return a response that nobody sampled.
+
+    No image is opened for it: each counts as 1000 x 1000 pixels, and the coordinates as those of the target.
     """
     nominal_size = Size(1000, 1000)
     return Response(

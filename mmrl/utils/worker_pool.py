@@ -1,6 +1,6 @@
-"""Worker processes with a deadline for each call: one that hangs is killed, one that dies is replaced, and either costs
-the pool a single call.
+"""Worker processes with a deadline for each call.
 
+One that hangs is killed, one that dies is replaced, and either costs the pool a single call.
 Rewards, media, tools and drawings all run here. `worker_server` is the other side of the line.
 """
 
@@ -300,7 +300,7 @@ class _WorkerStarter:
     """Starts and ends the workers of one pool."""
 
     def __init__(self, server: _Server, setup: WorkerSetup | None, startup_timeout_s: float) -> None:
-        """`setup` is sent to each worker; it is None where the server has loaded for all."""
+        """Store the server; `setup` is sent to each worker, and is None where the server has loaded for all."""
         self.server, self.startup_timeout_s = server, startup_timeout_s
         self._setup = setup
         self._lock = Lock()

@@ -99,7 +99,8 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
         return RewardValue(0.0, f"image {image!r:.20}, expected {target_image}")
     answer = geometry.to_pixels(resize, corners, response.coordinate_system)
     value = geometry.iou(answer, expected)
-    reason = f"image {image}, IoU {value:.2f}: {geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)} px_original"
+    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(expected)}"
+    reason = f"image {image}, IoU {value:.2f}: {boxes} px_original"
     return RewardValue(geometry.apply_threshold(value, threshold), reason)
 
 
@@ -110,7 +111,7 @@ def _score_boxes(
     measure: Callable[[Sequence[float], Sequence[float]], float],
     grade: Callable[[float], float],
 ) -> RewardValue:
-    """The grade of what `measure` finds between the answer's box and the target's."""
+    """Return `grade` of the value that `measure` gives the answer's box and the target's."""
     corners = target_value(sample, AnswerType.BOX)
     resize = geometry.resize_map(response, sample)
     target = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
@@ -118,10 +119,8 @@ def _score_boxes(
         return RewardValue(0.0, response.answer.problems[0])
     answer = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
     value = measure(answer, target)
-    return RewardValue(
-        grade(value),
-        f"{name} {value:.2f}: {geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)} px_original",
-    )
+    boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
+    return RewardValue(grade(value), f"{name} {value:.2f}: {boxes} px_original")
 
 
 def _rescale_above(value: float, floor: float) -> float:
@@ -129,7 +128,7 @@ def _rescale_above(value: float, floor: float) -> float:
 
 
 def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:
-    """The number of an image and a box in it, read from JSON."""
+    """Return the index of an image and a box in it, from parsed JSON."""
     match value:
         case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
             return image, geometry.parse_box(box)

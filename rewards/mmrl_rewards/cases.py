@@ -1,14 +1,11 @@
-"""Case tables: for each reward, responses with the score they must earn and why. Tests and documentation at once.
+"""Case tables list, for a reward, responses with the value that each must get, and why.
 
-A table is a JSON list of rows. `sample` holds the target (`kind`, `value`, for coordinates `coordinates` and `medium`) and
-the sizes of its media before and after resizing; `response` is the model's text, repeated `repeat` times, its
-coordinates in `coordinates`, read by `response_format`. `expected` is a value or "unscorable". `source` says where the row comes
-from: a paper, a rule, an arithmetic. `fn` may name a file beside the table: `./my_rewards.py:my_fn`.
+A table is a JSON list of rows, see `Case`. It serves as test and as documentation.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -43,7 +40,7 @@ class _CaseModel(BaseModel):
 
 
 class CaseMedium(_CaseModel):
-    """A picture or video: (width, height) in pixels, before and after resizing; a video lasts `duration` seconds."""
+    """An image or video of a case: width and height in pixels, before and after resizing, and seconds of a video."""
 
     type: Literal["image", "video"] = "image"
     size: tuple[int, int]
@@ -51,30 +48,30 @@ class CaseMedium(_CaseModel):
     duration: float | None = None
 
     def make_ref(self) -> MediaRef:
-        """A reference to no file: rewards open nothing."""
+        """Return a reference to a file that does not exist: rewards open nothing."""
         if self.type == "image":
             return ImageRef(path="case.png", sha256="")
         return VideoRef(path="case.mp4", sha256="", start=0.0 if self.duration else None, end=self.duration)
 
     def make_resize_map(self) -> ResizeMap:
-        """How it was resized."""
+        """Return the map between its sizes before and after resizing."""
         return ResizeMap(Size(*self.size), Size(*(self.resized or self.size)))
 
 
 class CaseSample(_CaseModel):
-    """The sample of a case. `image` and `resized` are short for `media` of one picture; none when neither is set."""
+    """The sample of a case. `image` and `resized` are short for `media` with one image."""
 
-    kind: AnswerType
-    value: Any
-    coordinates: CoordinateSystem | None = None
-    medium: int = 0
-    image: tuple[int, int] | None = None
-    resized: tuple[int, int] | None = None
+    kind: AnswerType  # of the target
+    value: Any  # of the target
+    coordinates: CoordinateSystem | None = None  # of the target
+    medium: int = 0  # index of the image or video that the target lies in
+    image: tuple[int, int] | None = None  # width and height in pixels
+    resized: tuple[int, int] | None = None  # width and height of the image after resizing
     media: tuple[CaseMedium, ...] = ()
     question: str = "question"
-    label: Any = None
-    thought: str | None = None
-    meta: dict[str, Any] = {}
+    label: Any = None  # the value that an annotator wrote, where it is not the target's
+    thought: str | None = None  # of the sample's demonstration
+    meta: dict[str, Any] = {}  # all other columns of the row
 
     @model_validator(mode="after")
     def _check_media_given_once(self) -> CaseSample:
@@ -83,30 +80,31 @@ class CaseSample(_CaseModel):
         return self
 
     def all_media(self) -> tuple[CaseMedium, ...]:
-        """The media, however they are written."""
+        """Return the media, whether they are written as `media` or as `image`."""
         return (CaseMedium(size=self.image, resized=self.resized),) if self.image else self.media
 
     def build(self) -> Sample:
-        """The sample that rewards are given; `label` is of the target's kind and frame."""
+        """Return the sample for the reward. Its label has the answer type and coordinates of the target."""
         target = Target(
-            answer_type=self.kind, value=self.value, coordinate_system=self.coordinates, media_index=self.medium
+            answer_type=self.kind,
+            value=self.value,
+            coordinate_system=self.coordinates,
+            media_index=self.medium,
         )
-        label = Target(
-            answer_type=self.kind, value=self.label, coordinate_system=self.coordinates, media_index=self.medium
-        )
+        label = None if self.label is None else replace(target, value=self.label)
         return Sample(
             id="case",
             task="case",
             parts=(*(medium.make_ref() for medium in self.all_media()), self.question),
             target=target,
-            label=None if self.label is None else label,
+            label=label,
             thinking=self.thought,
             meta=self.meta,
         )
 
 
 class CaseResult(NamedTuple):
-    """What a case earned: a value or "unscorable", or None when the reward failed; `ok` when that was expected."""
+    """The result of a case: its value, "unscorable", or None when the reward failed."""
 
     value: float | Literal["unscorable"] | None
     reason: str
@@ -116,19 +114,19 @@ class CaseResult(NamedTuple):
 class Case(_CaseModel):
     """One row of a table."""
 
-    fn: str
-    args: dict[str, Any] = {}
+    fn: str  # name of the reward; `./my_rewards.py:my_fn` names a file beside the table
+    args: dict[str, Any] = {}  # options of the reward
     sample: CaseSample
-    response: str
-    repeat: int = Field(default=1, ge=0)
-    coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL
+    response: str  # text of the model
+    repeat: int = Field(default=1, ge=0)  # times that the text is repeated, for long responses
+    coordinates: CoordinateSystem = CoordinateSystem.PX_ORIGINAL  # of the response
     thinking: Literal["none", "optional", "required"] = "optional"
-    response_format: dict[str, Any] = {}
+    response_format: dict[str, Any] = {}  # other settings of the format that the response is parsed by
     finish: FinishReason = FinishReason.EOS
-    tokens: int | None = None
+    tokens: int | None = None  # length of the response; by default, its number of words
     expected: float | Literal["unscorable"]
-    tol: float = 1e-6
-    source: str
+    tol: float = 1e-6  # difference from `expected` that is still equal
+    source: str  # where the expected value comes from: a paper, a rule, an arithmetic
 
     @field_validator("response_format")
     @classmethod
@@ -139,7 +137,7 @@ class Case(_CaseModel):
         return response_format
 
     def build(self) -> tuple[Response, Sample]:
-        """What the reward is given."""
+        """Return the arguments that the reward is called with."""
         text = self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
         response = Response(
@@ -153,7 +151,7 @@ class Case(_CaseModel):
         return response, self.sample.build()
 
     def score(self, reward: BoundReward) -> CaseResult:
-        """Score the case. A reward that raises anything but `Unscorable` fails it, and the table goes on."""
+        """Score the case. Any error of the reward but `Unscorable` fails the case, and is not raised."""
         response, sample = self.build()
         with ErrorCatcher() as caught:
             result = reward(response, sample)
@@ -171,7 +169,7 @@ class Case(_CaseModel):
         return CaseResult(value, reason, self.expected != "unscorable" and abs(value - self.expected) <= self.tol)
 
     def failure_message(self, reward: BoundReward) -> str:
-        """Score the case; empty if the score is as expected, else what came instead."""
+        """Score the case and return what is wrong with the result, or an empty string if nothing is."""
         got, reason, ok = self.score(reward)
         if ok:
             return ""
@@ -181,18 +179,18 @@ class Case(_CaseModel):
 
 
 class ErrorCatcher:
-    """Keeps the error that ends its block, of whatever kind, for a report on code that is not trusted."""
+    """A context manager that keeps the error which ends its block, for reports on code of users."""
 
     error: Exception | SystemExit | None = None
 
     def __enter__(self) -> ErrorCatcher:
-        """Begin."""
+        """Enter the block, without an error so far."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Keep the error; an interruption goes on."""
+        """Keep and suppress the error, unless it is an interruption."""
         self.error = error if isinstance(error, Exception | SystemExit) else None
         return self.error is not None
 
@@ -225,7 +223,7 @@ def _read_json(adapter: TypeAdapter[_ModelT], path: Path, what: str, prefix: str
 
 
 def first_error_message(error: ValidationError, prefix: str = "") -> str:
-    """What is wrong, behind the keys that lead there; `where` stands before them."""
+    """Return the first error, behind `prefix` and the keys that lead to it."""
     first = error.errors()[0]
     at = ".".join(map(str, first["loc"]))
     return f"{prefix}{at}: {first['msg']}" if at else first["msg"]

@@ -89,7 +89,7 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
 
 
 def _parse_options(sample: Sample) -> Mapping[str, str]:
-    """The options that the question lists, A first: their text by their letter; the last such list if it has two."""
+    """Return the text of each option by its letter, from the last list of options in the question."""
     question = "\n".join(part for part in sample.parts if isinstance(part, str))
     lines = _LISTED_OPTION.findall(question)
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
@@ -100,7 +100,7 @@ def _parse_options(sample: Sample) -> Mapping[str, str]:
 
 
 def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
-    """The letters of the option that an answer names: several only if their texts are equal."""
+    """Return the letters of the option that an answer names: several only if their texts are equal."""
     answer = _MARKUP.sub(lambda match: match[1] or match[2] or "", content).strip()
     alike = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
     if alike:

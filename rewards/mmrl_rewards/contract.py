@@ -1,15 +1,15 @@
-"""What a reward is: a pure function `(response, sample, *, options) -> float | Term`, with a name and a range.
+"""Defines rewards: pure functions `(response, sample, *, options) -> float | RewardValue` with a name and a range.
 
-The decorator states name, range and the kinds of answers it judges; the options are the keyword-only parameters, so the
-signature is their only home:
+The decorator states the name, the range and the answer types. The options are the keyword-only parameters, so
+nothing but the signature lists them:
 
-    @reward(name="iou", kinds=(Kind.BOX,))
-    def iou(response: Response, sample: Sample, *, threshold: float | None = None) -> Term: ...
+    @reward(name="iou", answer_types=(AnswerType.BOX,))
+    def iou(response: Response, sample: Sample, *, threshold: float | None = None) -> RewardValue: ...
 
     bind(iou, {"threshold": 0.5})(response, sample)
 
-A bad answer earns the low end of the range. A bad sample raises `Unscorable`, whatever the response, so that it is
-found before training starts. No I/O, clock, randomness or global state.
+A bad answer gets the low end of the range. A bad sample raises `Unscorable`, whatever the response, so that it is found
+before training starts. No I/O, clock, randomness or global state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RewardOptions = ParamSpec("RewardOptions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Generic[RewardOptions]):
-    """A decorated reward function; call it as you would the function."""
+    """A decorated reward function, which is called like the function."""
 
     fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
     name: str
@@ -61,7 +61,7 @@ class Reward(Generic[RewardOptions]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundReward:
-    """A reward with its options settled."""
+    """A reward with its options bound."""
 
     reward: Reward[...]
     args: Mapping[str, object] = field(default_factory=dict)
@@ -81,14 +81,18 @@ def reward(
     uses_service: bool = False,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]], Reward[RewardOptions]]:
-    """Declare a reward: its name in metrics, the range its values stay in, the kinds of targets it judges (all, if none
-    is named).
+    """Declare a reward function.
 
-    `attack_tolerance` is the share of the range that a response may earn which knows nothing of the sample, such as a
-    box around the whole picture; a mapping states it for single attacks by name. `mmrl reward lint` holds the reward to
-    it. A reward that may hang on some response, as solvers do, declares `deadline_s`: it always runs in a process of
-    its own, which is killed when a call takes longer. One that asks a `service` (of `mmrl_rewards.services`) is neither
-    pure nor fast, and lint does not ask it to be.
+    Args:
+        name: its name in metrics.
+        low: the lowest value it returns, for bad answers.
+        high: the highest value it returns.
+        answer_types: the targets that it can score; all, if none is named.
+        attack_tolerance: the fraction of the range that `mmrl reward lint` lets a response get which has not looked at
+            the sample, such as a box around the whole image. A mapping states it for single attacks by name.
+        uses_service: it calls a service of `mmrl_rewards.services`, so lint does not ask it to be pure and fast.
+        timeout_s: seconds that one call may take, for a reward that may hang on some response, as solvers do. It then
+            always runs in another process, which is killed when a call takes longer.
 
     Raises:
         UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
@@ -120,7 +124,7 @@ def reward(
 
 
 def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
-    """Settle a reward's options, checked by name and type as JSON is (a list stands for a tuple, a string for an enum).
+    """Bind a reward's options, checked by name and type as JSON is: a list stands for a tuple, a string for an enum.
 
     Raises:
         UserError: `fn` is not a reward; an option is unknown, missing or of the wrong type.
@@ -131,10 +135,10 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
 
 
 def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
-    """The target's value, for a reward that compares answers of one kind: checked, and in the form that `Kind` states.
+    """Return the target's value, checked, in the form that `AnswerType` states for its type.
 
     Raises:
-        Unscorable: the target is of another kind, its value is none of this kind, or its coordinates have no frame.
+        Unscorable: the target is of another type, its value is invalid, or its coordinates do not name their system.
     """
     target = sample.target
     if target.answer_type is not answer_type:

@@ -66,7 +66,7 @@ def _target_count(sample: Sample) -> int:
 
 
 def _parse_count_phrase(text: str) -> int | None:
-    """The number in "three" or "3 apples"; None if there is none, or more than one."""
+    """Return the number in "three" or "3 apples", None if there is none or more than one."""
     counted = _COUNT_PHRASE.fullmatch(text.strip().lower()) if len(text) <= _MAX_CHARS else None
     if not counted or _HEDGE_WORDS & set(counted[2].split()):
         return None

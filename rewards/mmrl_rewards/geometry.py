@@ -23,7 +23,7 @@ COCO_THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 
 def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
-    """The map of one medium, by default the target's.
+    """Return the resize map of an image or video, by default of the one that the target lies in.
 
     Raises:
         Unscorable: the sample has no such medium.
@@ -35,7 +35,7 @@ def resize_map(response: Response, sample: Sample, medium: int | None = None) ->
 
 
 def target_coordinate_system(sample: Sample) -> CoordinateSystem:
-    """What the target's coordinates are measured in.
+    """Return the coordinate system of the target.
 
     Raises:
         Unscorable: the target does not say.
@@ -46,7 +46,7 @@ def target_coordinate_system(sample: Sample) -> CoordinateSystem:
 
 
 def parse_box(values: object) -> tuple[float, ...]:
-    """A box that stands in JSON.
+    """Return a box from parsed JSON.
 
     Raises:
         ValueError: it is none.
@@ -66,7 +66,7 @@ def to_pixels(resize: ResizeMap, values: Sequence[float], source: CoordinateSyst
 def regions_to_pixels(
     resize: ResizeMap, regions: Sequence[Region], source: CoordinateSystem
 ) -> tuple[tuple[float, ...], ...]:
-    """The coordinates of every region, brought from `frame` to px_original."""
+    """Return the coordinates of every region, converted from `source` to px_original."""
     if not regions:
         return ()
     flat = to_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], source)
@@ -80,19 +80,19 @@ def area(box: Sequence[float]) -> float:
 
 
 def intersection(a: Sequence[float], b: Sequence[float]) -> float:
-    """The area two boxes share."""
+    """Return the area that two boxes share."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0.0 and height > 0.0 else 0.0
 
 
 def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
-    """The smallest box around two."""
+    """Return the smallest box around two boxes."""
     return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """|A & B| / |A | B|, in [0, 1]."""
+    """Return |A & B| / |A | B|, in [0, 1]."""
     shared = intersection(a, b)
     return shared / (area(a) + area(b) - shared)
 
@@ -122,7 +122,7 @@ def point_in_polygon(point: Sequence[float], polygon: Sequence[Sequence[float]])
 
 
 def apply_threshold(overlap: float, threshold: float | None) -> float:
-    """The overlap itself, or whether it reaches the threshold."""
+    """Return the overlap, or with a threshold 1 if the overlap reaches it and else 0."""
     return overlap if threshold is None else float(overlap >= threshold)
 
 

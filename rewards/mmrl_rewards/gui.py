@@ -131,14 +131,18 @@ class _ClickTarget:
     """Where coordinates count as hit."""
 
     def __init__(self, response: Response, sample: Sample, *, column: str | None, radius: float) -> None:
-        """Raises Unscorable when the sample does not say."""
+        """Return the coordinate system of the box.
+
+        Raises:
+            Unscorable: the sample does not name it.
+        """
         self._resize: ResizeMap = geometry.resize_map(response, sample)
         self._answer_system, self._target_system = response.coordinate_system, geometry.target_coordinate_system(sample)
         self._box = None if column is None else self._read_box(sample, column)
         self._radius = radius
 
     def _read_box(self, sample: Sample, column: str) -> tuple[float, ...] | None:
-        """The box to click, in px_original; none for an action that has no place."""
+        """Return the box to click in px_original, or None for an action without a place."""
         if "coordinate" not in target_value(sample, AnswerType.ACTION).arguments:
             return None
         try:

@@ -124,7 +124,7 @@ def _target_permutation(sample: Sample) -> tuple[int, ...]:
 
 
 def _reject_wrong_length(response: Response, target: Sequence[int]) -> RewardValue | None:
-    """The score of an answer that orders something else, or nothing."""
+    """Return the value for an answer that is no order of the right length, or None if it is one."""
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     if len(response.answer.value) != len(target):
@@ -146,7 +146,7 @@ def _correct_positions(given: Sequence[int], target: Sequence[int], answer: Perm
 
 
 def _positions_by_tile(given: Sequence[int], answer: PermutationForm) -> Sequence[int]:
-    """The place of each thing."""
+    """Return the position of each item."""
     return _invert(given) if answer == "tiles" else given
 
 

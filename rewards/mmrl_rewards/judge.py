@@ -106,7 +106,7 @@ def _require_service(service: ServiceT | None, name: str) -> ServiceT:
 
 
 def _score_without_service(response: Response, target: str, max_chars: int, *, if_equal: float) -> RewardValue | None:
-    """What is known without asking."""
+    """Return the value that is known without asking the service, or None."""
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])

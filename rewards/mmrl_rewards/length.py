@@ -126,7 +126,7 @@ def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, 
 def _score_if_correct(
     response: Response, sample: Sample, threshold: float, floor: float, length_score: float
 ) -> RewardValue:
-    """What a right answer earns: `floor`, and this share of the rest."""
+    """Return 0 for an incorrect answer, else `floor` plus `length_score` times the rest of the range."""
     accuracy = ACCURACY_REWARDS.get(sample.target.answer_type)
     if accuracy is None:
         raise Unscorable(

@@ -39,7 +39,7 @@ class Matching(NamedTuple):
 
 
 def match_one_to_one(gains: Matrix) -> Matching:
-    """The one-to-one matching of answers (rows) and targets (columns) with the largest sum of gains, each >= 0."""
+    """Return the one-to-one matching of answers (rows) and targets (columns) with the largest sum of gains >= 0."""
     rows, columns = linear_sum_assignment(gains, maximize=True)
     matched = gains[rows, columns]
     useful = matched > 0.0

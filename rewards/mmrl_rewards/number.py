@@ -167,7 +167,7 @@ def _read_decimals(places: object, column: str) -> int:
 
 
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
-    """A number, and the unit that stands beside it."""
+    """Return a number and the unit beside it."""
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")

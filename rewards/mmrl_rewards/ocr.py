@@ -123,7 +123,7 @@ def _best_over_targets(
     measure: Callable[[str, str], float],
     ignore_case: bool = False,
 ) -> RewardValue:
-    """The most that the answer earns over the targets."""
+    """Return the highest value of the answer over the targets."""
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     text = strings.normalize(response.answer.value)

@@ -40,8 +40,9 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
     point = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
     x, y = point if len(point) == 2 else ((point[0] + point[2]) / 2, (point[1] + point[3]) / 2)
     hit = x1 <= x <= x2 and y1 <= y <= y2
-    where = f"{geometry.format_coordinates((x, y))} {'in' if hit else 'not in'} {geometry.format_coordinates((x1, y1, x2, y2))} px_original"
-    return RewardValue(float(hit), where)
+    target_box = geometry.format_coordinates((x1, y1, x2, y2))
+    reason = f"{geometry.format_coordinates((x, y))} {'in' if hit else 'not in'} {target_box} px_original"
+    return RewardValue(float(hit), reason)
 
 
 @reward(name="point_distance", answer_types=(AnswerType.POINT,))

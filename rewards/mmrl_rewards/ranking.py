@@ -22,7 +22,7 @@ _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
 
 
 class RankingTarget(NamedTuple):
-    """What is relevant, and, for a permutation, how many items there are to rank."""
+    """The relevant items, and for a permutation the number of items to rank."""
 
     relevant: tuple[str, ...]
     num_items: int | None
@@ -123,7 +123,7 @@ def _ranking_target(sample: Sample) -> RankingTarget:
 
 
 def _blank_repeats(answer: Sequence[object]) -> list[str]:
-    """The names in their order; one that comes again keeps its place, as an empty name."""
+    """Return the names in their order, with an empty name in place of each repetition."""
     seen: dict[str, int] = {}
     names = [_normalize_name(entry) for entry in answer]
     return [name if seen.setdefault(name, rank) == rank else "" for rank, name in enumerate(names)]

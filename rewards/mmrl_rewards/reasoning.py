@@ -123,7 +123,7 @@ def reflection(
 
 
 def _first_matches(pattern: re.Pattern[str], text: str, limit: int) -> list[re.Match[str]]:
-    """The first `most` matches."""
+    """Return the first `most` matches."""
     return [match for match, _ in zip(pattern.finditer(text), range(limit), strict=False)]
 
 
@@ -134,7 +134,7 @@ def _is_valid_box(box: Box, size: Size, max_area_fraction: float) -> bool:
 
 
 def _answer_agreement(response: Response, sample: Sample, valid_boxes: Sequence[Box]) -> float:
-    """How far the answer is what the thought's boxes, in px_original, point at."""
+    """Return how well the answer agrees with the boxes of the thinking, in px_original."""
     answer, resize = response.answer.value, geometry.resize_map(response, sample)
 
     def placed(values: Sequence[float]) -> Box:

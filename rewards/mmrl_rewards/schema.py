@@ -66,7 +66,11 @@ def _read_schema(sample: Sample, column: str | None) -> object:
 
 @lru_cache(maxsize=256)
 def _build_validator(text: str) -> Validator:
-    """What checks by a schema. Raises ValueError when it is none, or refers to what is not in it."""
+    """Return the validator of a schema.
+
+    Raises:
+        ValueError: it is no JSON Schema, or refers to a definition outside itself.
+    """
     schema = json.loads(text)
     if not isinstance(schema, Mapping):
         raise ValueError(f"a JSON Schema is an object, got {text:.80}")
@@ -93,7 +97,7 @@ def _iter_references(schema: object) -> Iterator[str]:
 
 
 def _first_violation(validator: Validator, value: object) -> str:
-    """The first thing wrong with a value, or nothing."""
+    """Return the first error of a value, or an empty string."""
     try:
         error = next(iter(validator.iter_errors(value)), None)
     except RecursionError:

@@ -17,7 +17,7 @@ _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
 
 def normalize(text: str) -> str:
-    """NFKC, stripped, white space collapsed to single spaces."""
+    """Return a text in NFKC, stripped, with white space collapsed to single spaces."""
     if not text.isascii():
         text = "".join(unicodedata.normalize("NFKC", piece) for piece in _NORMALIZED_PIECE.findall(text))
     return " ".join(text.split())
@@ -29,12 +29,12 @@ def words(text: str) -> list[str]:
 
 
 def is_overlong(text: str, target: str) -> bool:
-    """Whether an answer is so long that it holds the target by chance if at all, and is not worth the time."""
+    """Return True if an answer is so long that it could contain the target only by chance."""
     return len(text) > 10 * len(target) + 1000
 
 
 def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
-    """The right texts, normalised: the target, and those that `sample.meta[column]` lists where a column is named.
+    """Return the correct texts, normalised: the target, and those in `sample.meta[column]` if a column is named.
 
     Raises:
         Unscorable: one is not text, or is empty once normalised; there is no such column, or it is no list.
@@ -47,7 +47,7 @@ def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
 
 
 def excerpt(text: str, max_chars: int = 40) -> str:
-    """An excerpt for a reason."""
+    """Return the start of a text, for a reason."""
     return repr(text if len(text) <= max_chars else text[:max_chars] + "...")
 
 

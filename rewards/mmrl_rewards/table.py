@@ -26,7 +26,7 @@ _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
 class TableCell(NamedTuple):
-    """Text, and how many columns and rows it spans."""
+    """The text of a cell, and the number of columns and rows that it spans."""
 
     text: str
     colspan: int = 1
@@ -34,7 +34,7 @@ class TableCell(NamedTuple):
 
 
 class ParsedTable(NamedTuple):
-    """Rows of cells, as written: what a cell spans is not written again."""
+    """Rows of cells as written: a cell that spans several rows is listed in the first alone."""
 
     rows: tuple[tuple[TableCell, ...], ...]
 
@@ -45,7 +45,7 @@ class ParsedTable(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Rows and cells."""
+        """The number of rows and cells."""
         return len(self.rows) + len(self.cells)
 
 
@@ -190,7 +190,7 @@ def _parse_html_cell(element: html.HtmlElement) -> TableCell:
 
 
 def _parse_span(text: str) -> int:
-    """HTML's own rule: what is no positive number is 1."""
+    """Return a colspan or rowspan. As in HTML, anything but a positive number counts as 1."""
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 4 else 1
 
 

@@ -137,7 +137,7 @@ def repetition(response: Response, sample: Sample, *, order: Annotated[int, Fiel
 
 
 def _reject(response: Response, targets: Sequence[str]) -> RewardValue | None:
-    """What an answer earns that is not worth comparing."""
+    """Return the value of an answer that is missing or too long to compare, or None for others."""
     text = response.answer.value
     if text is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -160,7 +160,7 @@ def _count_ngrams(words: Sequence[str], order: int) -> NgramCounts:
 
 
 def _percent_to_fraction(percent: float) -> float:
-    """A percentage as a share; rounding may carry a perfect score past 100."""
+    """Return a percentage as a fraction of at most 1; rounding may carry a perfect score past 100."""
     return min(1.0, percent / 100.0)
 
 

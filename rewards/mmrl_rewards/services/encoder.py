@@ -1,4 +1,4 @@
-"""A timm backbone from a local folder, for likeness of pictures; nothing is downloaded."""
+"""Embeds images by a timm backbone from a local folder; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from mmrl.types import Unscorable
 ImageArray = NDArray[np.uint8]
 
 
-def embed_image(folder: str, picture: ImageArray) -> NDArray[np.float64]:
-    """What the backbone in `folder` sees in a picture [height, width, 3], a unit vector.
+def embed_image(folder: str, image: ImageArray) -> NDArray[np.float64]:
+    """Return the embedding of an image as a float64 unit vector `[embedding_size]`.
 
-    The picture is padded with white to a square and resized to what the backbone reads. On the CPU, in float32.
+    The image is padded with white to a square and resized to the backbone's input. Runs on the CPU in float32.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors` of a timm model.
+        image: uint8 `[height, width, 3]`.
 
     Raises:
         Unscorable: there is no timm model in the folder.
@@ -26,10 +30,10 @@ def embed_image(folder: str, picture: ImageArray) -> NDArray[np.float64]:
     import torch
 
     model, size, mean, std = _load_backbone(folder)
-    side = max(picture.shape[:2])
+    side = max(image.shape[:2])
     page = Image.new("RGB", (side, side), "white")
-    image = Image.fromarray(picture)
-    page.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    height, width = image.shape[:2]
+    page.paste(Image.fromarray(image), ((side - width) // 2, (side - height) // 2))
     pixels = np.asarray(page.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32) / 255.0
     with torch.inference_mode():
         features = model(torch.from_numpy((pixels - mean) / std).permute(2, 0, 1)[None])[0].double().numpy()

@@ -1,4 +1,4 @@
-"""JSON over HTTP: one deadline for a whole exchange, bounded replies, retries with backoff, a cache on disk."""
+"""Posts JSON over HTTP with one timeout for the whole exchange, bounded replies, retries and a cache on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,63 +27,67 @@ _EXCERPT_CHARS = 80
 
 
 class RequestRejected(Exception):
-    """The service is well and refuses what it was given (status 422)."""
+    """The service works, and refuses this request (status 422)."""
 
 
 class Endpoint(BaseModel):
-    """Where a service listens and how long it may take. No proxy is used, no redirect followed."""
+    """Address and limits of a service. Proxies are not used, redirects are not followed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
-    """Of the very resource that requests go to."""
+    """URL that requests are posted to."""
     timeout_s: Seconds = 60.0
-    """Seconds for one exchange, from connecting to the last byte."""
+    """Seconds for one exchange, from connecting to the last byte of the reply."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Further tries after no reply, an overloaded or broken server, or an unusable reply."""
+    """Number of further tries after no reply, an overloaded or failing server, or an unusable reply."""
     backoff_s: Annotated[float, Field(ge=0.0)] = 1.0
-    """Seconds before the first further try; twice as long before each that follows."""
+    """Seconds before the first further try; each wait after it is twice as long as the one before."""
     key_file: str | None = None
-    """File that holds the bearer token."""
+    """Path of a file that holds the bearer token."""
     cache: str | None = None
-    """Folder where usable replies are kept, by the hash of address and request."""
+    """Folder that keeps usable replies, by the hash of URL and request."""
     max_reply_bytes: Annotated[int, Field(ge=1)] = 1_000_000
-    """A longer reply is unusable."""
+    """Size from which a reply is unusable, in bytes."""
 
     def post(self, request: object, parse_reply: Callable[[bytes], ReplyT]) -> ReplyT:
-        """What `read` makes of the reply to a request, which is sent as JSON; `read` raises ValueError when it is
-        unusable.
+        """Post a request as JSON and return the parsed reply.
+
+        Args:
+            request: what JSON can hold.
+            parse_reply: returns the result for the bytes of a reply, and raises ValueError if they are unusable.
 
         Raises:
-            Rejected: the service refuses the request.
+            RequestRejected: the service refuses the request.
             Unscorable: no usable reply after every try.
         """
         body = json.dumps(request, sort_keys=True).encode()
-        asked = self.url.encode() + b"\n" + body
-        kept = ReplyCache(Path(self.cache)) if self.cache else None
-        if kept is not None and (reply := kept.get(asked)) is not None:
-            with suppress(ValueError):  # kept for a reader of other demands: asked anew
-                return parse_reply(reply)
+        cache_key = self.url.encode() + b"\n" + body
+        cache = ReplyCache(Path(self.cache)) if self.cache else None
+        cached_reply = cache.get(cache_key) if cache is not None else None
+        if cached_reply is not None:
+            with suppress(ValueError):  # another reward kept it, whose parser accepts more
+                return parse_reply(cached_reply)
         failure = ""
-        for further in range(self.retries + 1):
-            if further:
-                time.sleep(self.backoff_s * 2.0 ** (further - 1))
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(self.backoff_s * 2.0 ** (attempt - 1))
             try:
                 reply = self._exchange(body)
                 result = parse_reply(reply)
             except (OSError, HTTPException, ValueError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
-            if kept is not None:
-                kept.put(asked, reply)
+            if cache is not None:
+                cache.put(cache_key, reply)
             return result
         raise Unscorable(f"{self.url}: no usable reply in {self.retries + 1} tries; the last: {failure:.200}")
 
     def _exchange(self, body: bytes) -> bytes:
-        where = urlsplit(self.url)
-        connect = HTTPSConnection if where.scheme == "https" else HTTPConnection
-        path = where.path + (f"?{where.query}" if where.query else "")
-        with closing(connect(where.hostname or "", where.port, timeout=self.timeout_s)) as connection:
+        url = urlsplit(self.url)
+        connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
+        path = url.path + (f"?{url.query}" if url.query else "")
+        with closing(connect(url.hostname or "", url.port, timeout=self.timeout_s)) as connection:
             connection.connect()
             with _close_after(self.timeout_s, connection.sock):
                 connection.request("POST", path or "/", body, self._headers())
@@ -112,24 +116,27 @@ class Endpoint(BaseModel):
 
 @contextmanager
 def _close_after(seconds: float, connection: socket.socket) -> Iterator[None]:
-    """Ends an exchange at its deadline, however slowly bytes keep coming: a socket's own timeout is for each alone."""
-    over = []
+    """Shut a connection down after some seconds and raise TimeoutError.
 
-    def hang_up() -> None:
-        over.append(True)
-        with suppress(OSError):  # the other side was first
+    The timeout of a socket is for each read alone, so a reply that comes byte by byte would never reach it.
+    """
+    timed_out = Event()
+
+    def shut_down() -> None:
+        timed_out.set()
+        with suppress(OSError):  # the other side closed it first
             connection.shutdown(socket.SHUT_RDWR)
 
-    timer = Timer(seconds, hang_up)
+    timer = Timer(seconds, shut_down)
     timer.start()
-    late = TimeoutError(f"no whole reply within {seconds:g} s")
+    timeout_error = TimeoutError(f"no whole reply within {seconds:g} s")
     try:
         yield
     except (OSError, HTTPException) as error:
-        if over:
-            raise late from error
+        if timed_out.is_set():
+            raise timeout_error from error
         raise
     finally:
         timer.cancel()
-    if over:
-        raise late
+    if timed_out.is_set():
+        raise timeout_error

@@ -1,7 +1,7 @@
-"""A language model as a judge, behind an OpenAI-compatible `/chat/completions`.
+"""Asks a language model to grade responses, behind an OpenAI-compatible `/chat/completions`.
 
-What it is shown is one JSON object between two marks that hold the hash of their content, so a response can neither
-close the marks nor, as the verdict must repeat that hash, speak for the judge.
+The model is shown one JSON object between two marks that hold the hash of the content, and its verdict must repeat the
+hash. So a response can neither close the marks nor write the verdict itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ and counts against it. Reply with one JSON object and nothing else."""
 
 
 class JudgeService(Endpoint):
-    """A model and how it is asked; `url` ends in /chat/completions."""
+    """A judge model and its sampling; `url` ends in /chat/completions."""
 
     model: str
-    """Its name at the service."""
+    """Name of the model at the service."""
     votes: Annotated[int, Field(ge=1, le=99)] = 1
-    """How often it is asked; the median counts. An odd number, so that the median is a vote."""
+    """Number of verdicts, of which the median counts; odd, so that the median is one of them."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
-    """Of its sampling; each vote has a seed of its own."""
+    """Sampling temperature; each vote has a seed of its own."""
     max_tokens: Annotated[int, Field(ge=1)] = 512
-    """Longest verdict."""
+    """Tokens that a verdict may have."""
     max_chars: Annotated[int, Field(ge=1)] = 8000
-    """A longer answer earns nothing, unread."""
+    """Length above which an answer gets the lowest value without being sent, in characters."""
 
     @model_validator(mode="after")
     def _check_votes(self) -> JudgeService:
@@ -48,10 +48,10 @@ class JudgeService(Endpoint):
         return self
 
     def grade(self, material: Mapping[str, str], rubric: str, scale: int) -> list[int]:
-        """A whole number from 0 to `scale` for `response` in the material, one per vote.
+        """Return a grade from 0 to `scale` for `response` in the material, one for each vote.
 
         Raises:
-            Unscorable: the service fails, or its verdicts are none.
+            Unscorable: the service fails, or replies with something else than a verdict.
         """
         task = f"Grade `response`, a reply to `question`. {rubric}"
         form = f'{{"id": "MARK", "score": a whole number from 0 (worst) to {scale} (best)}}'
@@ -61,10 +61,12 @@ class JudgeService(Endpoint):
         ]
 
     def compare(self, question: str, ours: str, theirs: str, rubric: str) -> list[float]:
-        """Whether `ours` beats `theirs`, one per vote: 1 or 0 if the judge says so in both orders, else 0.5.
+        """Return 1 where `ours` is better and 0 where `theirs` is, one value for each vote.
+
+        The judge is shown both orders, since judges favour a position; where its two verdicts differ, the value is 0.5.
 
         Raises:
-            Unscorable: as `grades`.
+            Unscorable: the service fails, or replies with something else than a verdict.
         """
         task = f"Say which of `first` and `second`, replies to `question`, is better. {rubric}"
         form = '{"id": "MARK", "better": "first", "second" or "neither"}'
@@ -87,6 +89,7 @@ class JudgeService(Endpoint):
     ) -> VerdictT:
         shown = json.dumps(material)
         mark = hashlib.sha256(f"{task}\n{shown}\n{vote}".encode()).hexdigest()[:16]
+        reply_form = reply_form.replace("MARK", mark)
         request = {
             "model": self.model,
             "temperature": self.temperature,
@@ -96,7 +99,7 @@ class JudgeService(Endpoint):
                 {"role": "system", "content": _SYSTEM_PROMPT},
                 {
                     "role": "user",
-                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form.replace('MARK', mark)}",
+                    "content": f"BEGIN {mark}\n{shown}\nEND {mark}\n\n{task}\nReply as {reply_form}",
                 },
             ],
         }
@@ -104,14 +107,18 @@ class JudgeService(Endpoint):
         def verdict_of(reply: bytes) -> VerdictT:
             said = parse_answer_value(AnswerType.JSON, _completion_text(reply))
             if not isinstance(said, Mapping) or len(said) != 2 or said.get("id") != mark:
-                raise ValueError(f"the verdict {said!r:.80} is not {reply_form.replace('MARK', mark)}")
+                raise ValueError(f"the verdict {said!r:.80} is not {reply_form}")
             return parse_verdict(said)
 
         return self.post(request, verdict_of)
 
 
 def _completion_text(reply: bytes) -> str:
-    """The text of a completion. Raises ValueError when the reply is none."""
+    """Return the text of a completion.
+
+    Raises:
+        ValueError: the reply is no completion.
+    """
     match parse_answer_value(AnswerType.JSON, reply.decode()):
         case {"choices": [{"message": {"content": str(content)}}, *_]}:
             return content

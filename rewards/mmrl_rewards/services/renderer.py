@@ -1,7 +1,6 @@
-"""Renderers: one's own for SVG and formulas, and whatever is configured for pages and programs that draw.
+"""Renders sources as images, uint8 `[height, width, 3]`: SVG and formulas by mmrl, others by a configured renderer.
 
-A picture is an array [height, width, 3] of bytes. `CannotDraw` says that the source is at fault; a renderer at fault
-makes the reward Unscorable.
+`DrawingError` says that the source is at fault. Where the renderer is, the reward raises `Unscorable`.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class DrawingError(Exception):
-    """A source that is no drawing, or takes more than it may."""
+    """The source cannot be drawn, or takes more than the limits allow."""
 
 
 class DrawingLimits(BaseModel):
-    """What drawing one source may take."""
+    """Limits for drawing one source."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,9 +58,9 @@ class DrawingLimits(BaseModel):
     memory_mb: Annotated[int, Field(ge=256)] = 1024
     """Megabytes of memory."""
     max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Of the picture, as a PNG."""
+    """Size of the image as a PNG, in bytes."""
     max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Of the source."""
+    """Length of the source, in characters."""
 
 
 def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
@@ -93,33 +92,35 @@ def draw(language: Literal["svg", "latex"], source: str, *, side: int, limits: D
 
 
 class ExternalRenderer(BaseModel):
-    """A renderer of one's own: an address that is sent {"language": .., "source": ..} and answers with a PNG (status
-    422 for a source that cannot be drawn), or a command.
+    """A renderer of yours: a command, or an address.
 
-    A command reads the file {input} and writes the PNG {output}, in a folder of its own that is then deleted. It has no
-    more environment than a search path, and limits of time and file size; whatever else must be kept from a web page or
-    a program, the network first of all, is for the command to see to: a container, or a browser whose proxy leads
-    nowhere, as in rewards/README.md. A page can show what files its user may read.
+    An address is sent {"language": .., "source": ..}. It answers with a PNG, or with status 422 if the source cannot be
+    drawn.
+
+    A command reads the file {input} and writes the PNG {output}, in a folder of its own that is then deleted. Its
+    environment holds a search path only, and its time and file sizes are limited. Nothing else is kept from the page or
+    program that it draws: the command itself must cut off the network and the files of its user, by a container, or by
+    a browser whose proxy leads nowhere as in rewards/README.md.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     language: Literal["html", "latex", "python", "svg", "markdown"]
-    """What the sources are written in."""
+    """Language of the sources."""
     endpoint: Endpoint | None = None
-    """Where it listens."""
+    """Address of the renderer, in place of a command."""
     command: tuple[str, ...] = ()
-    """What to run."""
+    """Program and arguments, which contain {input} and {output}."""
     timeout_s: Seconds = 20.0
-    """Seconds a command may run; beyond them the source is at fault, as the target was drawn within."""
+    """Seconds that a command may run. Beyond them the source is at fault, since the target was drawn in less."""
     cpu_s: Annotated[int, Field(ge=1)] = 20
     """Seconds of processor time a command may take."""
     max_bytes: Annotated[int, Field(ge=1)] = 8_000_000
-    """Of the picture and of every other file."""
+    """Size of the image and of every other file that the command writes, in bytes."""
     max_chars: Annotated[int, Field(ge=1)] = 100_000
-    """Of the source."""
+    """Length of the source, in characters."""
     cache: str | None = None
-    """Folder where pictures drawn by a command are kept."""
+    """Folder that keeps the images which a command drew."""
 
     @model_validator(mode="after")
     def _check_one_renderer(self) -> ExternalRenderer:
@@ -133,7 +134,7 @@ class ExternalRenderer(BaseModel):
         """Draw a source.
 
         Raises:
-            CannotDraw: the renderer refuses it, fails on it, or takes too long.
+            DrawingError: the renderer refuses it, fails on it, or takes too long.
             Unscorable: the renderer cannot be reached, or answers with something else.
         """
         if len(source) > self.max_chars:
@@ -146,23 +147,26 @@ class ExternalRenderer(BaseModel):
             raise DrawingError(f"comes to nothing: {error}") from error
 
     def _run_cached(self, source: str) -> bytes:
-        kept = ReplyCache(Path(self.cache)) if self.cache else None
-        asked = json.dumps([self.language, self.command, source]).encode()
-        if kept is not None and (png := kept.get(asked)) is not None:
-            return png
+        cache = ReplyCache(Path(self.cache)) if self.cache else None
+        cache_key = json.dumps([self.language, self.command, source]).encode()
+        cached_png = cache.get(cache_key) if cache is not None else None
+        if cached_png is not None:
+            return cached_png
         with tempfile.TemporaryDirectory() as folder:
             png = self._run_command(source, Path(folder))
-        if kept is not None:
-            kept.put(asked, png)
+        if cache is not None:
+            cache.put(cache_key, png)
         return png
 
     def _run_command(self, source: str, folder: Path) -> bytes:
-        given, drawn = folder / f"source.{self.language}", folder / "picture.png"
-        given.write_text(source, encoding="utf-8", errors="replace")
+        input_path, output_path = folder / f"source.{self.language}", folder / "picture.png"
+        input_path.write_text(source, encoding="utf-8", errors="replace")
         program = shutil.which(self.command[0], path=os.defpath)
         if program is None:
             raise Unscorable(f"there is no program {self.command[0]!r}: give its whole path")
-        options = [part.replace("{input}", str(given)).replace("{output}", str(drawn)) for part in self.command[1:]]
+        options = [
+            part.replace("{input}", str(input_path)).replace("{output}", str(output_path)) for part in self.command[1:]
+        ]
         process = subprocess.Popen(
             [sys.executable, "-c", _LIMITED_EXEC_SCRIPT, str(self.cpu_s), str(self.max_bytes), program, *options],
             cwd=folder,
@@ -178,16 +182,17 @@ class ExternalRenderer(BaseModel):
             raise DrawingError(f"takes more than {self.timeout_s:g} s to draw") from None
         finally:
             _kill_session(process)
-        if status != 0 or not drawn.is_file():
-            raise DrawingError(f"the renderer ends with status {status}, {'a' if drawn.is_file() else 'no'} picture")
-        return drawn.read_bytes()
+        if status != 0 or not output_path.is_file():
+            found = "a" if output_path.is_file() else "no"
+            raise DrawingError(f"the renderer ends with status {status}, {found} picture")
+        return output_path.read_bytes()
 
 
 def decode_png(png: bytes) -> ImageArray:
-    """The pixels of a PNG on white.
+    """Return the pixels of a PNG on a white page, uint8 `[height, width, 3]`.
 
     Raises:
-        ValueError: it is none, or has more than 16 million pixels.
+        ValueError: the bytes are no PNG, or it has more than 16 million pixels.
     """
     try:
         with Image.open(BytesIO(png), formats=("PNG",)) as image:
@@ -211,7 +216,7 @@ def _get_drawing_pool(process_id: int, limits: DrawingLimits) -> WorkerPool[Draw
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all it started."""
+    """Kill a command and every process that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A reward model behind HTTP: {"question": .., "response": ..} is answered by {"score": number}."""
+"""Asks a reward model over HTTP: it answers {"question": .., "response": ..} with {"score": number}."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from mmrl_rewards.services.endpoint import Endpoint
 
 
 class RewardModelService(Endpoint):
-    """Where a reward model listens."""
+    """Address and limits of a reward model."""
 
     def score(self, question: str, response: str) -> float:
-        """The model's score, of any finite size.
+        """Return the model's score, which may be any finite number.
 
         Raises:
-            Rejected, Unscorable: as `Endpoint.post`.
+            RequestRejected: the service refuses the request.
+            Unscorable: no usable reply after every try.
         """
         return self.post({"question": question, "response": response}, _parse_score)
 
