@@ -169,10 +169,7 @@ def _grid_shape(sample: Sample, grid: tuple[int, int] | None, num_tiles: int) ->
 
 def _correct_positions(given: Sequence[int], target: Sequence[int], form: PermutationForm) -> list[int]:
     """Return, for each place, the correct place of the tile that the answer puts there, from 0."""
-    if form == "tiles":
-        tile_at, place_of = given, _invert(target)
-    else:
-        tile_at, place_of = _invert(given), target
+    tile_at, place_of = (given, _invert(target)) if form == "tiles" else (_invert(given), target)
     return [place_of[tile - 1] - 1 for tile in tile_at]
 
 
