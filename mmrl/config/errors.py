@@ -137,7 +137,7 @@ def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
 
 
-def _find_tagged_choice(annotation: object, tag: int | str) -> Any:
+def _find_tagged_choice(annotation: object, tag: int | str) -> Any:  # noqa: ANN401
     """Return the choice of a union that is annotated with this `Tag`, or None."""
     for choice in _union_choices(annotation):
         if Tag(str(tag)) in getattr(choice, "__metadata__", ()):

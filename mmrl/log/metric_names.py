@@ -66,7 +66,7 @@ METRIC_MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         "dynamic_sampling/carried_over": "Groups left for the next step.",
         "replay/frac": "Share of trained rollouts that were replayed.",
         "replay/buffer_size": "Rollouts in the replay buffer.",
-        "replay/unique_frac": "Share of replayed rollouts that are distinct.",
+        "replay/unique_frac": "Share of trained rollouts that are distinct, replayed ones included.",
         "replay/effective_size": "Effective number of rollouts that replay draws from, by its probabilities.",
         "replay/staleness_mean": "Mean age of replayed rollouts, in policy versions.",
         "replay/staleness_max": "Largest age of a replayed rollout, in policy versions.",
@@ -90,7 +90,7 @@ METRIC_MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         "policy/importance_ratio_max": "Largest importance ratio of a token.",
         "policy/tis_weight_mean": "Mean weight of the rollout correction.",
         "logprob_check/diff_mean": "Mean |log-probability of the engine - learner| in the check of both, in nats.",
-        "logprob_check/diff_mean/<modality>": "The same, over prompts of one modality.",
+        "logprob_check/diff_mean/<modality>": "Mean of it over the prompts of one modality.",
         # Evaluation
         "validation/<task>": "Mean reward of one task's validation samples; `validation/mean` is the mean over tasks.",
         "test/<task>": "Mean reward of one task's test samples, before and after the run.",

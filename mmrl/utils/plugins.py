@@ -140,7 +140,10 @@ def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
     except _ImportTimeoutError as error:
         place = _locate(error, imported)
         raise UserError(f"{name!r}: {place}: still not imported after {IMPORT_TIMEOUT_S:g} s, here") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    # A plug-in can raise anything, SystemExit too, and all of it is reported to its author with the cause.
+    except BaseException as error:
         raise UserError(f"{name!r}: {_locate(error, imported)}: {type(error).__name__}: {error}") from error
 
 
@@ -151,7 +154,7 @@ def _import_deadline(seconds: float) -> Iterator[None]:
     A signal interrupts sleeps, locks and endless loops, and its traceback shows the line. Python delivers signals to
     the main thread alone; in another thread the block has no deadline. The first load of a run is in the main thread.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return
 

@@ -26,7 +26,7 @@ def recipe(run_dir: Path) -> dict[str, Any]:
     """Draw, look again at half of it, keep what is right, imitate it, then reinforce on what is not too easy."""
     look = {"kind": "rethink", "correct": ["count"], "fraction": 0.5, "cut_answer_fraction": 1.0, "max_new_tokens": 6}
     draw = {"name": "draw", "kind": "sample", "group_size": 4, "prompts_per_step": 5, "sampling": {"max_new_tokens": 6}}
-    draw["program"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
+    draw["rollout_steps"] = [{"kind": "generate"}, {**look, "triggers": [{"text": " Wait."}]}]
     reject = {
         "name": "right",
         "kind": "select",

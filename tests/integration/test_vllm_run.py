@@ -269,7 +269,7 @@ def test_a_benchmark_taken_in_training_has_the_verdicts_of_transformers(session:
 def test_an_evaluation_by_vllm_has_the_verdicts_of_one_by_transformers(session: Session) -> None:
     assert session.verdicts("vllm") == session.verdicts("hf")
     reports = [json.loads((session.folder / name / "report.json").read_text()) for name in ("vllm", "hf")]
-    assert [report["made_with"]["engine"] for report in reports] == ["vllm", "hf"]
+    assert [report["generation"]["engine"] for report in reports] == ["vllm", "hf"]
     assert [report["responses"] for report in reports] == [8, 8]
     texts = [
         [json.loads(row)["response"] for row in (session.folder / name / "predictions.jsonl").read_text().splitlines()]

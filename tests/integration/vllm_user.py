@@ -41,7 +41,7 @@ def ask(model: str, questions: list[dict[str, Any]]) -> list[list[int]]:
             {"type": "image_pil", "image_pil": Image.open(question["image"]).convert("RGB")},
             {"type": "text", "text": question["text"]},
         ]
-        (answer,) = llm.render(
+        (answer,) = llm.chat(
             [{"role": "user", "content": content}],
             SamplingParams(temperature=0.0, max_tokens=8),
             lora_request=LoRARequest("adapter", 1, question["adapter"]) if question["adapter"] else None,

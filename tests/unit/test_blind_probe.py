@@ -1,4 +1,4 @@
-"""Probes: the same question without what is to be looked at; judged, told, never trained."""
+"""Blind probes: extra rollouts without the media; scored, and never trained."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def counted(world):
     return [world.processor.build(sample) for sample in world.samples[:5]]
 
 
-def program(world, *steps, group_size=2, others=None):
-    kit = RolloutContext(
+def pipeline(world, *steps, group_size=2, swap_samples=None):
+    context = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(length)),
         processor=world.processor,
@@ -64,9 +64,9 @@ def program(world, *steps, group_size=2, others=None):
         groups_per_step=1,
         seed=0,
         tool_runner=ToolRunner(partial(load_tool, Path.cwd())),
-        swap_samples=world.samples if others is None else others,
+        swap_samples=world.samples if swap_samples is None else swap_samples,
     )
-    return build_pipeline((GenerateConfig(kind="generate"), *steps), kit)
+    return build_pipeline((GenerateConfig(kind="generate"), *steps), context)
 
 
 def hide(what, **options):
@@ -76,8 +76,8 @@ def hide(what, **options):
 @pytest.mark.parametrize("what", ["left_out", "grey", "noise", "shuffled"])
 def test_a_probe_hides_the_media_and_nothing_else(world, what):
     prompts = counted(world)
-    answers = program(world, hide(what, rollouts_per_prompt=3)).run(prompts, step=0)
-    plain = program(world).run(prompts, step=0)
+    answers = pipeline(world, hide(what, rollouts_per_prompt=3)).run(prompts, step=0)
+    plain = pipeline(world).run(prompts, step=0)
     assert answers.groups == plain.groups
     for prompt, probes in zip(prompts, answers.probes, strict=True):
         before, kinds = prompt.sample, {type(ref) for ref in prompt.sample.media}
@@ -105,7 +105,7 @@ def test_a_probe_hides_the_media_and_nothing_else(world, what):
 def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
     prompts = counted(world)
     step = hide("cropped", crop_fraction=share)
-    answers, again = (program(world, step).run(prompts, step=turn) for turn in (0, 1))
+    answers, again = (pipeline(world, step).run(prompts, step=turn) for turn in (0, 1))
     places = set()
     for prompt, probes, later in zip(prompts, answers.probes, again.probes, strict=True):
         if not prompt.sample.images:
@@ -129,13 +129,13 @@ def test_a_cropped_picture_is_a_part_of_it_in_one_place(world, share):
 def test_a_part_of_a_part_lies_within_it(world):
     sample = world.samples[0]
     part = replace(sample, id="part", parts=(replace(sample.images[0], crop=(20, 8, 44, 40)), "How many?"))
-    answers = program(world, hide("cropped")).run([world.processor.build(part)], step=0)
+    answers = pipeline(world, hide("cropped")).run([world.processor.build(part)], step=0)
     left, top, right, bottom = answers.probes[0]["cropped"][0].prompt.sample.images[0].crop
     assert (right - left, bottom - top) == (12, 16)
     assert left >= 20 and right <= 44 and top >= 8 and bottom <= 40
 
 
-def test_only_crops_have_a_share():
+def test_only_crops_have_a_crop_fraction():
     with pytest.raises(ValidationError, match="crop_fraction is for `corruption: cropped`, not for 'grey'"):
         hide("grey", crop_fraction=0.3)
 
@@ -148,7 +148,7 @@ def test_swapped_media_are_those_of_another_sample(world):
         if prompt.sample.media in pictures:
             assert media in pictures - {prompt.sample.media}
         else:
-            assert media is None  # text; and no two of the others have as many media of the same kinds
+            assert media is None  # text; and no two of the swap_samples have as many media of the same kinds
     assert len({*shown}) > len(pictures) / 3
     assert shown != earlier
     assert [hidden_in(world, [prompt], 1) for prompt in prompts] == [
@@ -158,11 +158,11 @@ def test_swapped_media_are_those_of_another_sample(world):
 
 def hidden_in(world, prompts, step):
     """The media that stand for those of prompts."""
-    answers = program(world, hide("swapped")).run(prompts, step=step)
+    answers = pipeline(world, hide("swapped")).run(prompts, step=step)
     return [probes["swapped"][0].prompt.sample.media if probes else None for probes in answers.probes]
 
 
-def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
+def test_media_that_make_a_prompt_too_long_are_not_swapped_in(world):
     sample, large, small = world.samples[0], *world.samples[5:7]
 
     class Narrow:
@@ -171,7 +171,7 @@ def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
                 raise PromptTooLongError("too long")
             return world.processor.build(sample)
 
-    answers = program(world).run([world.processor.build(sample)], step=0)
+    answers = pipeline(world).run([world.processor.build(sample)], step=0)
     step = BlindProbe(
         options=hide("swapped"), prompt_builder=Narrow(), sampler=world.sampler(), sampling_params=world.law
     )
@@ -182,20 +182,20 @@ def test_media_that_a_prompt_has_no_room_for_are_not_swapped_for(world):
 
 def test_probes_come_when_they_are_due_and_several_stand_side_by_side(world):
     prompts = counted(world)[:2]
-    both = program(world, hide("grey", every=3), hide("noise", name="snow", every=2))
+    both = pipeline(world, hide("grey", every=3), hide("noise", name="snow", every=2))
     names = [[set(probes) for probes in both.run(prompts, step=step).probes] for step in range(4)]
     assert names == [[{"grey", "snow"}] * 2, [], [{"snow"}] * 2, [{"grey"}] * 2]
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["probe first", "probe last"])
-def test_a_probe_does_all_that_the_program_does_and_counts_none_of_it(world, first):
+def test_probes_go_through_all_other_steps_without_being_counted(world, first):
     """Or what a second look adds would pass for what looking adds."""
     look = RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=(RethinkTriggerConfig(text=" Wait."),)
     )
     ending = replace(world, law=replace(world.law, stop=tuple("aeiou ")))  # most responses end themselves
     steps = [look, hide("grey", rollouts_per_prompt=4)]
-    answers = program(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
+    answers = pipeline(ending, *(reversed(steps) if first == 0 else steps)).run(counted(ending)[:2], step=0)
     forced = [
         any(segment.author is Author.FORCED for segment in rollout.segments)
         for probes in answers.probes
@@ -206,7 +206,7 @@ def test_a_probe_does_all_that_the_program_does_and_counts_none_of_it(world, fir
     assert answers.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained) > 0
 
 
-def test_a_probe_draws_numbers_of_its_own(world):
+def test_a_probe_has_random_numbers_of_its_own(world):
     """Else its rollouts would be like those it is compared with for no reason."""
     prompt = counted(world)[2]
     named = replace(prompt.sample, id=f"{prompt.sample.id}~grey")
@@ -217,14 +217,14 @@ def test_a_probe_draws_numbers_of_its_own(world):
     assert [r.segments[0].token_ids for r in ours] != [r.segments[0].token_ids for r in theirs]
 
 
-def test_what_cannot_be_scored_without_a_picture_is_refused(world):
+def test_hiding_the_image_of_a_coordinate_question_is_refused(world):
     boxed = next(sample for sample in world.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
     prompts = [world.processor.build(boxed)]
     for what in ("left_out", "cropped"):
         with pytest.raises(UserError, match="asks for coordinates, which need a picture"):
-            program(world, hide(what)).run(prompts, step=0)
+            pipeline(world, hide(what)).run(prompts, step=0)
     judge = judge_of(term(length))
-    answers = program(world, hide("grey")).run(prompts, step=0)
+    answers = pipeline(world, hide("grey")).run(prompts, step=0)
     (group,) = judge.score_groups(answers.groups, step=0, probes=answers.probes)
     assert len(group.probes["grey"]) == 1
 
@@ -249,11 +249,12 @@ def store():
     return MediaCache(MediaPolicy(roots=("/",)), MediaLimitsConfig(), max_bytes=10**8)
 
 
-def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
+def test_corruptions_keep_the_size_and_are_deterministic(world, store):
     ref: ImageRef = world.samples[0].images[0]
     seen = np.asarray(store.get_image(ref))
     grey, noise = (
-        np.asarray(store.get_image(replace(ref, corruption=veil))) for veil in (Corruption.GREY, Corruption.NOISE)
+        np.asarray(store.get_image(replace(ref, corruption=corruption)))
+        for corruption in (Corruption.GREY, Corruption.NOISE)
     )
     assert grey.shape == noise.shape == seen.shape
     assert set(grey.flat) == {128}
@@ -266,7 +267,9 @@ def test_veils_keep_the_size_and_are_the_same_each_time(world, store):
 
 def test_a_shuffled_video_has_its_frames_in_another_order(clip, store):
     rule = FrameSampling(video=SMALL, patch_size=8)
-    seen, hidden = (store.read_video(replace(clip, corruption=veil), rule) for veil in (None, Corruption.SHUFFLED))
+    seen, hidden = (
+        store.read_video(replace(clip, corruption=corruption), rule) for corruption in (None, Corruption.SHUFFLED)
+    )
     assert hidden.plan == seen.plan
     place = [next(i for i, own in enumerate(seen.frames_TCHW) if torch.equal(own, f)) for f in hidden.frames_TCHW]
     assert sorted(place) == list(range(len(place)))

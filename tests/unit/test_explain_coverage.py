@@ -29,6 +29,7 @@ NOT_DESCRIBED = {
     "ToolConfig": {"args"},
     "BlindProbeConfig": {"kind"},
     "CustomStepConfig": {"kind", "args"},
+    "CustomPolicyLossConfig": {"args"},
     "ReplayConfig": {"preset"},
     "ScoringConfig": {"workers", "timeout_s"},
     "BaseRewardConfig": {"args"},

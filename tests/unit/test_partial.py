@@ -1,4 +1,4 @@
-"""Partial rollouts: a step ends when enough groups are complete, and the others go on where they were."""
+"""Partial rollouts: a step ends when enough groups are complete; the others go on later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompts(world):
     return [world.processor.build(sample) for sample in world.samples[:6]]
 
 
-def chunks(world, law, *, sampler=None, **options):
+def partial_rollouts(world, law, *, sampler=None, **options):
     options = {"chunk_tokens": 3, "groups_per_step": 6, **options}
     return PartialRollouts(sampler=sampler or world.sampler(), group_size=GROUP, sampling_params=law, **options)
 
@@ -42,8 +42,8 @@ def digests(groups):
     return [group[0].prompt.digest for group in groups]
 
 
-def test_without_a_hurry_every_response_is_completed(world, law, prompts):
-    answers = chunks(world, law).generate(prompts, step=0)
+def test_every_response_is_completed_if_all_groups_are_wanted(world, law, prompts):
+    answers = partial_rollouts(world, law).generate(prompts, step=0)
     assert answers.unfinished == ()
     assert digests(answers.groups) == [prompt.digest for prompt in prompts]
     rollouts = [rollout for group in answers.groups for rollout in group]
@@ -53,7 +53,7 @@ def test_without_a_hurry_every_response_is_completed(world, law, prompts):
     assert [r.index for r in answers.groups[0]] == list(range(GROUP))
 
 
-def test_chunks_drawn_greedily_are_what_is_drawn_at_once(world, law, prompts):
+def test_greedy_chunks_equal_greedy_whole_responses(world, law, prompts):
     greedy = replace(law, temperature=0.0)
     whole = world.sampler().generate(prompts, 1, greedy, step=0)
     parts = PartialRollouts(
@@ -86,7 +86,7 @@ def test_a_stop_string_may_lie_across_chunks(world, law, prompts, chunk):
 
 def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights(world, law, prompts):
     sampler = world.sampler()
-    step = chunks(world, law, sampler=sampler, groups_per_step=2)
+    step = partial_rollouts(world, law, sampler=sampler, groups_per_step=2)
     first = step.generate(prompts, step=0)
     assert 2 <= len(first.groups) < 6
     assert len(first.groups) + len(first.unfinished) == 6
@@ -107,15 +107,15 @@ def test_a_step_ends_with_enough_groups_and_the_others_go_on_under_newer_weights
 
 
 def test_a_budget_ends_a_step_once_a_group_is_complete(world, law, prompts):
-    free = chunks(world, law).generate(prompts, step=0)
-    tight = chunks(world, law, token_budget=1).generate(prompts, step=0)
+    free = partial_rollouts(world, law).generate(prompts, step=0)
+    tight = partial_rollouts(world, law, token_budget=1).generate(prompts, step=0)
     assert 1 <= len(tight.groups) < len(free.groups)
 
 
-def test_what_waits_is_part_of_the_state(world, law, prompts):
-    pending = chunks(world, law, groups_per_step=1).generate(prompts, step=0).unfinished
-    assert pending
-    again = loads(dumps(TrainingState(unfinished=pending)), TrainingState).unfinished
-    assert again == pending
-    step = chunks(world, law)
-    assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=pending)
+def test_unfinished_groups_survive_a_checkpoint(world, law, prompts):
+    unfinished = partial_rollouts(world, law, groups_per_step=1).generate(prompts, step=0).unfinished
+    assert unfinished
+    again = loads(dumps(TrainingState(unfinished=unfinished)), TrainingState).unfinished
+    assert again == unfinished
+    step = partial_rollouts(world, law)
+    assert step.generate([], step=1, unfinished=again) == step.generate([], step=1, unfinished=unfinished)

@@ -1,4 +1,4 @@
-"""Forced rethinking: who goes on, where the trigger goes, what counts; every splice is made of token ids."""
+"""Forced rethinking: which responses are continued, where the trigger goes, which continuations count."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def world(tiny):
 
 
 @pytest.fixture(scope="module")
-def drafts(world):
+def first_responses(world):
     """Groups of responses that ended themselves, one of each group aside; with EOS after a token or more."""
     prompts = [world.processor.build(sample) for sample in world.samples[:3]]
     groups = world.sampler().generate(prompts, GROUP, replace(world.law, max_new_tokens=5), step=0)
-    return RolloutBatch(groups=tuple((*map(partial_end(world), group[1:]), group[0]) for group in groups))
+    return RolloutBatch(groups=tuple((*map(end_early(world), group[1:]), group[0]) for group in groups))
 
 
-def partial_end(world):
+def end_early(world):
     def ended(rollout):
         (segment,) = rollout.segments
         ids = (*segment.token_ids[: 1 + rollout.index % 4], world.eos_id)
@@ -55,7 +55,7 @@ def partial_end(world):
 def rethink(world, *, stop=(), **options) -> ForcedRethink:
     options = {"max_new_tokens": 4, "triggers": (RethinkTriggerConfig(text=" Wait."),), **options}
     settings = RethinkConfig(kind="rethink", correct=("even",), **options)
-    kit = RolloutContext(
+    context = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(even)),
         processor=world.processor,
@@ -65,7 +65,7 @@ def rethink(world, *, stop=(), **options) -> ForcedRethink:
         seed=0,
         tool_runner=ToolRunner(partial(load_tool, Path.cwd())),
     )
-    (step,) = build_pipeline((GenerateConfig(kind="generate"), settings), kit).steps
+    (step,) = build_pipeline((GenerateConfig(kind="generate"), settings), context).steps
     return step
 
 
@@ -73,41 +73,41 @@ def verdicts(world, rollouts):
     return CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("even",), threshold=1.0)(rollouts)
 
 
-def test_a_second_look_is_draft_trigger_and_what_the_policy_adds(world, drafts):
-    found = rethink(world, temperature=0.7)(drafts, step=0)
+def test_a_continuation_is_first_response_then_trigger_then_new_tokens(world, first_responses):
+    found = rethink(world, temperature=0.7)(first_responses, step=0)
     forced = tokenize_trigger(" Wait.", world.processor, world.law.banned_token_ids)
-    for before, after in zip(drafts.groups, found.groups, strict=True):
+    for before, after in zip(first_responses.groups, found.groups, strict=True):
         assert after[-1] is before[-1] or after[-1].parent_index == before[-1].index
-        for draft, second in zip(before[:-1], after[:-1], strict=True):
-            kept, trigger, new = second.segments
+        for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
+            kept, trigger, new = continuation.segments
             assert (kept.token_ids, kept.logprobs) == (
-                draft.segments[0].token_ids[:-1],
-                draft.segments[0].logprobs[:-1],
+                first_response.segments[0].token_ids[:-1],
+                first_response.segments[0].logprobs[:-1],
             )  # no EOS
             assert (trigger.token_ids, trigger.author) == (forced, Author.FORCED)
             assert new.author is Author.POLICY
             assert (new.sampling_params.temperature, new.sampling_params.max_new_tokens) == (0.7, 4)
-            assert (second.index, second.parent_index, second.sampling_params) == (
-                draft.index,
-                draft.index,
-                draft.sampling_params,
+            assert (continuation.index, continuation.parent_index, continuation.sampling_params) == (
+                first_response.index,
+                first_response.index,
+                first_response.sampling_params,
             )
-            assert second.text == draft.text + " Wait." + world.processor.decode(new.token_ids)
-            assert [second.is_correct] == verdicts(world, [second])
+            assert continuation.text == first_response.text + " Wait." + world.processor.decode(new.token_ids)
+            assert [continuation.is_correct] == verdicts(world, [continuation])
 
 
-def test_a_verdict_ends_where_the_response_goes_on(world, drafts):
-    second = rethink(world)(drafts, step=0).groups[0][0]
-    assert second.is_correct is not None
-    (longer,) = world.sampler().extend([second], world.law, step=0)
+def test_extending_a_continuation_clears_its_verdict(world, first_responses):
+    continuation = rethink(world)(first_responses, step=0).groups[0][0]
+    assert continuation.is_correct is not None
+    (longer,) = world.sampler().extend([continuation], world.law, step=0)
     assert longer.is_correct is None
 
 
-def test_it_is_what_sampling_such_a_rollout_further_gives(world, drafts):
-    """No round trip through text, and nothing but the draft decides: neither its siblings nor the other groups."""
+def test_a_continuation_depends_on_its_first_response_alone(world, first_responses):
+    """Tokens are not decoded and encoded again, and neither siblings nor other groups change the result."""
     step = rethink(world)
-    whole = step(drafts, step=5)
-    alone = step(RolloutBatch(groups=(drafts.groups[1][2:4],)), step=5)
+    whole = step(first_responses, step=5)
+    alone = step(RolloutBatch(groups=(first_responses.groups[1][2:4],)), step=5)
     for one, of_all in zip(alone.groups[0], whole.groups[1][2:4], strict=True):
         assert (one.text, one.parent_index) == (of_all.text, of_all.parent_index)
         for mine, theirs in zip(one.segments, of_all.segments, strict=True):
@@ -115,39 +115,46 @@ def test_it_is_what_sampling_such_a_rollout_further_gives(world, drafts):
             assert mine.logprobs == pytest.approx(
                 theirs.logprobs, abs=1e-5
             )  # sums depend on the batch in the last digits
-    other = step(drafts, step=6)
+    other = step(first_responses, step=6)
     assert other.groups[1] != whole.groups[1]
 
 
-def test_a_truncated_draft_and_one_without_room_stay(world, drafts):
-    cut = RolloutBatch(groups=(tuple(replace(draft, finish_reason=FinishReason.LENGTH) for draft in drafts.groups[0]),))
+def test_truncated_responses_and_long_ones_are_not_continued(world, first_responses):
+    cut = RolloutBatch(
+        groups=(
+            tuple(
+                replace(first_response, finish_reason=FinishReason.LENGTH)
+                for first_response in first_responses.groups[0]
+            ),
+        )
+    )
     assert rethink(world)(cut, step=0).groups == cut.groups
     room = world.law.max_new_tokens - 3
-    found = rethink(world, min_free_tokens=room)(drafts, step=0)
-    for before, after in zip(drafts.groups, found.groups, strict=True):
-        for draft, second in zip(before[:-1], after[:-1], strict=True):
-            assert (second is draft) == (draft.num_tokens > 3)
+    found = rethink(world, min_free_tokens=room)(first_responses, step=0)
+    for before, after in zip(first_responses.groups, found.groups, strict=True):
+        for first_response, continuation in zip(before[:-1], after[:-1], strict=True):
+            assert (continuation is first_response) == (first_response.num_tokens > 3)
 
 
 @pytest.mark.parametrize("which", ["correct", "incorrect"])
-def test_only_drafts_of_a_verdict_take_part(world, drafts, which):
-    found = rethink(world, only=which)(drafts, step=0)
-    for before, after in zip(drafts.groups, found.groups, strict=True):
+def test_only_continues_responses_of_the_verdict_asked_for(world, first_responses, which):
+    found = rethink(world, only=which)(first_responses, step=0)
+    for before, after in zip(first_responses.groups, found.groups, strict=True):
         right = verdicts(world, before)
-        for draft, second, ok in zip(before[:-1], after[:-1], right[:-1], strict=True):
-            assert (second is not draft) == (ok == (which == "correct"))
+        for first_response, continuation, ok in zip(before[:-1], after[:-1], right[:-1], strict=True):
+            assert (continuation is not first_response) == (ok == (which == "correct"))
 
 
-def test_only_groups_within_the_band_take_part(world, drafts):
-    shares = [sum(verdicts(world, group)) / len(group) for group in drafts.groups]
+def test_only_continues_groups_within_the_accuracy_range(world, first_responses):
+    shares = [sum(verdicts(world, group)) / len(group) for group in first_responses.groups]
     assert len(set(shares)) > 1
-    found = rethink(world, accuracy_range=(min(shares), min(shares)))(drafts, step=0)
-    for share, before, after in zip(shares, drafts.groups, found.groups, strict=True):
+    found = rethink(world, accuracy_range=(min(shares), min(shares)))(first_responses, step=0)
+    for share, before, after in zip(shares, first_responses.groups, found.groups, strict=True):
         assert (before != after) == (share == min(shares))
 
 
-def test_a_fraction_goes_on_and_no_more_of_a_group_than_allowed(world, drafts):
-    many = RolloutBatch(groups=tuple(group[:-1] for group in drafts.groups))
+def test_fraction_and_attempts_per_group_are_limits(world, first_responses):
+    many = RolloutBatch(groups=tuple(group[:-1] for group in first_responses.groups))
     attempted = [rethink(world, fraction=0.5)(many, step=step).metrics["rethink/attempted"] for step in range(12)]
     assert 0.4 < sum(attempted) / (12 * 21) < 0.6
     assert len(set(attempted)) > 1
@@ -165,18 +172,18 @@ def places(before, after):
 
 
 @pytest.mark.parametrize("keep", ["all", "correct", "improved"])
-def test_what_counts_and_the_account_of_all_that_was_tried(world, drafts, keep):
-    everything = rethink(world)(drafts, step=0)
-    found = rethink(world, keep=keep)(drafts, step=0)
+def test_keep_selects_continuations_and_all_attempts_are_counted(world, first_responses, keep):
+    everything = rethink(world)(first_responses, step=0)
+    found = rethink(world, keep=keep)(first_responses, step=0)
     tally, kept = Counter(), 0
-    for before, seconds, after in zip(drafts.groups, everything.groups, found.groups, strict=True):
-        was, ends = verdicts(world, before), verdicts(world, seconds)
-        for draft, second, result, a, b in zip(before, seconds, after, was, ends, strict=True):
-            if second is draft:
+    for before, continuations, after in zip(first_responses.groups, everything.groups, found.groups, strict=True):
+        was, ends = verdicts(world, before), verdicts(world, continuations)
+        for first_response, continuation, result, a, b in zip(before, continuations, after, was, ends, strict=True):
+            if continuation is first_response:
                 continue
             tally[f"rethink/{'correct' if a else 'incorrect'}_to_{'correct' if b else 'incorrect'}"] += 1
             good = {"all": True, "correct": b, "improved": b and not a}[keep]
-            assert result == (second if good else draft)
+            assert result == (continuation if good else first_response)
             kept += good
     assert min(tally.values()) > 0 and len(tally) == 4
     assert {name: found.metrics[name] for name in tally} == tally
@@ -186,26 +193,26 @@ def test_what_counts_and_the_account_of_all_that_was_tried(world, drafts, keep):
     assert found.metrics["rethink/new_tokens"] == sum(len(segment.token_ids) for segment in new)
 
 
-def test_second_looks_may_stand_beside_their_drafts(world, drafts):
-    replaced = rethink(world, max_kept_per_group=3)(drafts, step=0)
-    added = rethink(world, max_kept_per_group=3, mode="add")(drafts, step=0)
-    for before, inplace, after in zip(drafts.groups, replaced.groups, added.groups, strict=True):
+def test_mode_add_puts_continuations_beside_first_responses(world, first_responses):
+    replaced = rethink(world, max_kept_per_group=3)(first_responses, step=0)
+    added = rethink(world, max_kept_per_group=3, mode="add")(first_responses, step=0)
+    for before, inplace, after in zip(first_responses.groups, replaced.groups, added.groups, strict=True):
         assert after[:GROUP] == before
         assert len(after) == GROUP + 3
         assert [r.index for r in after[GROUP:]] == [GROUP, GROUP + 1, GROUP + 2]
-        for second in after[GROUP:]:
-            twin = next(r for r in inplace if r.index == second.parent_index)
-            assert twin.segments == second.segments
+        for continuation in after[GROUP:]:
+            twin = next(r for r in inplace if r.index == continuation.parent_index)
+            assert twin.segments == continuation.segments
 
 
-def test_short_second_looks_are_dropped(world, drafts):
-    found = rethink(world, min_new_tokens=4, stop=("e", "t"))(drafts, step=0)
-    seconds = [r for group in found.groups for r in group if r.parent_index is not None]
-    assert 0 < len(seconds) < found.metrics["rethink/attempted"]
-    assert {len(r.segments[-1].token_ids) for r in seconds} == {4}
+def test_short_continuations_are_dropped(world, first_responses):
+    found = rethink(world, min_new_tokens=4, stop=("e", "t"))(first_responses, step=0)
+    continuations = [r for group in found.groups for r in group if r.parent_index is not None]
+    assert 0 < len(continuations) < found.metrics["rethink/attempted"]
+    assert {len(r.segments[-1].token_ids) for r in continuations} == {4}
 
 
-def test_triggers_are_drawn_by_weight_and_by_verdict_where_they_say_so(world, drafts):
+def test_triggers_are_drawn_by_weight_and_verdict(world, first_responses):
     triggers = (
         RethinkTriggerConfig(text=" one", weight=3.0),
         RethinkTriggerConfig(text=" two", only="correct"),
@@ -213,17 +220,17 @@ def test_triggers_are_drawn_by_weight_and_by_verdict_where_they_say_so(world, dr
     )
     counts = Counter()
     for turn in range(10):
-        found = rethink(world, triggers=triggers)(drafts, step=turn)
-        for before, after in zip(drafts.groups, found.groups, strict=True):
-            for ok, second in zip(verdicts(world, before), after, strict=True):
-                if second.parent_index is not None:
-                    counts[ok, world.processor.decode(second.segments[1].token_ids)] += 1
+        found = rethink(world, triggers=triggers)(first_responses, step=turn)
+        for before, after in zip(first_responses.groups, found.groups, strict=True):
+            for ok, continuation in zip(verdicts(world, before), after, strict=True):
+                if continuation.parent_index is not None:
+                    counts[ok, world.processor.decode(continuation.segments[1].token_ids)] += 1
     assert counts.keys() == {(True, " one"), (True, " two"), (False, " one"), (False, " three")}
     assert 0.65 < (counts[True, " one"] + counts[False, " one"]) / counts.total() < 0.85
 
 
 def answered(world, text, *, ended=True):
-    """A draft that says this."""
+    """Return a first response with this text."""
     prompt = world.processor.build(world.samples[0])
     ids = (*world.processor.tokenizer(text).input_ids, *([world.eos_id] if ended else []))
     (rollout,) = world.sampler().generate([prompt], 1, world.law, step=0)[0]
@@ -232,7 +239,7 @@ def answered(world, text, *, ended=True):
 
 
 @pytest.mark.parametrize(
-    ("draft", "kept"),
+    ("first_response", "kept"),
     [
         ("Three, I say.<answer>3</answer>", "Three, I say."),
         ("<answer>2</answer> no<answer>3</answer>", "<answer>2</answer> no"),
@@ -241,29 +248,29 @@ def answered(world, text, *, ended=True):
         ("<answer>never closed", "<answer>never closed"),
     ],
 )
-def test_the_last_answer_can_be_cut_off(world, draft, kept):
-    rollout = answered(world, draft)
+def test_the_last_answer_can_be_cut_off(world, first_response, kept):
+    rollout = answered(world, first_response)
     found = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0)
-    ((second,),) = found.groups
-    assert second.segments[-2].author is Author.FORCED
-    before = [token for segment in second.segments[:-2] for token in segment.token_ids]
+    ((continuation,),) = found.groups
+    assert continuation.segments[-2].author is Author.FORCED
+    before = [token for segment in continuation.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == kept
     assert tuple(before) == rollout.segments[0].token_ids[: len(before)]
-    assert all(segment.token_ids for segment in second.segments)
+    assert all(segment.token_ids for segment in continuation.segments)
 
 
 @pytest.mark.parametrize(("last", "kept"), [("So<answer>3</answer>", "So"), ("No idea.", "No idea.")])
-def test_what_a_tool_says_is_no_answer_to_cut_off(world, last, kept):
-    draft, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
+def test_an_answer_in_a_tool_result_is_not_cut_off(world, last, kept):
+    first_response, reply, rest = answered(world, "Hm.", ended=False), "<answer>7</answer>", answered(world, last)
     told = Segment(
         token_ids=world.processor.tokenize(reply),
         logprobs=(0.0,) * len(world.processor.tokenize(reply)),
         author=Author.ENVIRONMENT,
     )
-    segments = (*draft.segments, told, *rest.segments)
-    rollout = world.processor.parse_rollout(replace(draft, segments=segments))
-    ((second,),) = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
-    before = [token for segment in second.segments[:-2] for token in segment.token_ids]
+    segments = (*first_response.segments, told, *rest.segments)
+    rollout = world.processor.parse_rollout(replace(first_response, segments=segments))
+    ((continuation,),) = rethink(world, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
+    before = [token for segment in continuation.segments[:-2] for token in segment.token_ids]
     assert world.processor.decode(before) == f"Hm.{reply}{kept}"
 
 
@@ -295,15 +302,15 @@ def test_a_cut_never_divides_a_character(world):
         ("a<|im_end|>", "im_end"),
     ],
 )
-def test_triggers_that_cannot_be_said_are_refused(world, text, complaint):
+def test_triggers_with_forbidden_tokens_are_refused(world, text, complaint):
     with pytest.raises(UserError, match=complaint):
         tokenize_trigger(text, world.processor, world.law.banned_token_ids)
 
 
-def test_a_sample_that_nothing_judges_is_named(world, drafts):
+def test_a_sample_without_applicable_reward_term_is_named(world, first_responses):
     blind = CorrectnessCheck(scorer=judge_of(term(even)), correct_terms=("accuracy",), threshold=1.0)
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* says whether sample .* is right; there is even"):
-        blind(drafts.groups[0])
+        blind(first_responses.groups[0])
 
 
 THINKS = ResponseFormat(thinking="required")
@@ -312,7 +319,7 @@ JSON = ResponseFormat(thinking="optional", style="json")
 
 
 @pytest.mark.parametrize(
-    ("grammar", "draft", "text", "value", "thought", "problems"),
+    ("grammar", "first_response", "text", "value", "thinking", "problems"),
     [
         (ResponseFormat(), "<answer>3</answer>", " Wait.<answer>4</answer>", 4, None, ()),
         (ResponseFormat(), "<answer>3</answer>", " Wait.", None, None, ("no answer tag",)),
@@ -333,8 +340,10 @@ JSON = ResponseFormat(thinking="optional", style="json")
         (JSON, '{"answer": 3}', ' Wait. {"think": "b", "answer": 4}', 4, "b", ()),
     ],
 )
-def test_behind_a_trigger_the_last_answer_counts(grammar, draft, text, value, thought, problems):
-    answer = grammar.parse_continuation(draft, text, AnswerType.NUMBER)
-    assert (answer.value, answer.thinking, answer.problems) == (value, thought, problems)
-    if value is not None and "3" in draft:
-        assert grammar.parse(draft + text, AnswerType.NUMBER).value is None  # without a trigger, two answers are none
+def test_behind_a_trigger_the_last_answer_counts(grammar, first_response, text, value, thinking, problems):
+    answer = grammar.parse_continuation(first_response, text, AnswerType.NUMBER)
+    assert (answer.value, answer.thinking, answer.problems) == (value, thinking, problems)
+    if value is not None and "3" in first_response:
+        assert (
+            grammar.parse(first_response + text, AnswerType.NUMBER).value is None
+        )  # without a trigger, two answers are none

@@ -1,4 +1,4 @@
-"""Between learner and engine: what is asked, which weights are sent, whether they arrive, how far the two differ."""
+"""Rollout engines: requests, weights that are sent and verified, and the log-probability check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.engines.base import EngineSampler, GenerationRequest, WeightPublisher, parse_completion
 from mmrl.rollout.engines.vllm_args import build_engine_args
 from mmrl.rollout.factory import prompt_limit
-from mmrl.rollout.logprob_check import LogprobCheck as Prober
-from mmrl.rollout.logprob_check import modality_of, take_per_modality
+from mmrl.rollout.logprob_check import LogprobCheck, modality_of, take_per_modality
 from mmrl.rollout.responses import empty_rollout
 from mmrl.rollout.weight_sync import (
     PolicyWeightStream,
@@ -34,7 +33,7 @@ def held(weights) -> dict:
     return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
 
 
-def test_a_request_states_the_law_and_nothing_of_the_models_own_taste(tiny):
+def test_a_request_states_all_sampling_parameters(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[0])
     law = SamplingParams(temperature=0.7, top_p=0.9, top_k=4, banned_token_ids=(3, 5), stop=("</a>",), max_new_tokens=9)
@@ -66,12 +65,12 @@ def test_finish_reasons(finish, stopped_by, meant):
 
 
 @pytest.mark.parametrize(("ids", "finish"), [([], "stop"), ([4], "abort"), ([4], None)])
-def test_what_is_no_response_is_not_taken_for_one(ids, finish):
+def test_aborted_and_empty_completions_are_refused(ids, finish):
     with pytest.raises(RuntimeError, match=f"gave {len(ids)} tokens, finished by {finish!r}"):
         parse_completion(ids, [-1.0] * len(ids), finish, None)
 
 
-def test_a_version_is_published_once_however_many_ask():
+def test_a_version_is_published_once():
     pushed = []
     publisher = WeightPublisher(engine=None, send_weights=pushed.append)
     for version in (0, 0, 1, 1, 2, 1):
@@ -90,7 +89,7 @@ def test_a_tied_matrix_is_sent_under_both_names_and_frozen_parts_not_at_all(tiny
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_of_an_adapter_the_merged_matrices_are_sent_and_the_model_is_left_alone(tiny, dora):
+def test_an_adapter_is_sent_merged_and_the_model_stays_as_it_is(tiny, dora):
     world = tiny()
     plain = {name: tensor.clone() for name, tensor in world.policy.model.named_parameters()}
     adapter = LoraAdapter(world.policy.model, LoraConfig(rank=4, use_dora=dora), seed=1)
@@ -111,7 +110,7 @@ def test_of_an_adapter_the_merged_matrices_are_sent_and_the_model_is_left_alone(
         assert torch.equal(tensor, merged[name]) and not torch.equal(tensor, plain[name])
 
 
-def test_what_has_no_room_in_the_engine_is_refused_by_name(tiny):
+def test_sequences_beyond_the_engines_limit_are_refused_by_name(tiny):
     world = tiny()
     prompt = world.processor.build(world.samples[2])
     law = replace(world.law, max_new_tokens=10)
@@ -128,7 +127,7 @@ def test_what_has_no_room_in_the_engine_is_refused_by_name(tiny):
         sampler.extend([replace(drawn, segments=(said,))], replace(law, max_new_tokens=8), step=0)
 
 
-def test_another_model_is_told_by_its_norms(tiny):
+def test_another_model_is_recognized_by_its_norms(tiny):
     weights = PolicyWeightStream(tiny().policy)
     engine = held(weights)
     check_same_model(weights, engine)
@@ -139,7 +138,7 @@ def test_another_model_is_told_by_its_norms(tiny):
         check_same_model(weights, {name: found for name, found in engine.items() if name != norm})
 
 
-def test_what_did_not_arrive_is_noticed_and_what_is_fused_is_passed_over(tiny):
+def test_weights_that_did_not_arrive_are_noticed_and_fused_ones_passed_over(tiny):
     weights = PolicyWeightStream(tiny().policy)
     sent: dict = {}
     assert [name for name, _ in iter_with_fingerprints(weights, sent)] == list(sent)
@@ -162,16 +161,16 @@ def test_arguments_follow_the_device_and_the_adapter():
     assert on_cpu["logprobs_mode"] == on_gpu["logprobs_mode"] == "processed_logprobs"
 
 
-def test_samples_are_sorted_by_their_media(tiny):
+def test_samples_are_grouped_by_modality(tiny):
     samples = tiny().samples
     assert [modality_of(sample) for sample in samples[:5]] == ["image", "image", "text", "video", "video"]
     assert [modality_of(sample) for sample in take_per_modality(samples, 1)] == ["image", "text", "video"]
 
 
-def prober(world, policy, warnings, **options):
+def logprob_check(world, policy, warnings, **options):
     samples, law = world.samples, replace(world.law, temperature=0.7)
     options = LogprobCheckConfig(prompts_per_modality=1, **options)
-    return Prober(
+    return LogprobCheck(
         world.sampler(),
         policy,
         world.processor,
@@ -182,9 +181,9 @@ def prober(world, policy, warnings, **options):
     )
 
 
-def test_a_probe_finds_no_gap_where_there_is_none(tiny):
+def test_the_check_finds_no_difference_where_there_is_none(tiny):
     world, warnings = tiny(), []
-    gaps = prober(world, world.policy, warnings).measure(0)
+    gaps = logprob_check(world, world.policy, warnings).measure(0)
     assert gaps.keys() == {
         "logprob_check/diff_mean",
         *(f"logprob_check/diff_mean/{s}" for s in ("text", "image", "video")),
@@ -192,27 +191,27 @@ def test_a_probe_finds_no_gap_where_there_is_none(tiny):
     assert max(gaps.values()) < 1e-4 and not warnings
 
 
-def test_a_probe_warns_of_another_policy_and_stops_the_run(tiny):
+def test_the_check_warns_of_another_policy_and_stops_the_run(tiny):
     world, warnings = tiny(), []
     other = tiny().policy
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    gaps = prober(world, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
+    gaps = logprob_check(world, other, warnings, warn_above=1e-3, stop_above=100.0).measure(0)
     assert len(warnings) == 3 and "rollout.logprob_check.warn_above is 0.001" in warnings[0]
     limit = min(gaps.values()) / 2
     with pytest.raises(UserError, match=r"rollout\.logprob_check\.stop_above"):
-        prober(world, other, warnings, stop_above=limit).measure(0)
+        logprob_check(world, other, warnings, stop_above=limit).measure(0)
 
 
-def test_the_check_is_due_at_every_so_manieth_version(tiny):
+def test_the_check_is_due_every_so_many_versions(tiny):
     world = tiny()
-    check = prober(world, world.policy, [], every=3)
+    check = logprob_check(world, world.policy, [], every=3)
     due = [version for version in range(1, 7) if check.measure_if_due(version)]
     assert due == [3, 6]
-    assert prober(world, world.policy, [], every=0).measure_if_due(3) == {}
+    assert logprob_check(world, world.policy, [], every=0).measure_if_due(3) == {}
 
 
-def test_a_prompt_must_leave_the_engine_room_for_the_response(tiny, tmp_path):
+def test_a_prompt_leaves_the_engine_room_for_the_response(tiny, tmp_path):
     path = write(tmp_path, SMALL)
     second = "{kind: rethink, correct: [exact], max_new_tokens: 100, triggers: [{text: ' Look.'}]}"
     policy = tiny().policy
@@ -255,7 +254,7 @@ def test_refused_combinations(tmp_path, overrides, refusal):
     assert refusal in refused(write(tmp_path, SMALL), *overrides)
 
 
-def test_what_is_never_learned_from_may_be_drawn_from_the_likeliest_tokens_alone(tmp_path):
+def test_sample_stages_may_use_top_p_and_top_k(tmp_path):
     drawn = SMALL + "  - {kind: sample, name: drawn, sampling: {top_p: 0.9, top_k: 20}}\n"
     *_, stage = load_config(write(tmp_path, drawn), ["rollout.engine=vllm"]).config.stages
     assert (stage.kind, stage.sampling.top_k) == ("sample", 20)

@@ -1,4 +1,4 @@
-"""Demonstrations that call tools: replies stand where they will stand in rollouts, and only the response is learned."""
+"""Demonstrations that call tools: results stand where rollouts have them, and only the demonstration is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from config_samples import SMALL, refused, write
-from test_tool_media import TOOLS, asked, toolbox, words
+from test_tool_media import TOOLS, calling, make_tool_step, words
 from test_tools import call
 
 from mmrl.answer.tool_calls import find_final_call, split_turns
@@ -49,16 +49,16 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workshop(base):
+def tool_runner(base):
     with closing(ToolRunner(partial(load_tool, base))) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def traces(world, workshop):
+def tools(world, tool_runner):
     own = tuple(ToolConfig(fn=f"./own.py:{name}") for name in ("say", "crash"))
     settings = ToolsConfig(kind="tools", tools=TOOLS + own, max_turns=2, max_media=2, timeout_s=60.0)
-    return DemonstrationTools(executor=workshop.make_executor(settings, world.processor))
+    return DemonstrationTools(executor=tool_runner.make_executor(settings, world.processor))
 
 
 def demonstrated(world, *texts, **options):
@@ -66,10 +66,10 @@ def demonstrated(world, *texts, **options):
     return [world.processor.build_demonstration(prompt, text, **options) for text in texts]
 
 
-def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
+def test_a_result_equals_that_of_a_rollout(world, tool_runner, tools):
     """The same words, picture and places as the step gives a response that makes the same call."""
-    (rollout,), counts = traces.complete(demonstrated(world, ZOOM + ANSWER))
-    ((sampled,),) = toolbox(world, workshop, max_media=2)(asked(world, 0, ZOOM), step=0).groups
+    (rollout,), counts = tools.complete(demonstrated(world, ZOOM + ANSWER))
+    ((sampled,),) = make_tool_step(world, tool_runner, max_media=2)(calling(world, 0, ZOOM), step=0).groups
     assert rollout.segments[1:4] == sampled.segments[1:4]
     assert rollout.segments[0].token_ids == sampled.segments[0].token_ids
     assert [s.author for s in rollout.segments] == [
@@ -87,8 +87,8 @@ def test_a_reply_is_what_a_rollout_would_get(world, workshop, traces):
     )
 
 
-def test_what_tools_say_is_never_learned(world, traces):
-    made, _ = traces.complete(demonstrated(world, ZOOM + ANSWER, ANSWER))
+def test_tool_results_are_never_trained(world, tools):
+    made, _ = tools.complete(demonstrated(world, ZOOM + ANSWER, ANSWER))
     for shared_prefix in (True, False):
         batch = collate(
             [[Experience(rollout=rollout, advantage=0.0)] for rollout in made],
@@ -106,10 +106,10 @@ def test_what_tools_say_is_never_learned(world, traces):
         assert batch.target_ids_N.tolist() == taught
 
 
-def test_demonstrations_go_on_turn_by_turn(world, traces):
+def test_demonstrations_go_on_turn_by_turn(world, tools):
     """One looks twice, into the part of a part; one once and in words; one not at all, and stays as it is."""
     given = demonstrated(world, f"{ZOOM} Closer. {AGAIN}{ANSWER}", f"{call('say', x=7)}{ANSWER}", ANSWER)
-    (twice, told, plain), counts = traces.complete(given)
+    (twice, told, plain), counts = tools.complete(given)
     assert plain is given[2]
     assert [view.ref.crop for view in twice.observations] == [(8, 8, 32, 32), (8, 20, 20, 32)]
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
@@ -118,25 +118,25 @@ def test_demonstrations_go_on_turn_by_turn(world, traces):
     assert (counts["tools/calls"], counts["tools/shown"]) == (3.0, 2.0)
 
 
-def test_the_tools_processes_stay_until_they_are_closed(world, workshop, traces):
-    once, again = (traces.complete(demonstrated(world, call("say", x=7) + ANSWER))[0][0] for _ in range(2))
+def test_tool_processes_stay_until_they_are_closed(world, tool_runner, tools):
+    once, again = (tools.complete(demonstrated(world, call("say", x=7) + ANSWER))[0][0] for _ in range(2))
     assert words(world, once) == words(world, again)  # by the same process
-    workshop.close()
-    (later,), _ = traces.complete(demonstrated(world, call("say", x=7) + ANSWER))
+    tool_runner.close()
+    (later,), _ = tools.complete(demonstrated(world, call("say", x=7) + ANSWER))
     assert words(world, later) != words(world, once)
 
 
-def test_a_refusal_is_part_of_a_demonstration(world, traces):
-    (rollout,), counts = traces.complete(demonstrated(world, call("zoom", box=[90, 90, 95, 95]) + ANSWER))
+def test_a_refusal_is_part_of_a_demonstration(world, tools):
+    (rollout,), counts = tools.complete(demonstrated(world, call("zoom", box=[90, 90, 95, 95]) + ANSWER))
     assert "The tool refuses: the box [90, 90, 95, 95] holds nothing of medium 1" in words(world, rollout)[0]
     assert counts["tools/refused"] == 1.0
 
 
-def test_a_call_that_nothing_follows_is_not_answered(world, traces):
-    (rollout,), counts = traces.complete(given := demonstrated(world, ZOOM))
+def test_a_call_at_the_end_is_not_executed(world, tools):
+    (rollout,), counts = tools.complete(given := demonstrated(world, ZOOM))
     assert rollout is given[0]
     assert not any(counts.values())
-    assert traces.complete([]) == ([], counts)  # a rank that has no usable sample
+    assert tools.complete([]) == ([], counts)  # a rank that has no usable sample
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_a_call_that_nothing_follows_is_not_answered(world, traces):
         (ZOOM * 3 + ANSWER, r"call 3 of its response, behind \d+ tokens, is beyond max_turns=2 of step tools"),
     ],
 )
-def test_what_no_rollout_could_hold_is_refused_by_name(world, traces, text, message):
+def test_demonstrations_beyond_the_limits_are_refused_by_name(world, tools, text, message):
     with pytest.raises(UserError, match=f"sample {world.samples[0].id}: {message}"):
-        traces.complete(demonstrated(world, text))
+        tools.complete(demonstrated(world, text))
 
 
-def test_too_long_a_demonstration_is_refused_by_name(world, traces):
-    short = replace(traces.executor, options=traces.executor.options.model_copy(update={"max_total_tokens": 8}))
+def test_too_long_a_demonstration_is_refused_by_name(world, tools):
+    short = replace(tools.executor, options=tools.executor.options.model_copy(update={"max_total_tokens": 8}))
     with pytest.raises(UserError, match=r"behind \d+ tokens, is beyond max_total_tokens=8"):
-        replace(traces, executor=short).complete(demonstrated(world, ZOOM + ANSWER))
+        replace(tools, executor=short).complete(demonstrated(world, ZOOM + ANSWER))
 
 
-def test_the_answer_alone_is_learned_behind_calls_that_are_given(world, traces):
-    (rollout,), _ = traces.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", loss_on="answer"))
+def test_loss_on_answer_trains_the_answer_behind_given_calls(world, tools):
+    (rollout,), _ = tools.complete(demonstrated(world, f"{ZOOM}I see.{ANSWER}", loss_on="answer"))
     authors = [segment.author for segment in rollout.segments]
     assert authors == [Author.FORCED, *[Author.ENVIRONMENT] * 3, Author.FORCED, Author.DEMONSTRATION]
     assert world.processor.decode(rollout.segments[-1].token_ids) == ANSWER

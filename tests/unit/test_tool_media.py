@@ -1,4 +1,4 @@
-"""Tools that show: what a call names is cut from the file, told in the model's frame, and never more than allowed."""
+"""Tools that show media: parts are cut from the file, labelled in the model's coordinates, and limited in number."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def world(tiny):
 
 
 @pytest.fixture(scope="module")
-def workshop():
+def tool_runner():
     with closing(ToolRunner(partial(load_tool, Path()))) as opened:
         yield opened
 
 
-def toolbox(world, workshop, **options):
+def make_tool_step(world, tool_runner, **options):
     settings = ToolsConfig(kind="tools", tools=TOOLS, **{"max_turns": 1, "max_media": 4, "timeout_s": 60.0, **options})
-    kit = RolloutContext(
+    context = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(anything)),
         processor=world.processor,
@@ -51,12 +51,12 @@ def toolbox(world, workshop, **options):
         group_size=1,
         groups_per_step=1,
         seed=0,
-        tool_runner=workshop,
+        tool_runner=tool_runner,
     )
-    return build_pipeline((GenerateConfig(kind="generate"), settings), kit).steps[0]
+    return build_pipeline((GenerateConfig(kind="generate"), settings), context).steps[0]
 
 
-def asked(world, number, *texts):
+def calling(world, number, *texts):
     """Responses to a sample, each ending in a call."""
     return saying(replace(world, samples=(world.samples[number],)), *texts)
 
@@ -69,10 +69,10 @@ def words(world, rollout):
     ]
 
 
-def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
+def test_zoom_shows_a_part_of_an_image_with_a_label(world, tool_runner):
     """The model's frame is that of the resized picture; all pixels that the box touches are shown."""
-    answers = asked(world, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
-    found = toolbox(world, workshop)(answers, step=0)
+    answers = calling(world, 0, call("zoom", box=[4.2, 8.0, 40.0, 60.0]))
+    found = make_tool_step(world, tool_runner)(answers, step=0)
     ((rollout,),) = found.groups
     (resize,) = rollout.prompt.resize_maps
     assert (resize.original, resize.resized, rollout.prompt.coordinate_system) == (
@@ -98,10 +98,10 @@ def test_a_part_of_a_picture_is_shown_and_told(world, workshop):
     assert loads(dumps(rollout), Rollout) == rollout
 
 
-def test_a_part_of_a_part_is_cut_from_the_file(world, workshop):
+def test_a_part_of_a_part_is_cut_from_the_file(world, tool_runner):
     """The second box is measured on the part as it was shown: resized, from its own corner."""
-    box = toolbox(world, workshop)
-    ((once,),) = box(asked(world, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
+    box = make_tool_step(world, tool_runner)
+    ((once,),) = box(calling(world, 0, call("zoom", box=[8, 8, 32, 32])), step=0).groups
     (first,) = once.observations
     assert first.resize_map.original == (24, 24)
     assert first.resize_map.resized == (48, 48)
@@ -110,14 +110,14 @@ def test_a_part_of_a_part_is_cut_from_the_file(world, workshop):
     again = world.processor.parse_rollout(
         replace(once, segments=(*once.segments[:-1], last), finish_reason=FinishReason.STOP)
     )
-    ((twice,),) = box(replace(asked(world, 0, "x"), groups=((again,),)), step=0).groups
+    ((twice,),) = box(replace(calling(world, 0, "x"), groups=((again,),)), step=0).groups
     assert twice.observations[1].ref.crop == (8, 20, 20, 32)
     assert "Medium 3: the part [0, 24, 24, 48] of medium 2." in "".join(words(world, twice))
 
 
-def test_frames_and_passages_of_a_video(world, workshop, clip):
-    answers = asked(world, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
-    found = toolbox(world, workshop)(answers, step=0)
+def test_frames_and_passages_of_a_video(world, tool_runner, clip):
+    answers = calling(world, 3, call("frames", seconds=[0.5, 1.5]), call("passage", start=0.5, end=1.5))
+    found = make_tool_step(world, tool_runner)(answers, step=0)
     ((still, part),) = found.groups
     assert [view.ref for view in still.observations] == [
         ImageRef(path=clip.path, sha256=clip.sha256, timestamp=second) for second in (0.5, 1.5)
@@ -153,9 +153,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("number", REFUSED)
-def test_what_cannot_be_shown_is_said(world, workshop, number):
+def test_the_model_is_told_why_media_cannot_be_shown(world, tool_runner, number):
     calls, feedback = zip(*REFUSED[number], strict=True)
-    found = toolbox(world, workshop, max_media=2)(asked(world, number, *calls), step=0)
+    found = make_tool_step(world, tool_runner, max_media=2)(calling(world, number, *calls), step=0)
     for rollout, expected in zip(found.groups[0], feedback, strict=True):
         (told,) = words(world, rollout)
         assert told.startswith("\n<tool_response>\nThe tool refuses: ")
@@ -165,10 +165,10 @@ def test_what_cannot_be_shown_is_said(world, workshop, number):
     assert found.metrics["tools/refused"] == len(calls)
 
 
-def test_what_is_too_large_is_not_shown(world, workshop):
-    answers = asked(world, 0, call("zoom", box=[0, 0, 9, 9]))
+def test_media_with_too_many_tokens_are_not_shown(world, tool_runner):
+    answers = calling(world, 0, call("zoom", box=[0, 0, 9, 9]))
     length = answers.groups[0][0].num_tokens
-    found = toolbox(world, workshop, max_total_tokens=length + 5)(answers, step=0)
+    found = make_tool_step(world, tool_runner, max_total_tokens=length + 5)(answers, step=0)
     ((rollout,),) = found.groups
     assert "tokens to show, and 5 are left" in words(world, rollout)[0]
     assert not rollout.observations
@@ -185,14 +185,14 @@ def test_arguments_are_read_strictly():
         zoom({"box": [0, 0, 1, 1], "medium": True}, None)
 
 
-def test_a_file_that_changed_ends_the_run(world, workshop, tmp_path):
-    answers = asked(world, 0, call("zoom", box=[0, 0, 24, 24]))
+def test_a_file_that_changed_ends_the_run(world, tool_runner, tmp_path):
+    answers = calling(world, 0, call("zoom", box=[0, 0, 24, 24]))
     (rollout,) = answers.groups[0]
     sample = rollout.prompt.sample
     lost = replace(sample, parts=(replace(sample.images[0], path=str(tmp_path / "gone.png")), "?"))
     moved = replace(rollout, prompt=replace(rollout.prompt, sample=lost))
     with pytest.raises(UserError, match=r"gone.png: no such file"):
-        toolbox(world, workshop)(replace(answers, groups=((moved,),)), step=0)
+        make_tool_step(world, tool_runner)(replace(answers, groups=((moved,),)), step=0)
 
 
 def test_a_frame_is_what_the_video_shows_at_that_second(clip):
@@ -216,6 +216,6 @@ def test_no_part_is_outside_empty_or_too_long(box):
         crop_image(Image.new("RGB", (48, 48)), ref, box, MediaLimitsConfig(max_aspect_ratio=10))
 
 
-def test_tools_that_show_need_leave_to():
+def test_media_tools_need_max_media():
     with pytest.raises(ValidationError, match="builtin:zoom shows .* `max_(views|media)` allows none"):
         ToolsConfig(kind="tools", tools=TOOLS)

@@ -1,8 +1,9 @@
-"""Tools: calls are answered turn by turn, with limits; what a tool says is never learned, and no tool can end a run."""
+"""Tools: calls are executed turn by turn within limits; results are never trained, and no tool can end a run."""
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -58,7 +59,7 @@ NAMES = ("double", "sleep", "crash", "die", "mute", "sly", "stubborn")
 
 @reward(name="any", low=0.0, high=1.0)
 def anything(response, sample) -> float:
-    """A judge is part of the kit, and not asked."""
+    """A judge is part of the context, and not asked."""
     return 0.0
 
 
@@ -75,15 +76,15 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workshop(base):
+def tool_runner(base):
     with closing(ToolRunner(partial(load_tool, base))) as opened:
         yield opened
 
 
-def toolbox(world, workshop, **options):
+def make_tool_step(world, tool_runner, **options):
     lines = [ToolConfig(fn=f"./mine.py:{name}", name=name) for name in NAMES]
     settings = ToolsConfig(kind="tools", **{"tools": (*lines,), "timeout_s": 60.0, "max_turns": 1, **options})
-    kit = RolloutContext(
+    context = RolloutContext(
         sampler=world.sampler(),
         scorer=judge_of(term(anything)),
         processor=world.processor,
@@ -91,9 +92,9 @@ def toolbox(world, workshop, **options):
         group_size=1,
         groups_per_step=1,
         seed=0,
-        tool_runner=workshop,
+        tool_runner=tool_runner,
     )
-    program = build_pipeline((GenerateConfig(kind="generate"), settings), kit)
+    program = build_pipeline((GenerateConfig(kind="generate"), settings), context)
     assert program.generator.sampling_params.stop == ("</tool_call>",)
     return program.steps[0]
 
@@ -121,9 +122,9 @@ def said(world, rollout):
     return [world.processor.decode(s.token_ids) for s in rollout.segments if s.author is Author.ENVIRONMENT]
 
 
-def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
+def test_a_call_is_answered_and_the_response_goes_on(world, tool_runner):
     answers = saying(world, call("double", x=21), "<answer>3</answer>")
-    found = toolbox(world, workshop)(answers, step=0)
+    found = make_tool_step(world, tool_runner)(answers, step=0)
     ((called, plain),) = found.groups
     assert plain is answers.groups[0][1]
     assert [segment.author for segment in called.segments] == [Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
@@ -152,23 +153,23 @@ def test_a_call_is_answered_and_the_response_goes_on(world, workshop):
         (call("die"), "The tool did not answer within 1 s.", "timeouts"),
     ],
 )
-def test_what_goes_wrong_is_said_and_counted(world, workshop, text, feedback, kind):
+def test_the_model_is_told_what_went_wrong_and_it_is_counted(world, tool_runner, text, feedback, kind):
     deadline_s = 1.0 if kind == "timeouts" else 60.0
-    found = toolbox(world, workshop, timeout_s=deadline_s)(saying(world, text), step=0)
+    found = make_tool_step(world, tool_runner, timeout_s=deadline_s)(saying(world, text), step=0)
     ((rollout,),) = found.groups
     assert feedback in said(world, rollout)[0]
     assert rollout.segments[-1].author is Author.POLICY
     assert found.metrics[f"tools/{kind}"] == found.metrics["tools/calls"] == 1.0
 
 
-def test_ctrl_c_is_not_for_tools(world, workshop):
-    ((rollout,),) = toolbox(world, workshop)(saying(world, call("stubborn")), step=0).groups
+def test_tools_ignore_sigint(world, tool_runner):
+    ((rollout,),) = make_tool_step(world, tool_runner)(saying(world, call("stubborn")), step=0).groups
     assert "still here" in said(world, rollout)[0]
 
 
-def test_a_hung_tool_takes_nobody_along(world, workshop):
+def test_a_hung_tool_does_not_fail_other_calls(world, tool_runner):
     answers = saying(world, call("sleep"), call("double", x=1), call("die"), call("double", x=2))
-    found = toolbox(world, workshop, workers=2, timeout_s=4.0)(answers, step=0)
+    found = make_tool_step(world, tool_runner, workers=2, timeout_s=4.0)(answers, step=0)
     assert [said(world, rollout)[0].split()[1] for rollout in found.groups[0]] == ["The", "2", "The", "4"]
     assert (found.metrics["tools/answers"], found.metrics["tools/timeouts"]) == (2.0, 2.0)
 
@@ -176,23 +177,21 @@ def test_a_hung_tool_takes_nobody_along(world, workshop):
 @pytest.mark.parametrize("fate", ["time.sleep(600)", "os._exit(3)"])
 def test_a_tool_whose_file_hangs_or_kills_a_process_ends_the_run(world, tmp_path, monkeypatch, fate):
     monkeypatch.setattr("mmrl.rollout.tools.workers._STARTUP_TIMEOUT_S", 1.0)
-    here = "multiprocessing.parent_process() is None"  # where the run itself reads the file
-    (tmp_path / "mine.py").write_text(f"import multiprocessing, os, time\n{here} or {fate}\n{TOOLS}")
-    with (
-        closing(ToolRunner(partial(load_tool, tmp_path))) as opened,
-        pytest.raises(UserError, match="a process that calls tools (hung|died) while"),
-    ):
-        toolbox(world, opened)(saying(world, call("double", x=1)), step=0)
+    here = f"os.getpid() == {os.getpid()}"  # where the run itself reads the file
+    (tmp_path / "mine.py").write_text(f"import os, time\n{here} or {fate}\n{TOOLS}")
+    complaint = "a process that calls tools (hung|died) while"
+    with closing(ToolRunner(partial(load_tool, tmp_path))) as opened, pytest.raises(UserError, match=complaint):
+        make_tool_step(world, opened)(saying(world, call("double", x=1)), step=0)
 
 
 @pytest.mark.parametrize("name", ["crash", "sleep"])
-def test_a_failing_tool_may_end_the_run(world, workshop, name):
+def test_a_failing_tool_may_end_the_run(world, tool_runner, name):
     with pytest.raises(UserError, match="step tools: a tool failed: The tool (failed: Runtime|did not answer)"):
-        toolbox(world, workshop, on_error="stop", timeout_s=1.0)(saying(world, call(name)), step=0)
+        make_tool_step(world, tool_runner, on_error="stop", timeout_s=1.0)(saying(world, call(name)), step=0)
 
 
-def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, workshop):
-    found = toolbox(world, workshop, max_result_chars=40)(saying(world, call("sly")), step=0)
+def test_tool_text_cannot_contain_special_tokens_or_the_answer(world, tool_runner):
+    found = make_tool_step(world, tool_runner, max_result_chars=40)(saying(world, call("sly")), step=0)
     ((rollout,),) = found.groups
     spoken = rollout.segments[1].token_ids
     assert world.eos_id not in spoken
@@ -201,20 +200,20 @@ def test_no_tool_speaks_in_the_chats_own_marks_or_answers_for_the_model(world, w
     assert "7" not in (rollout.answer.text or "")
 
 
-def test_limits_of_turns_and_tokens(world, workshop):
+def test_limits_of_turns_and_tokens(world, tool_runner):
     answers = saying(world, call("double", x=1))
     tokens = answers.groups[0][0].num_tokens
-    found = toolbox(world, workshop, max_total_tokens=tokens - 1)(answers, step=0)
+    found = make_tool_step(world, tool_runner, max_total_tokens=tokens - 1)(answers, step=0)
     assert found.groups == answers.groups
     assert (found.metrics["tools/calls"], found.metrics["tools/unanswered"]) == (0.0, 1.0)
-    found = toolbox(world, workshop, max_total_tokens=tokens)(answers, step=0)
+    found = make_tool_step(world, tool_runner, max_total_tokens=tokens)(answers, step=0)
     assert found.metrics["tools/calls"] == 1.0
 
 
-def test_a_truncated_call_is_none(world, workshop):
+def test_a_truncated_call_is_not_executed(world, tool_runner):
     answers = saying(world, call("double", x=1))
     cut = RolloutBatch(groups=(tuple(replace(r, finish_reason=FinishReason.LENGTH) for r in answers.groups[0]),))
-    assert toolbox(world, workshop)(cut, step=0).groups == cut.groups
+    assert make_tool_step(world, tool_runner)(cut, step=0).groups == cut.groups
 
 
 @pytest.mark.parametrize(
@@ -232,12 +231,12 @@ def test_a_truncated_call_is_none(world, workshop):
         ),
     ],
 )
-def test_tools_that_are_none_are_refused(base, line, complaint):
+def test_tools_that_cannot_be_loaded_are_refused(base, line, complaint):
     with pytest.raises(UserError, match=complaint):
         load_tool(base, ToolConfig(**line))
 
 
-def test_the_answer_checker_reads_and_reveals_only_when_told_to():
+def test_check_answer_reveals_correctness_only_if_asked_to():
     assert check_answer({"answer": "3"}, COUNT) == "This can be read as an answer of kind number."
     assert check_answer({"answer": "three"}, COUNT).startswith("This cannot be read as an answer of kind number: not a")
     assert check_answer({"answer": "3.0"}, COUNT, reveal=True) == "This is right."
@@ -284,7 +283,7 @@ def test_the_example_calculates(world):
     options = {"tools": (ToolConfig(fn="./tool.py:calculate", args={"digits": 3}),)}
     with closing(ToolRunner(partial(load_tool, examples))) as opened:
         calls = [call("calculate", expression=text) for text in ("2 * (3 + 4)", "1 / 3", "1 / 0", "2 ** 9", "x")]
-        (rollouts,) = toolbox(world, opened, **options)(saying(world, *calls), step=0).groups
+        (rollouts,) = make_tool_step(world, opened, **options)(saying(world, *calls), step=0).groups
     results = [said(world, rollout)[0].removeprefix("\n<tool_response>\n").splitlines()[0] for rollout in rollouts]
     assert results[:2] == ["14", "0.333"]
     assert results[2] == 'The tool refuses: write {"expression": "2 * (3 + 4)"}; float division by zero'

@@ -190,12 +190,16 @@ def measure_weight_sync(engine: VllmEngine, weights: PolicyWeightStream) -> dict
 def measure_logprob_diff(
     sampler: EngineSampler, policy: Policy, processor: QwenProcessor, prompts: list, sampling_params: SamplingParams
 ) -> dict:
-    """Nats a token: between engine and learner, and between two runs of the engine where they drew the same."""
-    runs = [
-        sampler.generate(prompts, 4, sampling_params, step=0),
-        [sampler.generate([p], 4, sampling_params, step=0)[0] for p in prompts],
-    ]
-    first, second = ([rollout for group in run for rollout in group] for run in runs)
+    """Return the difference in nats a token: engine from learner, and between two runs of the engine.
+
+    The second run generates prompt by prompt. Only rollouts that came out the same are compared.
+    """
+    first = []
+    for group in sampler.generate(prompts, 4, sampling_params, step=0):
+        first += group
+    second = []
+    for prompt in prompts:
+        second += sampler.generate([prompt], 4, sampling_params, step=0)[0]
     eos = processor.tokenizer.eos_token_id
     gaps = []
     for rollout in first:

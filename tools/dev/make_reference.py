@@ -134,7 +134,7 @@ def describe_bounds(metadata: Any) -> str:
                 text += f", < {bound.lt:g}"
             case MinLen() | MaxLen():
                 pass
-            case _ if hasattr(bound, "metadata"):
+            case FieldInfo():
                 text += describe_bounds(bound.metadata)
     return text
 

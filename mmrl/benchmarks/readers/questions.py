@@ -326,5 +326,5 @@ def _make_detection_question(sample: Sample) -> Question:
 
 
 def _media_cluster(media: Sequence[MediaRef]) -> str:
-    """Return the cluster of questions on the same first medium, on which a model tends to succeed or fail together."""
+    """Return the cluster of a question, shared by all questions on the same first image or video."""
     return media[0].sha256[:16] if media else ""

@@ -32,7 +32,7 @@ class ShuffledOrderConfig(StrictModel):
 
 
 class SortedOrderConfig(StrictModel):
-    """The same order in every epoch: that of the sources, or by a column (easy to hard, for example)."""
+    """One order for every epoch: that of the sources, or by a column (easy to hard, for example)."""
 
     kind: Literal["sorted"]
     """Selects this order."""
@@ -76,8 +76,9 @@ class MixtureOrderConfig(StrictModel):
 
 
 class PlateauConfig(StrictModel):
-    """No progress: the mean of the `track_rewards` terms over `window` steps is less than `min_improvement` above
-    that of the window before.
+    """A stop of progress, measured by the mean of the `track_rewards` terms.
+
+    The mean over `window` steps is less than `min_improvement` above that of the window before.
     """
 
     window: PositiveInt = 20

@@ -22,7 +22,7 @@ class DeepspeedConfig(StrictModel):
     """DeepSpeed's ZeRO in place of plain torch; the gradient is the same."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    """What is sharded among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    """Sharding among processes: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and update there; needs `zero_stage` 1 to 3."""
     offload_parameters: bool = False

@@ -29,6 +29,6 @@ class HealthConfig(StrictModel):
     max_failed_tool_call_frac: Fraction | None = 0.2
     """Largest share of tool calls that raise or exceed their deadline."""
     max_reward_term_drop: PositiveFloat | None = 0.1
-    """How far a reward term's mean may fall below its mean over the first window while the total rises."""
+    """Largest fall of a reward term's mean below its mean over the first window, while the total rises."""
     min_blind_gap: float | None = 0.02
     """Least mean of a reward term minus its mean where a probe hides the media, of the term with the largest gap."""

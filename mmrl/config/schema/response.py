@@ -72,8 +72,9 @@ class ResponseFormatConfig(StrictModel):
 
 
 class RewardTransformConfig(StrictModel):
-    """Changes to a reward's value before it enters the total, in this order; metrics and `requires` see the value
-    itself.
+    """Changes to a reward's value before it enters the total, in this order.
+
+    Metrics and `requires` see the value itself.
     """
 
     clip: tuple[float, float] | None = None
@@ -208,7 +209,7 @@ class ScoringConfig(StrictModel):
     group out of the step, or use the term's `fallback`. Counted in `reward/<term>/...`. Before the first step and in
     evaluation nothing is left out."""
     on_error: RewardFailurePolicy = "stop"
-    """The same, after a reward raises any other exception or returns no number in its range: a bug."""
+    """As `on_unscorable`, after a reward raises any other exception or returns no number in its range: a bug."""
 
 
 class GroupRewardConfig(BaseRewardConfig):

@@ -60,7 +60,7 @@ class RunConfig(StrictModel):
 
 
 class LoggingConfig(StrictModel):
-    """What a run writes for people to read."""
+    """Files of a run that people read."""
 
     save_rollouts_every: PositiveInt = 10
     """Steps from one step whose rollouts are written to `rollouts/` to the next; those of the first step always are."""
@@ -105,7 +105,7 @@ class Config(StrictModel):
     deepspeed: DeepspeedConfig | None = None
     """DeepSpeed's ZeRO in place of plain torch."""
     logging: LoggingConfig = LoggingConfig()
-    """What is written for people to read."""
+    """Files of the run that people read."""
     callbacks: tuple[CallbackConfig, ...] = ()
     """Functions of yours that run after each training step, in this order, before checkpoints are saved."""
 
