@@ -11,77 +11,97 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry
 from mmrl_rewards.contract import reward, target_value
 
+# Value of GIoU or DIoU, in [-1, 1), at and below which a box earns nothing.
 Floor = Annotated[float, Field(ge=-1.0, lt=1.0)]
 
 
 @reward(name="iou", answer_types=(AnswerType.BOX,))
 def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """Intersection over union of the answer's box with the target's, |A & B| / |A | B|.
+    """Return the intersection over union of the answer's box and the target's, |A & B| / |A | B|, in [0, 1].
 
-    With `threshold`, 1 if IoU >= threshold and else 0. Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3), the
-    soft form as in VLM-R1 (arXiv:2504.07615, 3.2). Departures: coordinates are continuous, so a side is x2 - x1, not
-    x2 - x1 + 1; the answer is converted from the model's frame by the resize map of the target's medium.
+    With `threshold`, in (0, 1], the value is 1 if IoU >= threshold and else 0.
+
+    Source: Jaccard index as in PASCAL VOC (IJCV 2010, eq. 3); the soft form as in VLM-R1 (arXiv:2504.07615, 3.2).
+    Departures: coordinates are continuous, so a side is x2 - x1, not x2 - x1 + 1. The answer is converted from the
+    model's coordinate system by the resize map of the target's image.
 
     Raises:
-        Unscorable: the target is not four finite numbers with x1 < x2, y1 < y2, or has no frame or no medium.
+        Unscorable: the target is not four finite numbers with x1 < x2 and y1 < y2, or it has no coordinate system, or
+            its image or video does not exist.
     """
-    return _score_boxes(response, sample, "IoU", geometry.iou, lambda value: geometry.apply_threshold(value, threshold))
+    overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
+    if overlap is None:
+        return RewardValue(0.0, reason)
+    return RewardValue(geometry.apply_threshold(overlap, threshold), reason)
 
 
 @reward(name="iou_ladder", answer_types=(AnswerType.BOX,))
 def ladder(
     response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO_THRESHOLDS
 ) -> RewardValue:
-    """The share of `thresholds` that IoU reaches, (1/n) sum_i 1[IoU >= t_i].
+    """Return the fraction of `thresholds`, each in (0, 1], that IoU reaches: (1/n) sum_i 1[IoU >= t_i].
 
     Source: the ten thresholds over which COCO averages (arXiv:1405.0312; cocodataset.org, detection evaluation).
-    Departures: for one box there is no precision to average, only whether it is found at each threshold.
+    Departures: one box has no precision to average, so each threshold counts 1 or 0.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
-    return _score_boxes(
-        response, sample, "IoU", geometry.iou, lambda value: sum(value >= t for t in thresholds) / len(thresholds)
-    )
+    overlap, reason = _measure_boxes(response, sample, "IoU", geometry.iou)
+    if overlap is None:
+        return RewardValue(0.0, reason)
+    num_reached = sum(overlap >= threshold for threshold in thresholds)
+    return RewardValue(num_reached / len(thresholds), reason)
 
 
 @reward(name="giou", answer_types=(AnswerType.BOX,))
 def giou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardValue:
-    """max(0, (GIoU - floor) / (1 - floor)), GIoU = IoU - (1 - |A | B| / |C|), C the smallest box around both.
+    """Return max(0, (GIoU - floor) / (1 - floor)), GIoU = IoU - (1 - |A | B| / |C|), C the smallest box around both.
 
-    Source: generalised IoU (arXiv:1902.09630, algorithm 1); Visual-RFT's grounding reward GIoU + 1 (arXiv:2503.01785)
-    is twice this with floor -1. Departures: in [0, 1]; by default disjoint boxes earn nothing, for below 0 a box around
-    the whole picture earns more than a near miss, at floor -1 half of all there is.
+    Source: generalised IoU (arXiv:1902.09630, algorithm 1). Visual-RFT's grounding reward GIoU + 1 (arXiv:2503.01785)
+    is twice this value at floor -1.
+    Departures: the range is [0, 1]. Disjoint boxes earn nothing by default, because with a floor below 0 a box around
+    the whole image earns more than a near miss: half of the maximum at floor -1.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
-    return _score_boxes(response, sample, "GIoU", geometry.giou, lambda value: _rescale_above(value, floor))
+    overlap, reason = _measure_boxes(response, sample, "GIoU", geometry.giou)
+    if overlap is None:
+        return RewardValue(0.0, reason)
+    return RewardValue(_rescale_above(overlap, floor), reason)
 
 
 @reward(name="diou", answer_types=(AnswerType.BOX,))
 def diou(response: Response, sample: Sample, *, floor: Floor = 0.0) -> RewardValue:
-    """max(0, (DIoU - floor) / (1 - floor)), DIoU = IoU - d^2 / c^2: distance of centres over diagonal of the hull.
+    """Return max(0, (DIoU - floor) / (1 - floor)), DIoU = IoU - d^2 / c^2.
 
-    Source: distance IoU (arXiv:1911.08287, eq. 7). Departures: in [0, 1]; a floor below 0 pays near misses, and a box
-    around the whole picture with them, up to half at floor -1.
+    d is the distance of the two centres and c the diagonal of the smallest box around both.
+
+    Source: distance IoU (arXiv:1911.08287, eq. 7).
+    Departures: the range is [0, 1]. A floor below 0 rewards near misses, but also a box around the whole image, with up
+    to half of the maximum at floor -1.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
-    return _score_boxes(response, sample, "DIoU", geometry.diou, lambda value: _rescale_above(value, floor))
+    overlap, reason = _measure_boxes(response, sample, "DIoU", geometry.diou)
+    if overlap is None:
+        return RewardValue(0.0, reason)
+    return RewardValue(_rescale_above(overlap, floor), reason)
 
 
 @reward(name="referring", answer_types=(AnswerType.JSON,))
 def referring(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """IoU if the answer's box is in the right one of several images, else 0; with `threshold`, 1 if it is reached.
+    """Return IoU if the answer names the target's image among several, else 0. With `threshold`, 1 if IoU reaches it.
 
-    Answer and target are JSON, {"image": 2, "bbox_2d": [x1, y1, x2, y2]}; images and videos count from 1 in reading
-    order, and each box is converted by the map of its own. Source: IoU as in `iou`; the medium as a condition is this
-    library's rule. Departures: none.
+    Answer and target are JSON, {"image": 2, "bbox_2d": [x1, y1, x2, y2]}. Images and videos count from 1 in reading
+    order. Boxes are converted by the resize map of the image they name.
+
+    Source: IoU as in `iou`; the condition on the image is this library's own rule. Departures: none.
 
     Raises:
-        Unscorable: the target is not such an object, names a medium the sample lacks, or has no frame.
+        Unscorable: the target is not such an object, names an image that the sample lacks, or has no coordinate system.
     """
     try:
         target_image, target = _parse_image_box(target_value(sample, AnswerType.JSON))
@@ -104,31 +124,41 @@ def referring(response: Response, sample: Sample, *, threshold: geometry.Thresho
     return RewardValue(geometry.apply_threshold(value, threshold), reason)
 
 
-def _score_boxes(
+def _measure_boxes(
     response: Response,
     sample: Sample,
     name: str,
     measure: Callable[[Sequence[float], Sequence[float]], float],
-    grade: Callable[[float], float],
-) -> RewardValue:
-    """Return `grade` of the value that `measure` gives the answer's box and the target's."""
+) -> tuple[float | None, str]:
+    """Return `measure` of the answer's box and the target's in px_original, and a reason that shows both.
+
+    The value is None if the answer holds no box. The reason then says why.
+
+    Raises:
+        Unscorable: the target is invalid, see `iou`.
+    """
     corners = target_value(sample, AnswerType.BOX)
     resize = geometry.resize_map(response, sample)
     target = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
     if response.answer.value is None:
-        return RewardValue(0.0, response.answer.problems[0])
+        return None, response.answer.problems[0]
     answer = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
     value = measure(answer, target)
     boxes = f"{geometry.format_coordinates(answer)} vs {geometry.format_coordinates(target)}"
-    return RewardValue(grade(value), f"{name} {value:.2f}: {boxes} px_original")
+    return value, f"{name} {value:.2f}: {boxes} px_original"
 
 
 def _rescale_above(value: float, floor: float) -> float:
+    """Map [floor, 1] linearly to [0, 1], and clip values outside."""
     return min(1.0, max(0.0, (value - floor) / (1.0 - floor)))
 
 
 def _parse_image_box(value: object) -> tuple[int, tuple[float, ...]]:
-    """Return the index of an image and a box in it, from parsed JSON."""
+    """Return the number of an image, from 1, and a box in it, from parsed JSON.
+
+    Raises:
+        ValueError: the value is not such an object or the box is invalid.
+    """
     match value:
         case {"image": int(image), "bbox_2d": box} if not isinstance(image, bool):
             return image, geometry.parse_box(box)

@@ -1,6 +1,6 @@
-"""Case tables list, for a reward, responses with the value that each must get, and why.
+"""Reads case tables and scores them. A table lists responses for a reward, with the value each must get and why.
 
-A table is a JSON list of rows, see `Case`. It serves as test and as documentation.
+A table is a JSON list of rows, each a `Case`. It tests the reward and documents it.
 """
 
 from __future__ import annotations
@@ -36,30 +36,32 @@ _RESPONSE_FORMAT_ADAPTER: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseForm
 
 
 class _CaseModel(BaseModel):
+    """Configures the models of a table: immutable, and unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class CaseMedium(_CaseModel):
-    """An image or video of a case: width and height in pixels, before and after resizing, and seconds of a video."""
+    """Describes an image or video of a case."""
 
     type: Literal["image", "video"] = "image"
-    size: tuple[int, int]
-    resized: tuple[int, int] | None = None
-    duration: float | None = None
+    size: tuple[int, int]  # width and height in pixels, before resizing
+    resized: tuple[int, int] | None = None  # width and height in pixels after resizing; None for the same
+    duration: float | None = None  # seconds of a video
 
     def make_ref(self) -> MediaRef:
-        """Return a reference to a file that does not exist: rewards open nothing."""
+        """Return a reference to a file that does not exist. Rewards open no files."""
         if self.type == "image":
             return ImageRef(path="case.png", sha256="")
         return VideoRef(path="case.mp4", sha256="", start=0.0 if self.duration else None, end=self.duration)
 
     def make_resize_map(self) -> ResizeMap:
-        """Return the map between its sizes before and after resizing."""
+        """Return the map from sizes before resizing to sizes after it."""
         return ResizeMap(Size(*self.size), Size(*(self.resized or self.size)))
 
 
 class CaseSample(_CaseModel):
-    """The sample of a case. `image` and `resized` are short for `media` with one image."""
+    """Describes the sample of a case. `image` and `resized` abbreviate `media` with one image."""
 
     kind: AnswerType  # of the target
     value: Any  # of the target
@@ -80,11 +82,14 @@ class CaseSample(_CaseModel):
         return self
 
     def all_media(self) -> tuple[CaseMedium, ...]:
-        """Return the media, whether they are written as `media` or as `image`."""
+        """Return the media, written either as `media` or as `image`."""
         return (CaseMedium(size=self.image, resized=self.resized),) if self.image else self.media
 
     def build(self) -> Sample:
-        """Return the sample for the reward. Its label has the answer type and coordinates of the target."""
+        """Return the sample that the reward receives.
+
+        Its label has the answer type and the coordinate system of the target.
+        """
         target = Target(
             answer_type=self.kind,
             value=self.value,
@@ -104,15 +109,15 @@ class CaseSample(_CaseModel):
 
 
 class CaseResult(NamedTuple):
-    """The result of a case: its value, "unscorable", or None when the reward failed."""
+    """Reports how a reward scored a case."""
 
-    value: float | Literal["unscorable"] | None
-    reason: str
-    passed: bool
+    value: float | Literal["unscorable"] | None  # None when the reward raised an error or returned no number
+    reason: str  # the reward's own reason, or the error
+    passed: bool  # the value is the expected one
 
 
 class Case(_CaseModel):
-    """One row of a table."""
+    """Describes one row of a table: a response, its sample and the expected value."""
 
     fn: str  # name of the reward; `./my_rewards.py:my_fn` names a file beside the table
     args: dict[str, Any] = {}  # options of the reward
@@ -131,13 +136,15 @@ class Case(_CaseModel):
     @field_validator("response_format")
     @classmethod
     def _check_response_format(cls, response_format: dict[str, Any]) -> dict[str, Any]:
-        if unknown := sorted(response_format.keys() - {field.name for field in fields(ResponseFormat)}):
+        known = {field.name for field in fields(ResponseFormat)}
+        unknown = sorted(response_format.keys() - known)
+        if unknown:
             raise ValueError(f"a response format has no {unknown[0]!r}")
         _RESPONSE_FORMAT_ADAPTER.validate_python(response_format)
         return response_format
 
     def build(self) -> tuple[Response, Sample]:
-        """Return the arguments that the reward is called with."""
+        """Return the response and the sample that the reward is called with."""
         text = self.response * self.repeat
         response_format = _RESPONSE_FORMAT_ADAPTER.validate_python({"thinking": self.thinking, **self.response_format})
         response = Response(
@@ -151,7 +158,7 @@ class Case(_CaseModel):
         return response, self.sample.build()
 
     def score(self, reward: BoundReward) -> CaseResult:
-        """Score the case. Any error of the reward but `Unscorable` fails the case, and is not raised."""
+        """Score the case. Any error of the reward other than `Unscorable` fails the case instead of being raised."""
         response, sample = self.build()
         with ErrorCatcher() as caught:
             result = reward(response, sample)
@@ -166,64 +173,76 @@ class Case(_CaseModel):
             return CaseResult(None, f"returned {value!r:.80}, which is no number", False)
         if not reward.reward.low <= value <= reward.reward.high:
             return CaseResult(value, f"outside its range; {reason}", False)
-        return CaseResult(value, reason, self.expected != "unscorable" and abs(value - self.expected) <= self.tol)
+        passed = self.expected != "unscorable" and abs(value - self.expected) <= self.tol
+        return CaseResult(value, reason, passed)
 
     def failure_message(self, reward: BoundReward) -> str:
-        """Score the case and return what is wrong with the result, or an empty string if nothing is."""
-        got, reason, ok = self.score(reward)
-        if ok:
+        """Score the case and describe the difference from the expected value. Return "" if the case passes."""
+        result = self.score(reward)
+        if result.passed:
             return ""
-        if got == "unscorable":
-            return f"expected {self.expected}, but it is unscorable: {reason}; source: {self.source}"
-        return f"expected {self.expected}, got {got} ({reason}); source: {self.source}"
+        if result.value == "unscorable":
+            return f"expected {self.expected}, but it is unscorable: {result.reason}; source: {self.source}"
+        return f"expected {self.expected}, got {result.value} ({result.reason}); source: {self.source}"
 
 
 class ErrorCatcher:
-    """A context manager that keeps the error which ends its block, for reports on code of users."""
+    """Suppresses the error that ends its block and keeps it in `error`, for reports on code of users."""
 
-    error: Exception | SystemExit | None = None
+    error: Exception | SystemExit | None = None  # None while the block has not failed
 
     def __enter__(self) -> ErrorCatcher:
-        """Enter the block, without an error so far."""
+        """Return this object, whose `error` is read after the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Keep and suppress the error, unless it is an interruption."""
+        """Keep and suppress the error. KeyboardInterrupt and the like pass through."""
         self.error = error if isinstance(error, Exception | SystemExit) else None
         return self.error is not None
 
 
 def load_case_table(path: Path) -> tuple[Case, ...]:
-    """Read a table.
+    """Read the rows of a case table.
 
     Raises:
-        UserError: the file is missing, or a row has an unknown or missing key or a wrong type.
+        UserError: the file is missing, or a row has an unknown key, a missing key or a wrong type.
     """
     return _read_json(TypeAdapter(tuple[Case, ...]), path, "case table", "row ")
 
 
 def load_sample(path: Path) -> CaseSample:
-    """Read one sample, written as in a table.
+    """Read one sample, written as in a case table.
 
     Raises:
-        UserError: the file is missing, or it has an unknown or missing key or a wrong type.
+        UserError: the file is missing, or the sample has an unknown key, a missing key or a wrong type.
     """
     return _read_json(TypeAdapter(CaseSample), path, "sample", "")
 
 
-def _read_json(adapter: TypeAdapter[_ModelT], path: Path, what: str, prefix: str) -> _ModelT:
+def _read_json(adapter: TypeAdapter[_ModelT], path: Path, file_kind: str, prefix: str) -> _ModelT:
+    """Return the validated content of a JSON file.
+
+    Args:
+        adapter: validator of the content.
+        path: the file.
+        file_kind: noun for the file in messages.
+        prefix: text before the position of an error in the file, such as "row ".
+
+    Raises:
+        UserError: the file cannot be read or its content is invalid.
+    """
     try:
         return adapter.validate_json(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot read the {what} {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the {file_kind} {path}: {error.strerror}") from error
     except ValidationError as error:
         raise UserError(f"{path}: {first_error_message(error, prefix)}") from error
 
 
 def first_error_message(error: ValidationError, prefix: str = "") -> str:
-    """Return the first error, behind `prefix` and the keys that lead to it."""
+    """Return the message of the first error, after `prefix` and the path of keys to the wrong value."""
     first = error.errors()[0]
-    at = ".".join(map(str, first["loc"]))
-    return f"{prefix}{at}: {first['msg']}" if at else first["msg"]
+    keys = ".".join(map(str, first["loc"]))
+    return f"{prefix}{keys}: {first['msg']}" if keys else first["msg"]

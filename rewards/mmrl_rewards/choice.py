@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Final
 
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import reward, target_value
 
-_MAX_CHARS: Final = 1000  # characters; a choice that takes more is none
+_MAX_CHARS: Final = 1000  # a longer answer names no choice
 _LISTED_OPTION: Final = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*)$", re.MULTILINE)
 _MARKUP: Final = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{([^{}]*)\}|\*\*([^*]*)\*\*")
 _LETTER: Final = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
@@ -25,10 +24,10 @@ _YES_OR_NO: Final = re.compile(r"\b(?:yes|no)\b")
 
 @reward(name="choice", answer_types=(AnswerType.CHOICE,))
 def exact(response: Response, sample: Sample) -> RewardValue:
-    """1 if the answer's letter is the target's, case aside, else 0.
+    """Return 1 if the answer's letter is the target's, ignoring case, else 0.
 
-    Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Departures: none; the text of an option is no
-    answer, only its letter is.
+    Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
+    Departures: none. The text of an option does not count as an answer, only its letter does.
 
     Raises:
         Unscorable: the target is not one letter from A to Z.
@@ -42,15 +41,17 @@ def exact(response: Response, sample: Sample) -> RewardValue:
 
 @reward(name="option", answer_types=(AnswerType.CHOICE,))
 def option(response: Response, sample: Sample) -> RewardValue:
-    """1 if the answer names the right option, by its letter, its text or both, else 0.
+    """Return 1 if the answer names the correct option by its letter, its text or both, else 0.
 
-    B, (B), [B], **B**, B. red, red and "The answer is B." name B, where the question lists "B. red" on a line of its
-    own. Two letters, a letter with another option's text and a sentence without a letter name none. Source: the answer
-    matching of MathVista (arXiv:2310.02255). Departures: by rule, and nothing is rounded to the nearest option; of two
-    options with equal text, either letter is right.
+    If the question lists "B. red" on a line of its own, these name B: B, (B), [B], **B**, B. red, red, and "The answer
+    is B." These name no option: two letters, a letter with another option's text, and a sentence without a letter.
+
+    Source: the answer matching of MathVista (arXiv:2310.02255).
+    Departures: rules decide instead of a model, and no answer is mapped to the most similar option. If two options have
+    equal texts, either letter is correct.
 
     Raises:
-        Unscorable: the target is not one letter from A to Z, or is none of the options listed.
+        Unscorable: the target is not one letter from A to Z, or the question lists options without it.
     """
     target = target_value(sample, AnswerType.CHOICE)
     options = _parse_options(sample)
@@ -67,10 +68,11 @@ def option(response: Response, sample: Sample) -> RewardValue:
 
 @reward(name="yes_no", answer_types=(AnswerType.TEXT,))
 def yes_no(response: Response, sample: Sample) -> RewardValue:
-    """1 if the answer begins with the right one of "yes" and "no" and nowhere says the other, case aside, else 0.
+    """Return 1 if the answer begins with the target's "yes" or "no" and does not contain the other word, else 0.
 
-    Source: the yes/no questions of POPE (arXiv:2305.10355). Departures: whole words alone count, the first one says
-    which, and an answer that says both or neither is wrong.
+    Source: the yes/no questions of POPE (arXiv:2305.10355).
+    Departures: only whole words count, ignoring case. An answer with both words or neither is wrong, as is one of more
+    than 1000 characters.
 
     Raises:
         Unscorable: the target is neither yes nor no.
@@ -82,44 +84,63 @@ def yes_no(response: Response, sample: Sample) -> RewardValue:
     if content is None:
         return RewardValue(0.0, response.answer.problems[0])
     answer = content[:_MAX_CHARS].strip().casefold()
-    said = set(_YES_OR_NO.findall(answer))
-    if len(content) > _MAX_CHARS or len(said) != 1 or not _YES_OR_NO.match(answer):
+    words = set(_YES_OR_NO.findall(answer))
+    if len(content) > _MAX_CHARS or len(words) != 1 or not _YES_OR_NO.match(answer):
         return RewardValue(0.0, f"neither yes nor no: {answer[:40]!r}")
-    return RewardValue(float(said == {target}), f"{said.pop()}, expected {target}")
+    return RewardValue(float(words == {target}), f"{words.pop()}, expected {target}")
 
 
 def _parse_options(sample: Sample) -> Mapping[str, str]:
-    """Return the text of each option by its letter, from the last list of options in the question."""
+    """Return the text of each option by its letter, from the last list of options in the question.
+
+    The list ends where the letters A, B, C, ... break off. The result is empty if it has fewer than two options.
+    """
     question = "\n".join(part for part in sample.parts if isinstance(part, str))
     lines = _LISTED_OPTION.findall(question)
     starts = [index for index, (letter, _) in enumerate(lines) if letter == "A"]
-    last = lines[starts[-1] :] if starts else []
-    in_order = takewhile(lambda pair: pair[0][0] == pair[1], zip(last, ascii_uppercase, strict=False))
-    options = {letter: text for (letter, text), _ in in_order}
+    last_list = lines[starts[-1] :] if starts else []
+    options: dict[str, str] = {}
+    for (letter, text), expected_letter in zip(last_list, ascii_uppercase, strict=False):
+        if letter != expected_letter:
+            break
+        options[letter] = text
     return options if len(options) > 1 else {}
 
 
 def _named_options(content: str, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the letters of the option that an answer names: several only if their texts are equal."""
-    answer = _MARKUP.sub(lambda match: match[1] or match[2] or "", content).strip()
-    alike = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
-    if alike:
-        return alike
+    """Return the letters of the option that an answer names.
+
+    More than one letter is returned only if their options have equal texts.
+    """
+    answer = _MARKUP.sub(_markup_content, content).strip()
+    same_text = [letter for letter, text in options.items() if _normalize(text) == _normalize(answer)]
+    if same_text:
+        return same_text
     letters = set(_candidate_letters(answer, options))
     return tuple(letters) if len(letters) == 1 and letters <= set(options or ascii_uppercase) else ()
 
 
-def _candidate_letters(answer: str, options: Mapping[str, str]) -> Iterator[str]:
-    """Every letter that an answer may mean."""
-    if alone := _LETTER.fullmatch(answer):
-        yield alone[1].upper()
-    elif (both := _LETTER_AND_TEXT.fullmatch(answer)) and _normalize(options.get(both[1], both[2])) == _normalize(
-        both[2]
-    ):
-        yield both[1]
-    elif _STATED_ANSWER.search(answer):
-        yield from (letter for letter in _LONE_LETTER.findall(answer) if letter in (options or ascii_uppercase))
+def _markup_content(markup: re.Match[str]) -> str:
+    r"""Return the text inside \boxed{...} or **...**."""
+    return markup[1] or markup[2] or ""
+
+
+def _candidate_letters(answer: str, options: Mapping[str, str]) -> Sequence[str]:
+    """Return every letter that an answer may mean, in the order of the text."""
+    alone = _LETTER.fullmatch(answer)
+    if alone:
+        return [alone[1].upper()]
+    letter_and_text = _LETTER_AND_TEXT.fullmatch(answer)
+    if letter_and_text:
+        letter, text = letter_and_text.groups()
+        if _normalize(options.get(letter, text)) == _normalize(text):
+            return [letter]
+    if not _STATED_ANSWER.search(answer):
+        return []
+    known_letters = options or ascii_uppercase
+    return [letter for letter in _LONE_LETTER.findall(answer) if letter in known_letters]
 
 
 def _normalize(text: str) -> str:
+    """Return the text with case folded, white space collapsed and final full stops removed."""
     return " ".join(text.casefold().split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""Rewards for classification: the name of a class, or a set of them."""
+"""Rewards for classification. The target is the name of one class or a set of names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ _SEPARATORS_TO_SPACES: Final = str.maketrans("_-", "  ")
 def label(
     response: Response, sample: Sample, *, verbatim: bool = False, aliases: Mapping[str, str] = _NO_ALIASES
 ) -> RewardValue:
-    """1 if the answer is the target's class, else 0.
+    """Return 1 if the answer is the target's class, else 0.
 
-    Names are equal after NFKC, case folding, collapsing white space and taking _ and - for spaces; `verbatim` they
-    must be equal letter by letter, as in No-Thinking-RL. `aliases` says which class other names stand for. Source:
-    CLS-RL (arXiv:2503.16188). Departures: equality, never containment, which an empty answer and a list of all classes
-    pass.
+    Names are compared after NFKC, case folding, collapsing white space and replacing _ and - by spaces. With
+    `verbatim`, they must be equal character by character, as in No-Thinking-RL. `aliases` maps other names to the class
+    they mean.
+
+    Source: CLS-RL (arXiv:2503.16188).
+    Departures: names must be equal. Containment would accept an empty answer and a list of all classes.
 
     Raises:
         Unscorable: the target is not text.
@@ -50,15 +52,17 @@ def fuzzy(
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9,
     column: str | None = None,
 ) -> RewardValue:
-    """1 if the answer is spelled like the target: 2 * common / (len(answer) + len(target)) >= threshold, else 0.
+    """Return 1 if the spelling of the answer is close to the target's, else 0.
 
-    `common` is the length of their longest common subsequence, names normalised as for `label`. With `column`, the
-    list of all classes in `sample.meta[column]`, the target must be the nearest of them, too. Source: rapidfuzz's
-    `ratio`, the default reward of VLM-R1 (arXiv:2504.07615). Departures: a threshold, since the bare ratio pays for
-    letters that happen to agree.
+    The similarity 2 * common / (len(answer) + len(target)) must reach `threshold`, in (0, 1]. `common` is the length of
+    the longest common subsequence of the names, normalised as in `label`. If `column` is given, the list of all classes
+    is in `sample.meta[column]`, and the target must also be the most similar class.
+
+    Source: rapidfuzz's `ratio`, the default reward of VLM-R1 (arXiv:2504.07615).
+    Departures: there is a threshold, because the plain ratio rewards letters that agree by chance.
 
     Raises:
-        Unscorable: the target is not text, or the column holds no list of texts that the target is one of.
+        Unscorable: the target is not text, or the column is not a list of texts that contains the target.
     """
     target = _normalize(target_value(sample, AnswerType.TEXT))
     classes = [target] if column is None else _read_classes(sample.meta.get(column), column, target)
@@ -69,17 +73,18 @@ def fuzzy(
     if nearest is None:
         return RewardValue(0.0, f"{excerpt(answer)} is near none, expected {excerpt(target)}")
     name, ratio, _ = nearest
-    return RewardValue(
-        float(name == target), f"{excerpt(answer)} is {ratio:.0f} % {excerpt(name)}, expected {excerpt(target)}"
-    )
+    reason = f"{excerpt(answer)} is {ratio:.0f} % {excerpt(name)}, expected {excerpt(target)}"
+    return RewardValue(float(name == target), reason)
 
 
 @reward(name="labels", answer_types=(AnswerType.LIST,))
 def labels(response: Response, sample: Sample) -> RewardValue:
-    """|A & B| / |A | B| of the set of classes answered and the set expected, names normalised as for `label`.
+    """Return |A & B| / |A | B|, in [0, 1], of the set of answered classes and the set of expected classes.
 
-    Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets. Departures: two empty sets are
-    equal, and an empty one is otherwise worth nothing.
+    Names are normalised as in `label`.
+
+    Source: the classification reward of Curr-ReFT (arXiv:2503.07065), an IoU of sets.
+    Departures: two empty sets earn 1. If only one set is empty, the value is 0.
 
     Raises:
         Unscorable: the target is not a list of texts.
@@ -88,11 +93,16 @@ def labels(response: Response, sample: Sample) -> RewardValue:
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     given = {_normalize(name) for name in response.answer.value}
-    both, either = len(given & expected), len(given | expected)
-    return RewardValue(both / either if either else 1.0, f"{both} shared of {len(given)}, expected {len(expected)}")
+    shared, union = len(given & expected), len(given | expected)
+    return RewardValue(shared / union if union else 1.0, f"{shared} shared of {len(given)}, expected {len(expected)}")
 
 
 def _read_classes(names: object, column: str, target: str) -> list[str]:
+    """Return the normalised names of all classes.
+
+    Raises:
+        Unscorable: `names` is not a list of texts, or the target is not among them.
+    """
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise Unscorable(f"the column {column!r} holds {names!r:.80}, not a list of classes")
     classes = [_normalize(name) for name in names]
@@ -102,4 +112,5 @@ def _read_classes(names: object, column: str, target: str) -> list[str]:
 
 
 def _normalize(name: str) -> str:
+    """Return the name after NFKC, case folding, replacing _ and - by spaces, and collapsing white space."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().translate(_SEPARATORS_TO_SPACES).split())

@@ -1,15 +1,14 @@
-"""Defines rewards: pure functions `(response, sample, *, options) -> float | RewardValue` with a name and a range.
+"""Declares rewards: pure functions `(response, sample, *, options) -> float | RewardValue` with a name and a range.
 
-The decorator states the name, the range and the answer types. The options are the keyword-only parameters, so
-nothing but the signature lists them:
+The decorator states name, range and answer types. The options are the keyword-only parameters of the function:
 
     @reward(name="iou", answer_types=(AnswerType.BOX,))
     def iou(response: Response, sample: Sample, *, threshold: float | None = None) -> RewardValue: ...
 
     bind(iou, {"threshold": 0.5})(response, sample)
 
-A bad answer gets the low end of the range. A bad sample raises `Unscorable`, whatever the response, so that it is found
-before training starts. No I/O, clock, randomness or global state.
+A bad answer gets the low end of the range. A bad sample raises `Unscorable` for every response, so that checks before
+training find it. A reward does no I/O and uses no clock, no randomness and no global state.
 """
 
 from __future__ import annotations
@@ -31,43 +30,43 @@ RewardOptions = ParamSpec("RewardOptions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward(Generic[RewardOptions]):
-    """A decorated reward function, which is called like the function."""
+    """Holds a reward function and its declaration. A call passes its arguments on to the function."""
 
     fn: Callable[Concatenate[Response, Sample, RewardOptions], float | RewardValue]
-    name: str
-    low: float
-    high: float
-    answer_types: tuple[AnswerType, ...]
-    attack_tolerance: Mapping[str, float] | float
-    uses_service: bool
-    timeout_s: float | None
-    options: Mapping[str, PluginOption]
+    name: str  # in metrics
+    low: float  # lowest value, which bad answers get
+    high: float  # highest value
+    answer_types: tuple[AnswerType, ...]  # of the targets it can score; empty for all
+    attack_tolerance: Mapping[str, float] | float  # fraction of the range, 0 to 1, that an attack may get; or by attack
+    uses_service: bool  # calls a service, so its time and purity are not checked
+    timeout_s: float | None  # seconds one call may take; None for no limit
+    options: Mapping[str, PluginOption]  # keyword-only parameters by name
 
     @property
     def doc(self) -> str:
-        """The function's docstring: formula, source, departures."""
+        """Return the function's docstring, which states formula, source and departures."""
         return inspect.getdoc(self.fn) or ""
 
     def __call__(
         self, response: Response, sample: Sample, *args: RewardOptions.args, **kwargs: RewardOptions.kwargs
     ) -> float | RewardValue:
-        """Score one response."""
+        """Return the function's value for one response."""
         return self.fn(response, sample, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[[str, str], object], tuple[str, str]]:
-        """Pickle by reference, as functions are."""
+        """Pickle by module and name, because the decorated function cannot be found under its own name."""
         return _import_by_name, (self.fn.__module__, self.fn.__qualname__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundReward:
-    """A reward with its options bound."""
+    """Holds a reward and the values of its options."""
 
     reward: Reward[...]
-    args: Mapping[str, object] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)  # values by option; defaults fill in the rest
 
     def __call__(self, response: Response, sample: Sample) -> float | RewardValue:
-        """Score one response with these options."""
+        """Return the reward of one response under these options."""
         return self.reward(response, sample, **self.args)
 
 
@@ -84,18 +83,19 @@ def reward(
     """Declare a reward function.
 
     Args:
-        name: its name in metrics.
-        low: the lowest value it returns, for bad answers.
-        high: the highest value it returns.
-        answer_types: the targets that it can score; all, if none is named.
-        attack_tolerance: the fraction of the range that `mmrl reward lint` lets a response get which has not looked at
-            the sample, such as a box around the whole image. A mapping states it for single attacks by name.
-        uses_service: it calls a service of `mmrl_rewards.services`, so lint does not ask it to be pure and fast.
-        timeout_s: seconds that one call may take, for a reward that may hang on some response, as solvers do. It then
-            always runs in another process, which is killed when a call takes longer.
+        name: name in metrics.
+        low: lowest value it returns, for bad answers.
+        high: highest value it returns.
+        answer_types: types of the targets that it can score. Empty means all.
+        attack_tolerance: fraction of the range, 0 to 1, that `mmrl reward lint` allows for a response that ignores the
+            sample, such as a box around the whole image. A mapping states it for single attacks by name.
+        uses_service: the reward calls a service of `mmrl_rewards.services`, so lint checks neither its purity nor time.
+        timeout_s: seconds that one call may take, for a reward that can hang on some responses, as a solver can. The
+            reward then always runs in another process, which is killed when a call takes longer.
 
     Raises:
-        UserError: at import, when the range is empty or an option is not a keyword-only parameter with a type.
+        UserError: at import, when the range is empty or infinite, `timeout_s` is not a number of seconds above 0, a
+            tolerance is outside [0, 1], or an option is not a keyword-only parameter with a type.
     """
     if not (isfinite(low) and isfinite(high) and low < high):
         raise UserError(f"reward {name!r}: the range [{low}, {high}] is empty or endless")
@@ -124,10 +124,12 @@ def reward(
 
 
 def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
-    """Bind a reward's options, checked by name and type as JSON is: a list stands for a tuple, a string for an enum.
+    """Bind a reward's options, after checking names and types by the rules of JSON.
+
+    A list stands for a tuple and a string for an enum member.
 
     Raises:
-        UserError: `fn` is not a reward; an option is unknown, missing or of the wrong type.
+        UserError: `fn` is not a reward, or an option is unknown, missing or of the wrong type.
     """
     if not isinstance(fn, Reward):
         raise UserError(f"{fn!r} is not a reward: decorate the function with @mmrl_rewards.contract.reward(name=...)")
@@ -135,10 +137,10 @@ def bind(fn: object, args: Mapping[str, Any]) -> BoundReward:
 
 
 def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
-    """Return the target's value, checked, in the form that `AnswerType` states for its type.
+    """Return the target's validated value, in the form that `AnswerType` states for its type.
 
     Raises:
-        Unscorable: the target is of another type, its value is invalid, or its coordinates do not name their system.
+        Unscorable: the target has another type, its value is invalid, or its coordinates have no coordinate system.
     """
     target = sample.target
     if target.answer_type is not answer_type:
@@ -148,7 +150,7 @@ def target_value(sample: Sample, answer_type: AnswerType) -> AnswerValue:
     except ValueError as error:
         raise Unscorable(f"the target {target.value!r:.200} is {error}") from error
     if answer_type in COORDINATE_TYPES and target.coordinate_system is None:
-        raise Unscorable(f"the target {target.value!r:.200} does not say what frame its coordinates are in")
+        raise Unscorable(f"the target {target.value!r:.200} does not name the coordinate system of its coordinates")
     return value
 
 

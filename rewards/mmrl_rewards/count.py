@@ -17,20 +17,23 @@ _NUMBER_WORDS: Final = (
 _NUMBER_BY_WORD: Final[Mapping[str, int]] = MappingProxyType(
     {word: number for number, word in enumerate(_NUMBER_WORDS)}
 )
+# A number or a word, then up to three words for the things counted, such as "3 red apples".
 _COUNT_PHRASE: Final = re.compile(r"([0-9]{1,9}|[a-z]+)((?: [a-z]+){0,3})\.?", re.ASCII)
+# A phrase with one of these after its number states more than one, such as "3 or four".
 _HEDGE_WORDS: Final = frozenset({*_NUMBER_WORDS, "or", "and", "to"})
-_MAX_CHARS: Final = 80
+_MAX_CHARS: Final = 80  # a longer answer is not a count phrase
 
 
 @reward(name="count", answer_types=(AnswerType.NUMBER,))
 def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardValue:
-    """1 if the answer is the target's number of things, else 0; with `words`, "three" and "3 apples" are 3, too.
+    """Return 1 if the answer is the target's count, else 0. With `words`, "three" and "3 apples" count as 3.
 
-    Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V). Departures: the answer alone is read, never the
-    thinking, and it holds one number. Number words go to twenty.
+    Source: the counting reward of R1-V (github.com/Deep-Agent/R1-V).
+    Departures: only the answer is read, never the thinking, and it must hold exactly one number. Number words go up to
+    twenty.
 
     Raises:
-        Unscorable: the target is not a whole number from 0 on.
+        Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value
@@ -43,13 +46,15 @@ def exact(response: Response, sample: Sample, *, words: bool = False) -> RewardV
 
 @reward(name="count_graded", answer_types=(AnswerType.NUMBER,))
 def graded(response: Response, sample: Sample) -> RewardValue:
-    """max(0, 1 - |answer - target| / max(1, target)).
+    """Return max(0, 1 - |answer - target| / max(1, target)).
 
-    It has no peak: use it beside `count:exact`, since always naming a middling number earns something. Source: this
-    library's; one minus the relative counting error. Departures: a target of 0 counts as 1.
+    Add it to `count:exact` instead of using it alone, because always answering a medium number earns something.
+
+    Source: this library's own, one minus the relative counting error.
+    Departures: a target of 0 is divided by as if it were 1.
 
     Raises:
-        Unscorable: the target is not a whole number from 0 on.
+        Unscorable: the target is not a whole number of 0 or more.
     """
     target = _target_count(sample)
     value = response.answer.value
@@ -59,6 +64,11 @@ def graded(response: Response, sample: Sample) -> RewardValue:
 
 
 def _target_count(sample: Sample) -> int:
+    """Return the target's count.
+
+    Raises:
+        Unscorable: the target is not a whole number of 0 or more.
+    """
     target = target_value(sample, AnswerType.NUMBER)
     if target < 0 or target != int(target):
         raise Unscorable(f"the target {target!r:.40} is not a number of things")
@@ -66,8 +76,8 @@ def _target_count(sample: Sample) -> int:
 
 
 def _parse_count_phrase(text: str) -> int | None:
-    """Return the number in "three" or "3 apples", None if there is none or more than one."""
-    counted = _COUNT_PHRASE.fullmatch(text.strip().lower()) if len(text) <= _MAX_CHARS else None
-    if not counted or _HEDGE_WORDS & set(counted[2].split()):
+    """Return the number in "three" or "3 apples", or None if there is no number or more than one."""
+    phrase = _COUNT_PHRASE.fullmatch(text.strip().lower()) if len(text) <= _MAX_CHARS else None
+    if not phrase or _HEDGE_WORDS & set(phrase[2].split()):
         return None
-    return int(counted[1]) if counted[1].isdigit() else _NUMBER_BY_WORD.get(counted[1])
+    return int(phrase[1]) if phrase[1].isdigit() else _NUMBER_BY_WORD.get(phrase[1])

@@ -1,7 +1,7 @@
 """Rewards for a list of boxes. Boxes are compared in px_original, and only with targets of the same label.
 
-Every one of them pays less for every box too many, so that listing all that might be there does not pay; none looks at
-the order of the list. A target without boxes is right answered by an empty list.
+Every superfluous box lowers the value, so listing all plausible boxes does not pay. The order of the list has no
+effect. If the target has no boxes, an empty list earns 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import reward, target_value
 
 _RECALL_LEVELS = np.linspace(0.0, 1.0, 101).tolist()
-_MAX_RANKED = 100
+_MAX_RANKED = 100  # boxes per label, COCO's largest maxDets
 
 
 @reward(name="boxes_iou", answer_types=(AnswerType.BOXES,))
@@ -31,129 +31,148 @@ def iou(
     threshold: geometry.Threshold | None = None,
     count: Literal["any", "exact"] = "any",
 ) -> RewardValue:
-    """Mean IoU of the best one-to-one matching, sum(IoU) / max(answers, targets).
+    """Return the mean IoU of the best one-to-one matching, sum(IoU) / max(answers, targets), in [0, 1].
 
-    With `threshold`, pairs below it count nothing; with `count` exact, a list of another length earns 0. Source: the
-    IoU reward of Visual-RFT (arXiv:2503.01785, 3.2), whose code divides by the larger count and matches above 0.5;
-    optimal matching as in DETR (arXiv:2005.12872, 3.1). Departures: matched by overlap, not greedily by confidence;
-    repeated boxes are boxes too many; the text of the answer is never compared, only its boxes.
+    With `threshold`, in (0, 1], pairs below it count 0. With `count` exact, a list of another length than the target's
+    earns 0.
+
+    Source: the IoU reward of Visual-RFT (arXiv:2503.01785, 3.2), whose code divides by the larger count and matches
+    above 0.5; optimal matching as in DETR (arXiv:2005.12872, 3.1).
+    Departures: boxes are matched by overlap instead of greedily by confidence, and repeated boxes are superfluous
+    boxes. The text of the answer is never compared, only its boxes.
 
     Raises:
-        Unscorable: the target is not a list of boxes with x1 < x2, y1 < y2, or has no frame or no medium.
+        Unscorable: the target is not a list of boxes with x1 < x2 and y1 < y2, or it has no coordinate system, or its
+            image or video does not exist.
     """
     target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     if count == "exact" and len(answer.boxes) != len(target.boxes):
         return RewardValue(0.0, f"{len(answer.boxes)} boxes, expected {len(target.boxes)}")
-    found = matching.match_one_to_one(_matching_gains(answer, target, threshold))
-    return RewardValue(found.mean_gain, f"mean IoU {found.mean_gain:.2f}: {found.summary}")
+    matched = matching.match_one_to_one(_matching_gains(answer, target, threshold))
+    return RewardValue(matched.mean_gain, f"mean IoU {matched.mean_gain:.2f}: {matched.summary}")
 
 
 @reward(name="boxes_f1", answer_types=(AnswerType.BOXES,))
 def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """2 sum(IoU of matched boxes) / (answers + targets), over the best one-to-one matching.
+    """Return 2 sum(IoU of matched boxes) / (answers + targets), in [0, 1], over the best one-to-one matching.
 
-    With `threshold`, the usual F1: a pair counts 1 if IoU >= threshold and else 0. Source: F1 is 2 P R / (P + R) with
-    precision and recall summed over soft matches; assignment by scipy. Departures: none.
+    With `threshold`, in (0, 1], it is the usual F1: a pair counts 1 if IoU >= threshold and else 0.
+
+    Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
+    Departures: none.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
     target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
     gains = _matching_gains(answer, target, threshold)
-    found = matching.match_one_to_one(gains if threshold is None else np.sign(gains))
-    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    matched = matching.match_one_to_one(gains if threshold is None else np.sign(gains))
+    return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
 
 
 @reward(name="boxes_ap", answer_types=(AnswerType.BOXES,))
 def average_precision(
     response: Response, sample: Sample, *, thresholds: geometry.Thresholds = geometry.COCO_THRESHOLDS
 ) -> RewardValue:
-    """AP x min(1, targets / answers), AP averaged over `thresholds` and the target's labels.
+    """Return AP x min(1, targets / answers), in [0, 1], with AP averaged over `thresholds` and the target's labels.
 
-    Source: odLength of VLM-R1 (arXiv:2504.07615), AP as pycocotools computes it: greedy matching by confidence,
-    the best 100 boxes per label, precision interpolated at 101 recalls. AP alone does not see boxes after the last hit,
-    nor labels the target lacks; the factor counts them all. Departures: a box without confidence has confidence 1, and
-    equally confident boxes rank by overlap, not by their order in the list.
+    AP alone does not see boxes after the last hit, nor boxes with labels that the target lacks. The factor counts both.
+
+    Source: odLength of VLM-R1 (arXiv:2504.07615), with AP as pycocotools computes it: greedy matching by confidence,
+    the best 100 boxes per label, precision interpolated at 101 recall levels.
+    Departures: a box without a confidence has confidence 1. Boxes of equal confidence are ranked by overlap instead of
+    their order in the list.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
     target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
-    answers, targets = len(answer.boxes), len(target.boxes)
-    if not (answers and targets):
-        return RewardValue(float(answers == targets), f"{answers} boxes, expected {targets}")
-    overlaps, fits = (
-        matching.pairwise_box_iou(answer.boxes, target.boxes),
-        matching.match_labels(answer.labels, target.labels),
-    )
-    labels = np.array([label.strip().casefold() for label in target.labels])
-    of_label = [(labels == label, fits[:, labels == label].any(axis=1)) for label in np.unique(labels)]
-    precisions = [
-        _label_precision(overlaps[named][:, wanted], answer.boxes[named], answer.confidences[named], thresholds)
-        for wanted, named in of_label
-    ]
-    value, control = fmean(precisions), min(1.0, targets / answers)
-    return RewardValue(value * control, f"AP {value:.2f} x {control:.2f}: {answers} boxes, expected {targets}")
+    num_answers, num_targets = len(answer.boxes), len(target.boxes)
+    if not (num_answers and num_targets):
+        return RewardValue(float(num_answers == num_targets), f"{num_answers} boxes, expected {num_targets}")
+    overlaps = matching.pairwise_box_iou(answer.boxes, target.boxes)
+    fits = matching.match_labels(answer.labels, target.labels)
+    target_labels = np.array([label.strip().casefold() for label in target.labels])
+    precisions = []
+    for label in np.unique(target_labels):
+        targets_of_label = target_labels == label
+        answers_of_label = fits[:, targets_of_label].any(axis=1)
+        label_overlaps = overlaps[answers_of_label][:, targets_of_label]
+        boxes, confidences = answer.boxes[answers_of_label], answer.confidences[answers_of_label]
+        precisions.append(_label_precision(label_overlaps, boxes, confidences, thresholds))
+    precision, factor = fmean(precisions), min(1.0, num_targets / num_answers)
+    reason = f"AP {precision:.2f} x {factor:.2f}: {num_answers} boxes, expected {num_targets}"
+    return RewardValue(precision * factor, reason)
 
 
 @reward(name="boxes_confidence", answer_types=(AnswerType.BOXES,))
 def confidence(response: Response, sample: Sample, *, threshold: geometry.Threshold = 0.5) -> RewardValue:
-    """R_IoU (1 + R_conf) / 2: R_IoU as `iou` with this threshold, R_conf the mean of c if matched and else 1 - c.
+    """Return R_IoU (1 + R_conf) / 2, in [0, 1]. R_IoU is `iou` with this threshold.
 
-    c is a box's stated confidence in [0, 1]; 1 when it states none. Source: the detection reward of Visual-RFT
-    (arXiv:2503.01785, 3.2, R_IoU + R_conf). Departures: confidence multiplies what the boxes earn instead of being
-    added, so a wrong box disowned with confidence 0 earns nothing; labels must agree; otherwise as `iou`.
+    R_conf is the mean of c over matched boxes and of 1 - c over the others, where c is a box's confidence in [0, 1], or
+    1 when it states none.
+
+    Source: the detection reward of Visual-RFT (arXiv:2503.01785, 3.2, R_IoU + R_conf).
+    Departures: confidence multiplies R_IoU instead of being added, so a wrong box with confidence 0 earns nothing.
+    Labels must agree. The departures of `iou` apply.
 
     Raises:
-        Unscorable: as `iou`.
+        Unscorable: the target is invalid, see `iou`.
     """
     target, answer = _target_boxes(response, sample), _answer_boxes(response, sample)
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
-    found = matching.match_one_to_one(_matching_gains(answer, target, threshold))
-    honesty = 1.0 - answer.confidences
-    honesty[found.rows] = answer.confidences[found.rows]
-    honest = float(honesty.mean()) if found.num_answers else 1.0
-    reason = f"mean IoU {found.mean_gain:.2f}, confidence {honest:.2f}: {found.summary}"
-    return RewardValue(found.mean_gain * (1.0 + honest) / 2.0, reason)
+    matched = matching.match_one_to_one(_matching_gains(answer, target, threshold))
+    box_scores = 1.0 - answer.confidences
+    box_scores[matched.rows] = answer.confidences[matched.rows]
+    confidence_score = float(box_scores.mean()) if matched.num_answers else 1.0
+    reason = f"mean IoU {matched.mean_gain:.2f}, confidence {confidence_score:.2f}: {matched.summary}"
+    return RewardValue(matched.mean_gain * (1.0 + confidence_score) / 2.0, reason)
 
 
 class _LabeledBoxes(NamedTuple):
-    """Boxes in px_original, each with what it is called and how sure it is."""
+    """Holds N boxes in px_original with their labels and confidences."""
 
-    boxes: NDArray[np.float64]
-    labels: tuple[str, ...]
-    confidences: NDArray[np.float64]
+    boxes: NDArray[np.float64]  # [N, 4], x1, y1, x2, y2
+    labels: tuple[str, ...]  # as written; empty for a box without a label
+    confidences: NDArray[np.float64]  # [N]; 1 for a box without a confidence
 
 
 def _target_boxes(response: Response, sample: Sample) -> _LabeledBoxes:
+    """Return the target's boxes.
+
+    Raises:
+        Unscorable: the target is invalid, see `iou`.
+    """
     regions = target_value(sample, AnswerType.BOXES)
     return _boxes_in_pixels(regions, geometry.resize_map(response, sample), geometry.target_coordinate_system(sample))
 
 
 def _answer_boxes(response: Response, sample: Sample) -> _LabeledBoxes | None:
+    """Return the answer's boxes, or None if it holds no list of boxes."""
     if response.answer.value is None:
         return None
     return _boxes_in_pixels(response.answer.value, geometry.resize_map(response, sample), response.coordinate_system)
 
 
 def _boxes_in_pixels(regions: Sequence[Region], resize: ResizeMap, source: CoordinateSystem) -> _LabeledBoxes:
-    sure = [1.0 if region.confidence is None else region.confidence for region in regions]
+    """Return the boxes of `regions`, converted from `source` to px_original."""
+    confidences = [1.0 if region.confidence is None else region.confidence for region in regions]
     return _LabeledBoxes(
         boxes=np.array(geometry.regions_to_pixels(resize, regions, source), dtype=np.float64).reshape(-1, 4),
         labels=tuple(region.label for region in regions),
-        confidences=np.array(sure, dtype=np.float64),
+        confidences=np.array(confidences, dtype=np.float64),
     )
 
 
 def _matching_gains(answer: _LabeledBoxes, target: _LabeledBoxes, threshold: float | None) -> matching.Matrix:
-    """IoU where the labels agree and `threshold` is reached, else 0."""
+    """Return IoU where the labels agree and `threshold` is reached, else 0, [answers, targets]."""
     overlaps = matching.pairwise_box_iou(answer.boxes, target.boxes)
     counts = matching.match_labels(answer.labels, target.labels) & (overlaps >= (threshold or 0.0))
     return np.where(counts, overlaps, 0.0)
@@ -165,14 +184,29 @@ def _label_precision(
     confidences: NDArray[np.float64],
     thresholds: Sequence[float],
 ) -> float:
-    """AP of one label, averaged over thresholds; the coordinates settle what confidence and overlap leave tied."""
+    """Return the AP of one label, averaged over `thresholds`, in [0, 1].
+
+    Args:
+        overlaps: IoU of the label's answers and targets, [answers, targets].
+        boxes: the label's answers, [answers, 4].
+        confidences: their confidences, [answers].
+        thresholds: IoU at and above which an answer finds a target.
+    """
+    # Ties in confidence and overlap are broken by the coordinates, so that the order of the list has no effect.
     ranking = np.lexsort((*boxes.T, -overlaps.max(axis=1), -confidences))[:_MAX_RANKED]
-    ranked, targets = overlaps[ranking].tolist(), overlaps.shape[1]
-    return fmean(_interpolated_precision(_hit_ranks(ranked, targets, threshold), targets) for threshold in thresholds)
+    ranked, num_targets = overlaps[ranking].tolist(), overlaps.shape[1]
+    precisions = []
+    for threshold in thresholds:
+        hits = _hit_ranks(ranked, num_targets, threshold)
+        precisions.append(_interpolated_precision(hits, num_targets))
+    return fmean(precisions)
 
 
 def _hit_ranks(overlaps: Sequence[Sequence[float]], num_targets: int, threshold: float) -> list[int]:
-    """Ranks, from 1, of the answers that find a target: the best one still free, if it reaches the threshold."""
+    """Return the ranks, from 1, of the answers that find a target.
+
+    Each answer takes the target that overlaps it most among those still free, if the overlap reaches the threshold.
+    """
     free, hits = list(range(num_targets)), []
     for rank, row in enumerate(overlaps, 1):
         best = max(free, key=row.__getitem__, default=None)
@@ -183,8 +217,16 @@ def _hit_ranks(overlaps: Sequence[Sequence[float]], num_targets: int, threshold:
 
 
 def _interpolated_precision(hits: Sequence[int], num_targets: int) -> float:
-    """Area under precision over recall: precision made to fall monotonically, and read at 101 levels of recall."""
-    precisions = [found / rank for found, rank in enumerate(hits, 1)]
+    """Return the mean precision at 101 levels of recall, given the ranks of the answers that find a target.
+
+    The precision at a recall level is the largest at that recall or above.
+    """
+    precisions = [num_found / rank for num_found, rank in enumerate(hits, 1)]
     falling = list(accumulate(reversed(precisions), max))[::-1]
-    levels = [0, *(bisect_right(_RECALL_LEVELS, found / num_targets) for found in range(1, len(hits) + 1))]
-    return sum(p * (level - before) for p, before, level in zip(falling, levels, levels[1:], strict=False)) / 101
+    weighted = []
+    levels_before = 0
+    for num_found, precision in enumerate(falling, 1):
+        levels_reached = bisect_right(_RECALL_LEVELS, num_found / num_targets)
+        weighted.append(precision * (levels_reached - levels_before))
+        levels_before = levels_reached
+    return sum(weighted) / 101

@@ -1,13 +1,12 @@
-"""Coordinates as rewards compare them: checked, and brought to px_original by the resize map of their very medium.
+"""Coordinates and boxes for rewards: validated, and converted to px_original by the resize map of their image.
 
 A box is (x1, y1, x2, y2) with x1 < x2 and y1 < y2. Coordinates are continuous: a side is x2 - x1, never x2 - x1 + 1,
-so boxes in fractions of the picture measure like any other.
+so boxes in fractions of the image are measured like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -16,17 +15,22 @@ from mmrl.answer import validate_value
 from mmrl.types import AnswerType, CoordinateSystem, Region, ResizeMap, Response, Sample, Unscorable
 
 Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
-"""An overlap that is enough."""
+"""Overlap, a fraction, at and above which an answer is correct."""
 Thresholds = Annotated[tuple[Threshold, ...], Field(min_length=1)]
 COCO_THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The thresholds over which the COCO benchmark averages."""
 
 
 def resize_map(response: Response, sample: Sample, medium: int | None = None) -> ResizeMap:
-    """Return the resize map of an image or video, by default of the one that the target lies in.
+    """Return the resize map of an image or video of the sample.
+
+    Args:
+        response: holds the resize maps.
+        sample: names the target's image.
+        medium: index of the image or video, from 0. None means the one that the target lies in.
 
     Raises:
-        Unscorable: the sample has no such medium.
+        Unscorable: the sample has no such image or video.
     """
     number = sample.target.media_index if medium is None else medium
     if not 0 <= number < len(response.resize_maps):
@@ -38,10 +42,11 @@ def target_coordinate_system(sample: Sample) -> CoordinateSystem:
     """Return the coordinate system of the target.
 
     Raises:
-        Unscorable: the target does not say.
+        Unscorable: the target does not name one.
     """
     if sample.target.coordinate_system is None:
-        raise Unscorable(f"the target {sample.target.value!r:.80} does not say what frame its coordinates are in")
+        target = f"{sample.target.value!r:.80}"
+        raise Unscorable(f"the target {target} does not name the coordinate system of its coordinates")
     return sample.target.coordinate_system
 
 
@@ -49,7 +54,7 @@ def parse_box(values: object) -> tuple[float, ...]:
     """Return a box from parsed JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not four finite numbers with x1 < x2 and y1 < y2.
     """
     try:
         box: tuple[float, ...] = validate_value(AnswerType.BOX, values)
@@ -59,73 +64,88 @@ def parse_box(values: object) -> tuple[float, ...]:
 
 
 def to_pixels(resize: ResizeMap, values: Sequence[float], source: CoordinateSystem) -> tuple[float, ...]:
-    """Coordinates brought from `frame` to px_original."""
+    """Return coordinates converted from `source` to px_original."""
     return resize.convert(values, source, CoordinateSystem.PX_ORIGINAL)
 
 
 def regions_to_pixels(
     resize: ResizeMap, regions: Sequence[Region], source: CoordinateSystem
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the coordinates of every region, converted from `source` to px_original."""
+    """Return the coordinates of every region, converted from `source` to px_original.
+
+    All regions must have the same number of coordinates.
+    """
     if not regions:
         return ()
-    flat = to_pixels(resize, [*chain.from_iterable(region.coordinates for region in regions)], source)
+    # One conversion for all regions: an answer may list thousands.
+    coordinates: list[float] = []
+    for region in regions:
+        coordinates.extend(region.coordinates)
+    converted = to_pixels(resize, coordinates, source)
     arity = len(regions[0].coordinates)
-    return tuple(flat[start : start + arity] for start in range(0, len(flat), arity))
+    return tuple(converted[start : start + arity] for start in range(0, len(converted), arity))
 
 
 def area(box: Sequence[float]) -> float:
-    """Width times height."""
+    """Return width times height of a box."""
     return (box[2] - box[0]) * (box[3] - box[1])
 
 
 def intersection(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the area that two boxes share."""
+    """Return the area that two boxes share, 0 if they are disjoint."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0.0 and height > 0.0 else 0.0
 
 
 def enclosing_box(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return the smallest box around two boxes."""
+    """Return the smallest box that contains both boxes."""
     return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return |A & B| / |A | B|, in [0, 1]."""
+    """Return |A & B| / |A | B| of two boxes, in [0, 1]."""
     shared = intersection(a, b)
     return shared / (area(a) + area(b) - shared)
 
 
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
-    """IoU - (1 - |A | B| / |C|) with C the hull of A and B, in (-1, 1]."""
+    """Return IoU - (1 - |A | B| / |C|), where C is the smallest box around A and B, in (-1, 1].
+
+    Source: generalised IoU (arXiv:1902.09630, algorithm 1). Departures: none.
+    """
     shared = intersection(a, b)
-    union, around = area(a) + area(b) - shared, area(enclosing_box(a, b))
-    return shared / union - (1.0 - union / around)
+    union, enclosed = area(a) + area(b) - shared, area(enclosing_box(a, b))
+    return shared / union - (1.0 - union / enclosed)
 
 
 def diou(a: Sequence[float], b: Sequence[float]) -> float:
-    """IoU - d^2 / c^2 with d the distance of the centres and c the diagonal of the hull, in (-1, 1]."""
+    """Return IoU - d^2 / c^2 of two boxes, in (-1, 1].
+
+    d is the distance of the centres and c the diagonal of the smallest box around both.
+
+    Source: distance IoU (arXiv:1911.08287, eq. 7). Departures: none.
+    """
     x1, y1, x2, y2 = enclosing_box(a, b)
     dx, dy = (a[0] + a[2] - b[0] - b[2]) / 2, (a[1] + a[3] - b[1] - b[3]) / 2
     return iou(a, b) - (dx**2 + dy**2) / ((x2 - x1) ** 2 + (y2 - y1) ** 2)
 
 
 def point_in_polygon(point: Sequence[float], polygon: Sequence[Sequence[float]]) -> bool:
-    """Whether a ray to the right of the point crosses the polygon's outline an odd number of times."""
+    """Return True if a ray from the point to the right crosses the polygon's outline an odd number of times."""
     x, y = point
-    crossings = False
+    inside = False
     for (x1, y1), (x2, y2) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
         if (y1 > y) != (y2 > y) and x < x1 + (y - y1) / (y2 - y1) * (x2 - x1):
-            crossings = not crossings
-    return crossings
+            inside = not inside
+    return inside
 
 
 def apply_threshold(overlap: float, threshold: float | None) -> float:
-    """Return the overlap, or with a threshold 1 if the overlap reaches it and else 0."""
+    """Return the overlap itself, or if there is a threshold, 1 for an overlap that reaches it and else 0."""
     return overlap if threshold is None else float(overlap >= threshold)
 
 
 def format_coordinates(values: Sequence[float]) -> str:
-    """Coordinates for a reason, in whole pixels."""
+    """Return coordinates in whole pixels, for the reason of a reward."""
     return f"[{', '.join(str(round(value)) for value in values)}]"

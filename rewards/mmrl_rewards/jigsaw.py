@@ -1,10 +1,11 @@
-"""Rewards for putting things in order: tiles of a picture, frames of a video.
+"""Rewards for putting things in order: the tiles of an image or the frames of a video.
 
-Tiles and places are numbered from 1, tiles as they are shown, places row by row. An answer of `tiles` says for each
-place which tile belongs there, one of `places` says for each tile where it belongs: each is the inverse of the other.
-An answer that is no permutation is worth nothing, so naming one place for all tiles is no way to be right once.
+Tiles and places are numbered from 1, tiles in the order they are shown and places row by row. An answer of form `tiles`
+lists for each place the tile that belongs there. One of form `places` lists for each tile its place. Each form is the
+inverse permutation of the other. An answer that is not a permutation earns nothing, so naming one place for all tiles
+cannot be correct once.
 
-To leave things as they lie earns, on average over random orders, what any other blind answer does: the chance level.
+The chance level is the mean value, over random orders, of an answer that ignores the image, such as the given order.
 """
 
 from __future__ import annotations
@@ -18,41 +19,46 @@ from pydantic import Field
 from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards.contract import reward, target_value
 
-GridSide = Annotated[int, Field(ge=1)]
-PermutationForm = Literal["tiles", "places"]
+GridSide = Annotated[int, Field(ge=1)]  # number of rows or columns
+PermutationForm = Literal["tiles", "places"]  # forms of an answer, see above
 
 
 @reward(name="jigsaw_exact", answer_types=(AnswerType.PERMUTATION,))
 def exact(response: Response, sample: Sample) -> RewardValue:
-    """1 if the order is right everywhere, else 0. Chance level: 1 / n! for n things.
+    """Return 1 if the order is correct everywhere, else 0. Chance level: 1 / n! for n things.
 
     Source: the exact reward of Jigsaw-R1 (arXiv:2505.23590). Departures: none.
 
     Raises:
-        Unscorable: the target is no permutation of two things or more.
+        Unscorable: the target is not a permutation of two or more things.
     """
     target = _target_permutation(sample)
-    if (flaw := _reject_wrong_length(response, target)) is not None:
-        return flaw
-    right = response.answer.value == target
-    return RewardValue(float(right), "in order" if right else f"not in order: {len(target)} things")
+    rejected = _reject_wrong_length(response, target)
+    if rejected is not None:
+        return rejected
+    correct = response.answer.value == target
+    return RewardValue(float(correct), "in order" if correct else f"not in order: {len(target)} things")
 
 
 @reward(name="jigsaw", answer_types=(AnswerType.PERMUTATION,))
 def positions(response: Response, sample: Sample, *, above_chance: bool = False) -> RewardValue:
-    """The share of tiles in their places, r; with `above_chance` max(0, (r - c) / (1 - c)). Chance level: c = 1 / n.
+    """Return the fraction r of tiles in their correct places. Chance level: c = 1 / n.
 
-    Source: the partial reward of Jigsaw-R1 (arXiv:2505.23590). Departures: only a permutation counts.
+    With `above_chance`, the value is max(0, (r - c) / (1 - c)).
+
+    Source: the partial reward of Jigsaw-R1 (arXiv:2505.23590).
+    Departures: an answer that is not a permutation earns 0.
 
     Raises:
-        Unscorable: the target is no permutation of two things or more.
+        Unscorable: the target is not a permutation of two or more things.
     """
     target = _target_permutation(sample)
-    if (flaw := _reject_wrong_length(response, target)) is not None:
-        return flaw
-    right = sum(a == b for a, b in zip(response.answer.value, target, strict=True))
+    rejected = _reject_wrong_length(response, target)
+    if rejected is not None:
+        return rejected
+    correct = sum(a == b for a, b in zip(response.answer.value, target, strict=True))
     chance = 1 / len(target) if above_chance else 0.0
-    return RewardValue(_rescale_above_chance(right / len(target), chance), f"{right} of {len(target)} in place")
+    return RewardValue(_rescale_above_chance(correct / len(target), chance), f"{correct} of {len(target)} in place")
 
 
 @reward(name="jigsaw_neighbours", answer_types=(AnswerType.PERMUTATION,))
@@ -64,59 +70,76 @@ def neighbours(
     grid: tuple[GridSide, GridSide] | None = None,
     above_chance: bool = False,
 ) -> RewardValue:
-    """The share r of neighbouring places whose tiles are neighbours in the picture, in the same direction.
+    """Return the fraction r of neighbouring places whose tiles are neighbours in the image, in the same direction.
 
-    There are h = rows * (columns - 1) pairs side by side and v = columns * (rows - 1) on top of each other, in the
-    picture put together as the answer says. With `above_chance` max(0, (r - c) / (1 - c)). Chance level:
-    c = (h^2 + v^2) / ((h + v) * n * (n - 1)) for n tiles. `grid` is rows and columns; `sample.meta` says them if it is
-    null. Source: the connections of Jigsaw-R1 (arXiv:2505.23590). Departures: they are counted in the picture put
-    together, whichever way the answer is written, so that the right answer always earns 1.
+    The answer's image has h = rows * (columns - 1) horizontal and v = columns * (rows - 1) vertical pairs of
+    neighbouring places. Chance level: c = (h^2 + v^2) / ((h + v) * n * (n - 1)) for n tiles. With `above_chance`, the
+    value is max(0, (r - c) / (1 - c)). `grid` is (rows, columns). If it is null, `sample.meta` holds `rows` and
+    `columns`.
+
+    Source: the connections of Jigsaw-R1 (arXiv:2505.23590).
+    Departures: neighbours are counted in the image as the answer arranges it, for both forms of an answer, so that the
+    correct answer always earns 1.
 
     Raises:
-        Unscorable: the target is no permutation of two tiles or more, or the grid does not hold as many.
+        Unscorable: the target is not a permutation of two or more tiles, or the grid has another number of tiles.
     """
     target = _target_permutation(sample)
     rows, columns = _grid_shape(sample, grid, len(target))
-    if (flaw := _reject_wrong_length(response, target)) is not None:
-        return flaw
-    found = _correct_positions(response.answer.value, target, answer)
-    sideways = [(i, i + 1) for i in range(len(found)) if (i + 1) % columns]
-    down = [(i, i + columns) for i in range(len(found) - columns)]
-    right = sum(found[b] == found[a] + 1 and found[b] % columns != 0 for a, b in sideways)
-    right += sum(found[b] == found[a] + columns for a, b in down)
-    pairs, things = len(sideways) + len(down), len(target)
-    chance = (len(sideways) ** 2 + len(down) ** 2) / (pairs * things * (things - 1)) if above_chance else 0.0
-    return RewardValue(
-        _rescale_above_chance(right / pairs, chance), f"{right} of {pairs} neighbours in {rows} x {columns}"
-    )
+    rejected = _reject_wrong_length(response, target)
+    if rejected is not None:
+        return rejected
+    origins = _correct_positions(response.answer.value, target, answer)
+    correct = 0
+    for place, origin in enumerate(origins):
+        # A place at the end of a row has no neighbour to the right, and a tile at the start of a row has none to the
+        # left in the original image.
+        if (place + 1) % columns and origins[place + 1] == origin + 1 and origins[place + 1] % columns:
+            correct += 1
+        if place + columns < len(origins) and origins[place + columns] == origin + columns:
+            correct += 1
+    num_tiles, horizontal, vertical = len(target), rows * (columns - 1), columns * (rows - 1)
+    pairs = horizontal + vertical
+    chance = (horizontal**2 + vertical**2) / (pairs * num_tiles * (num_tiles - 1)) if above_chance else 0.0
+    reason = f"{correct} of {pairs} neighbours in {rows} x {columns}"
+    return RewardValue(_rescale_above_chance(correct / pairs, chance), reason)
 
 
 @reward(name="order", answer_types=(AnswerType.PERMUTATION,))
 def order(
     response: Response, sample: Sample, *, answer: PermutationForm = "tiles", above_chance: bool = True
 ) -> RewardValue:
-    """Kendall's tau, 2 r - 1, but at least 0, where r is the share of pairs in the right order: which is before which.
+    """Return Kendall's tau, max(0, 2 r - 1), where r is the fraction of pairs in the correct order.
 
-    For things in a row, such as frames of a video. Chance level of r: 1 / 2, which is what tau subtracts; without
-    `above_chance` the value is r. Source: Kendall 1938, A new measure of rank correlation. Departures: at least 0.
+    It suits things in a row, such as frames of a video. Chance level of r: 1 / 2, which tau subtracts. Without
+    `above_chance`, the value is r.
+
+    Source: Kendall 1938, A new measure of rank correlation. Departures: negative values become 0.
 
     Raises:
-        Unscorable: the target is no permutation of two things or more.
+        Unscorable: the target is not a permutation of two or more things.
     """
     target = _target_permutation(sample)
-    if (flaw := _reject_wrong_length(response, target)) is not None:
-        return flaw
-    ranks = np.array([_positions_by_tile(order, answer) for order in (response.answer.value, target)])
-    after = ranks[:, :, None] > ranks[:, None, :]
+    rejected = _reject_wrong_length(response, target)
+    if rejected is not None:
+        return rejected
+    answer_ranks = np.array(_positions_by_tile(response.answer.value, answer))
+    target_ranks = np.array(_positions_by_tile(target, answer))
+    answer_after = answer_ranks[:, None] > answer_ranks[None, :]
+    target_after = target_ranks[:, None] > target_ranks[None, :]
     pairs = len(target) * (len(target) - 1) // 2
-    right = int((after[0] & after[1]).sum())  # each pair stands in one of the two triangles
-    return RewardValue(
-        _rescale_above_chance(right / pairs, 0.5 if above_chance else 0.0),
-        f"{right} of {pairs} pairs in the right order",
-    )
+    # Each pair is True in one of the two triangles of `target_after`, so it is counted once.
+    correct = int((answer_after & target_after).sum())
+    value = _rescale_above_chance(correct / pairs, 0.5 if above_chance else 0.0)
+    return RewardValue(value, f"{correct} of {pairs} pairs in the right order")
 
 
 def _target_permutation(sample: Sample) -> tuple[int, ...]:
+    """Return the target's permutation.
+
+    Raises:
+        Unscorable: the target is not a permutation of two or more things.
+    """
     target: tuple[int, ...] = target_value(sample, AnswerType.PERMUTATION)
     if len(target) < 2:
         raise Unscorable(f"the target {target} leaves nothing to put in order")
@@ -124,7 +147,7 @@ def _target_permutation(sample: Sample) -> tuple[int, ...]:
 
 
 def _reject_wrong_length(response: Response, target: Sequence[int]) -> RewardValue | None:
-    """Return the value for an answer that is no order of the right length, or None if it is one."""
+    """Return the value for an answer that is not a permutation of the target's length, or None if it is one."""
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     if len(response.answer.value) != len(target):
@@ -132,30 +155,37 @@ def _reject_wrong_length(response: Response, target: Sequence[int]) -> RewardVal
     return None
 
 
-def _grid_shape(sample: Sample, grid: tuple[int, int] | None, tiles: int) -> tuple[int, int]:
+def _grid_shape(sample: Sample, grid: tuple[int, int] | None, num_tiles: int) -> tuple[int, int]:
+    """Return the numbers of rows and columns, from `grid` or the sample's row.
+
+    Raises:
+        Unscorable: they are missing, or their product is not `num_tiles`.
+    """
     rows, columns = grid or (sample.meta.get("rows"), sample.meta.get("columns"))
-    if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1 or rows * columns != tiles:
-        raise Unscorable(f"{rows!r:.40} rows and {columns!r:.40} columns do not hold the target's {tiles} tiles")
+    if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1 or rows * columns != num_tiles:
+        raise Unscorable(f"{rows!r:.40} rows and {columns!r:.40} columns do not hold the target's {num_tiles} tiles")
     return rows, columns
 
 
-def _correct_positions(given: Sequence[int], target: Sequence[int], answer: PermutationForm) -> list[int]:
-    """Where the tile that the answer puts at each place belongs, places counted from 0."""
-    tile_at, home = (given, _invert(target)) if answer == "tiles" else (_invert(given), target)
-    return [home[tile - 1] - 1 for tile in tile_at]
+def _correct_positions(given: Sequence[int], target: Sequence[int], form: PermutationForm) -> list[int]:
+    """Return, for each place, the correct place of the tile that the answer puts there, from 0."""
+    tile_at, place_of = (given, _invert(target)) if form == "tiles" else (_invert(given), target)
+    return [place_of[tile - 1] - 1 for tile in tile_at]
 
 
-def _positions_by_tile(given: Sequence[int], answer: PermutationForm) -> Sequence[int]:
-    """Return the position of each item."""
-    return _invert(given) if answer == "tiles" else given
+def _positions_by_tile(permutation: Sequence[int], form: PermutationForm) -> Sequence[int]:
+    """Return the place of each tile, from 1."""
+    return _invert(permutation) if form == "tiles" else permutation
 
 
 def _invert(permutation: Sequence[int]) -> list[int]:
+    """Return the inverse of a permutation of the numbers from 1 to its length."""
     inverse = [0] * len(permutation)
-    for place, thing in enumerate(permutation, start=1):
-        inverse[thing - 1] = place
+    for place, tile in enumerate(permutation, start=1):
+        inverse[tile - 1] = place
     return inverse
 
 
 def _rescale_above_chance(share: float, chance: float) -> float:
+    """Map [chance, 1] linearly to [0, 1]. A share below `chance` gives 0."""
     return max(0.0, (share - chance) / (1.0 - chance))

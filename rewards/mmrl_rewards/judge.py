@@ -1,6 +1,6 @@
-"""Rewards that ask a model: a judge by grades or by duels, and a reward model. Only the answer is shown to them.
+"""Rewards from models: a judge that grades, a judge that compares, and a reward model. They see only the answer.
 
-They are for answers no rule can check. Ask a judge about what the rules leave open, never instead of them.
+Use them for answers that no rule can check, and beside rules rather than instead of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmrl_rewards.services.judge import JudgeService
 from mmrl_rewards.services.scorer import RewardModelService
 
 ServiceT = TypeVar("ServiceT")
-MaxGrade = Annotated[int, Field(ge=1, le=100)]
+MaxGrade = Annotated[int, Field(ge=1, le=100)]  # highest grade; the lowest is 0
 
 
 @reward(name="judge", answer_types=(AnswerType.TEXT,), uses_service=True)
@@ -31,17 +31,19 @@ def pointwise(
     scale: MaxGrade = 10,
     rubric: str = "Full marks if it says the same as `reference`, none if it contradicts it or says nothing.",
 ) -> RewardValue:
-    """Median of the judge's grades over `scale`; the judge sees question, target and answer.
+    """Return the median of the judge's grades divided by `scale`. The judge sees question, target and answer.
 
     Source: reference-guided single-answer grading (arXiv:2306.05685, 3.1 and 3.4); several votes as in
-    self-consistency (arXiv:2203.11171). Departures: an answer that equals the target earns 1, one that cannot be parsed
-    or is longer than `judge.max_chars` earns 0, unasked; the verdict is one strict JSON object.
+    self-consistency (arXiv:2203.11171).
+    Departures: the judge is not asked about an answer that equals the target, which earns 1, nor about one that cannot
+    be parsed or is longer than `judge.max_chars`, which earns 0. The judge replies with one strict JSON object.
 
     Raises:
-        Unscorable: there is no judge, or it fails; the target is not text.
+        Unscorable: there is no judge, it fails, or the target is not text.
     """
     service, target = _require_service(judge, "judge"), target_value(sample, AnswerType.TEXT)
-    if (known := _score_without_service(response, target, service.max_chars, if_equal=1.0)) is not None:
+    known = _score_without_service(response, target, service.max_chars, if_equal=1.0)
+    if known is not None:
         return known
     material = {"question": _question_text(sample), "reference": target, "response": response.answer.value}
     grades = service.grade(material, rubric, scale)
@@ -56,17 +58,21 @@ def pairwise(
     judge: JudgeService | None = None,
     rubric: str = "Better is what answers the question more rightly, more fully and with fewer words to spare.",
 ) -> RewardValue:
-    """1 if the judge prefers the answer to the target in both orders, 0 if the target, else 0.5; the median of votes.
+    """Return the median of votes that compare the answer with the target.
+
+    A vote is 1 if the judge prefers the answer in both orders, 0 if it prefers the target in both, and else 0.5.
 
     Source: pairwise comparison with swapped positions (arXiv:2306.05685, 3.4): a win counts only if it is declared in
-    both orders. Departures: an answer that equals the target ties, one that cannot be parsed or is longer than
-    `judge.max_chars` loses, unasked.
+    both orders.
+    Departures: the judge is not asked about an answer that equals the target, which earns 0.5, nor about one that
+    cannot be parsed or is longer than `judge.max_chars`, which earns 0.
 
     Raises:
-        Unscorable: as `pointwise`.
+        Unscorable: there is no judge, it fails, or the target is not text.
     """
     service, target = _require_service(judge, "judge"), target_value(sample, AnswerType.TEXT)
-    if (known := _score_without_service(response, target, service.max_chars, if_equal=0.5)) is not None:
+    known = _score_without_service(response, target, service.max_chars, if_equal=0.5)
+    if known is not None:
         return known
     results = service.compare(_question_text(sample), response.answer.value, target, rubric)
     return RewardValue(median(results), f"{service.model} says {', '.join(f'{result:g}' for result in results)}")
@@ -80,33 +86,49 @@ def scored(
     scorer: RewardModelService | None = None,
     max_chars: Annotated[int, Field(ge=1)] = 8000,
 ) -> RewardValue:
-    """sigmoid(s(answer) - s(target)), s the score of a reward model for a reply to the question.
+    """Return sigmoid(s(answer) - s(target)), where s is a reward model's score of a reply to the question.
 
-    Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference. Departures: an answer
-    that equals the target earns 0.5, one that cannot be parsed or is longer than `max_chars` earns 0, unasked.
+    Source: PAR, preference as reward (arXiv:2502.18770), with the target as its one reference.
+    Departures: the model is not asked about an answer that equals the target, which earns 0.5, nor about one that
+    cannot be parsed or is longer than `max_chars`, which earns 0.
 
     Raises:
-        Unscorable: there is no reward model, or it fails; the target is not text.
+        Unscorable: there is no reward model, it fails, or the target is not text.
     """
     service, target = _require_service(scorer, "scorer"), target_value(sample, AnswerType.TEXT)
-    if (known := _score_without_service(response, target, max_chars, if_equal=0.5)) is not None:
+    known = _score_without_service(response, target, max_chars, if_equal=0.5)
+    if known is not None:
         return known
     question = _question_text(sample)
     try:
-        ours, theirs = (service.score(question, text) for text in (response.answer.value, target))
+        answer_score = service.score(question, response.answer.value)
+        target_score = service.score(question, target)
     except RequestRejected as error:
         raise Unscorable(f"{service.url} refuses to score: {error}") from error
-    return RewardValue(_sigmoid(ours - theirs), f"scores {ours:.3g}, the target {theirs:.3g}")
+    reason = f"scores {answer_score:.3g}, the target {target_score:.3g}"
+    return RewardValue(_sigmoid(answer_score - target_score), reason)
 
 
 def _require_service(service: ServiceT | None, name: str) -> ServiceT:
+    """Return the service that the option `name` configures.
+
+    Raises:
+        Unscorable: the option is not set.
+    """
     if service is None:
         raise Unscorable(f"no {name} is configured: set args.{name}.url")
     return service
 
 
 def _score_without_service(response: Response, target: str, max_chars: int, *, if_equal: float) -> RewardValue | None:
-    """Return the value that is known without asking the service, or None."""
+    """Return the value of an answer that needs no service, or None for one that does.
+
+    Args:
+        response: the response.
+        target: text of the target.
+        max_chars: a longer answer gets 0.
+        if_equal: value for an answer that equals the target.
+    """
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
@@ -116,13 +138,15 @@ def _score_without_service(response: Response, target: str, max_chars: int, *, i
 
 
 def _normalize(text: str) -> str:
+    """Return the text after NFKC and collapsing white space."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _question_text(sample: Sample) -> str:
+    """Return the text parts of the prompt, one per line."""
     return "\n".join(part for part in sample.parts if isinstance(part, str))
 
 
 def _sigmoid(x: float) -> float:
-    """1 / (1 + e^-x) without overflow."""
+    """Return 1 / (1 + e^-x), written so that neither sign of x overflows."""
     return 1.0 / (1.0 + exp(-x)) if x >= 0.0 else exp(x) / (1.0 + exp(x))

@@ -1,8 +1,9 @@
 """Rewards for length, in tokens of the whole response.
 
-The first three pay right answers alone, from `floor` up: no length lifts a wrong answer, so none comes to lie above a
-right one. An answer is right if the reward of its kind, which `ACCURACY` names, reaches `threshold`; that of formulas
-may hang, hence the deadline. The last two know nothing of the target.
+The first three reward only correct answers, with at least `floor`, and give wrong answers 0 at any length. So no wrong
+answer gets more than a correct one. An answer is correct if the reward that `ACCURACY_REWARDS` lists for the target's
+type reaches `threshold`. The reward for formulas can hang, so these rewards have a time limit. The last two rewards do
+not look at the target.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from mmrl_rewards.contract import reward
 from mmrl_rewards.geometry import Threshold
 
 Tokens = Annotated[int, Field(ge=1)]
-Floor = Annotated[float, Field(ge=0.0, lt=1.0)]
-Peak = Annotated[float, Field(gt=0.0, lt=1.0)]
+Floor = Annotated[float, Field(ge=0.0, lt=1.0)]  # lowest value of a correct answer
+Peak = Annotated[float, Field(gt=0.0, lt=1.0)]  # fraction of `max_tokens`
 
 ACCURACY_REWARDS: Final[Mapping[AnswerType, Callable[[Response, Sample], float | RewardValue]]] = MappingProxyType(
     {
@@ -39,23 +40,23 @@ ACCURACY_REWARDS: Final[Mapping[AnswerType, Callable[[Response, Sample], float |
         AnswerType.LATEX: maths.equal,
     }
 )
-"""What says whether an answer is right."""
+"""The reward that decides whether an answer is correct, by the target's type."""
 _ANSWER_TYPES = tuple(ACCURACY_REWARDS)
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # seconds for one call
 
 
 @reward(name="cosine_length", answer_types=_ANSWER_TYPES, timeout_s=_TIMEOUT_S)
 def cosine(
     response: Response, sample: Sample, *, max_tokens: Tokens = 1024, floor: Floor = 0.5, threshold: Threshold = 0.7
 ) -> RewardValue:
-    """A right answer: floor + (1 - floor) (1 + cos(pi t)) / 2, t = min(1, tokens / max_tokens). A wrong one: 0.
+    """Return floor + (1 - floor) (1 + cos(pi t)) / 2 for a correct answer, t = min(1, tokens / max_tokens), else 0.
 
-    Source: the cosine reward of Yeo et al. (arXiv:2502.03373), with VLM-R1's 1 to 0.5 over 1024 tokens. Departures: t
-    ends at 1, where the cosine would rise again; a wrong answer earns the same at any length, since to pay it for
-    length is to pay rambling.
+    Source: the cosine reward of Yeo et al. (arXiv:2502.03373), with VLM-R1's 1 to 0.5 over 1024 tokens.
+    Departures: t ends at 1, because the cosine would rise again beyond. A wrong answer earns 0 at any length, because a
+    value that grows with its length would reward rambling.
 
     Raises:
-        Unscorable: the target is none that `ACCURACY` can judge.
+        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
     """
     share = (1.0 + cos(pi * min(1.0, response.num_tokens / max_tokens))) / 2.0
     return _score_if_correct(response, sample, threshold, floor, share)
@@ -65,13 +66,14 @@ def cosine(
 def brevity(
     response: Response, sample: Sample, *, max_tokens: Tokens = 1024, floor: Floor = 0.5, threshold: Threshold = 0.7
 ) -> RewardValue:
-    """A right answer: 1 - (1 - floor) min(1, tokens / max_tokens). A wrong one: 0.
+    """Return 1 - (1 - floor) min(1, tokens / max_tokens) for a correct answer, else 0.
 
-    Source: the length penalty of Kimi k1.5 (arXiv:2501.12599, 2.3.3), linear in the length. Departures: measured
-    against a fixed length instead of the group's; a wrong answer earns the same at any length.
+    Source: the length penalty of Kimi k1.5 (arXiv:2501.12599, 2.3.3), linear in the length.
+    Departures: the length is measured against a fixed maximum instead of the group's lengths. A wrong answer earns 0 at
+    any length.
 
     Raises:
-        Unscorable: the target is none that `ACCURACY` can judge.
+        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
     """
     return _score_if_correct(response, sample, threshold, floor, 1.0 - min(1.0, response.num_tokens / max_tokens))
 
@@ -86,22 +88,22 @@ def window(
     floor: Floor = 0.5,
     threshold: Threshold = 0.7,
 ) -> RewardValue:
-    """A right answer: 1 if least <= tokens <= most, else `floor`. A wrong one: 0.
+    """Return 1 for a correct answer with least <= tokens <= most, `floor` for another correct answer, else 0.
 
     Source: the length reward of Video-R1 (arXiv:2503.21776), 320 to 512. Departures: none.
 
     Raises:
-        Unscorable: the target is none that `ACCURACY` can judge.
-        UserError: the window is empty.
+        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
+        UserError: `least` is greater than `most`.
     """
     if least > most:
         raise UserError(f"length window: no length lies between least = {least} and most = {most}")
     return _score_if_correct(response, sample, threshold, floor, float(least <= response.num_tokens <= most))
 
 
-@reward(name="overlong", low=-1.0, high=0.0, attack_tolerance=1.0)  # a penalty: silence is not fined
+@reward(name="overlong", low=-1.0, high=0.0, attack_tolerance=1.0)  # a short response gets the maximum
 def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480, buffer: Tokens = 4096) -> RewardValue:
-    """0 up to max_tokens - buffer, from there falling linearly to -1 at max_tokens.
+    """Return 0 up to max_tokens - buffer tokens, then a value that falls linearly to -1 at max_tokens.
 
     Source: soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13). Departures: none.
     """
@@ -109,12 +111,15 @@ def overlong(response: Response, sample: Sample, *, max_tokens: Tokens = 20_480,
     return RewardValue(value, f"{response.num_tokens} tokens, free up to {max_tokens - buffer}")
 
 
-@reward(name="surrogate_length", low=-1.0, attack_tolerance=1.0)  # label-free: any answer of its kind will do
+@reward(name="surrogate_length", low=-1.0, attack_tolerance=1.0)  # ignores the target's value
 def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, peak: Peak = 0.5) -> RewardValue:
-    """1 - (1 - x/p)^2 for x <= p, above it 1 - 2 ((x - p) / (1 - p))^2; x = min(1, tokens / max_tokens), p = peak.
+    """Return 1 - (1 - x/p)^2 for x <= p and 1 - 2 ((x - p) / (1 - p))^2 above, in [-1, 1].
 
-    Only a loss is counted, min(0, value), where nothing of the target's kind was answered. Source: format and length
-    as surrogate signals (arXiv:2505.19439). Departures: the format's share is a term of its own, `mmrl_rewards.format`.
+    x is min(1, tokens / max_tokens) and p is `peak`. If the response holds no answer of the target's type, a positive
+    value becomes 0.
+
+    Source: format and length as surrogate signals (arXiv:2505.19439).
+    Departures: the paper's format reward is a term of its own here, `mmrl_rewards.format`.
     """
     x = min(1.0, response.num_tokens / max_tokens)
     value = 1.0 - (1.0 - x / peak) ** 2 if x <= peak else 1.0 - 2.0 * ((x - peak) / (1.0 - peak)) ** 2
@@ -126,14 +131,25 @@ def surrogate(response: Response, sample: Sample, *, max_tokens: Tokens = 3072, 
 def _score_if_correct(
     response: Response, sample: Sample, threshold: float, floor: float, length_score: float
 ) -> RewardValue:
-    """Return 0 for an incorrect answer, else `floor` plus `length_score` times the rest of the range."""
-    accuracy = ACCURACY_REWARDS.get(sample.target.answer_type)
-    if accuracy is None:
+    """Return floor + (1 - floor) * length_score for a correct answer, else 0.
+
+    Args:
+        response: the response.
+        sample: its sample.
+        threshold: value of the accuracy reward, in (0, 1], at and above which an answer is correct.
+        floor: lowest value of a correct answer.
+        length_score: score of the response's length, in [0, 1].
+
+    Raises:
+        Unscorable: the target has a type without a reward in `ACCURACY_REWARDS`, or that reward raises it.
+    """
+    accuracy_reward = ACCURACY_REWARDS.get(sample.target.answer_type)
+    if accuracy_reward is None:
         raise Unscorable(
             f"no reward here says whether a {sample.target.answer_type} is right, but for {', '.join(_ANSWER_TYPES)}"
         )
-    judged = accuracy(response, sample)
-    value, reason = judged if isinstance(judged, RewardValue) else (judged, "")
+    accuracy = accuracy_reward(response, sample)
+    value, reason = accuracy if isinstance(accuracy, RewardValue) else (accuracy, "")
     if value < threshold:
         return RewardValue(0.0, f"wrong: {reason}")
     return RewardValue(floor + (1.0 - floor) * length_score, f"right, {response.num_tokens} tokens: {reason}")

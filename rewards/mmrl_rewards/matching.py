@@ -1,4 +1,4 @@
-"""One-to-one matching of what an answer lists with what the target lists, and what a matching is worth."""
+"""One-to-one matching of an answer's list with the target's list, and the scores of a matching."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-Matrix = NDArray[np.float64]
+Matrix = NDArray[np.float64]  # [answers, targets], or [boxes, 4]
 
 
 class Matching(NamedTuple):
-    """`gains` of the matched pairs; `rows` are the answers in them. Pairs that gain nothing are left out."""
+    """Holds the matched pairs of answers and targets. Pairs with gain 0 are left out."""
 
-    rows: NDArray[np.intp]
-    gains: NDArray[np.float64]
-    num_answers: int
-    num_targets: int
+    rows: NDArray[np.intp]  # [pairs], index of each pair's answer
+    gains: NDArray[np.float64]  # [pairs], above 0
+    num_answers: int  # matched or not
+    num_targets: int  # matched or not
 
     @property
     def f1(self) -> float:
-        """2 sum(gain) / (answers + targets); 1 when there are none of either."""
-        both = self.num_answers + self.num_targets
-        return 2.0 * float(self.gains.sum()) / both if both else 1.0
+        """Return 2 sum(gain) / (answers + targets), or 1 if there are neither answers nor targets."""
+        total = self.num_answers + self.num_targets
+        return 2.0 * float(self.gains.sum()) / total if total else 1.0
 
     @property
     def mean_gain(self) -> float:
-        """sum(gain) / max(answers, targets); 1 when there are none of either."""
-        most = max(self.num_answers, self.num_targets)
-        return float(self.gains.sum()) / most if most else 1.0
+        """Return sum(gain) / max(answers, targets), or 1 if there are neither answers nor targets."""
+        largest = max(self.num_answers, self.num_targets)
+        return float(self.gains.sum()) / largest if largest else 1.0
 
     @property
     def summary(self) -> str:
-        """What a reason says of it."""
+        """Return the numbers of pairs, answers and targets as text, for the reason of a reward."""
         return f"{len(self.gains)} matched of {self.num_answers} answers and {self.num_targets} targets"
 
 
 def match_one_to_one(gains: Matrix) -> Matching:
-    """Return the one-to-one matching of answers (rows) and targets (columns) with the largest sum of gains >= 0."""
+    """Return the one-to-one matching with the largest sum of gains.
+
+    Args:
+        gains: value of pairing each answer with each target, [answers, targets], at least 0.
+    """
     rows, columns = linear_sum_assignment(gains, maximize=True)
     matched = gains[rows, columns]
     useful = matched > 0.0
@@ -47,21 +51,29 @@ def match_one_to_one(gains: Matrix) -> Matching:
 
 
 def pairwise_box_iou(answers: Matrix, targets: Matrix) -> Matrix:
-    """IoU of every answer's box with every target's, (N, 4) with (M, 4) to (N, M)."""
+    """Return the IoU of every answer's box [answers, 4] with every target's [targets, 4], as [answers, targets]."""
     a, b = answers[:, None], targets[None, :]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     shared = np.maximum(sides, 0.0).prod(axis=-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(axis=-1) for boxes in (a, b)]
-    ious: Matrix = shared / (areas[0] + areas[1] - shared)
+    ious: Matrix = shared / (_box_areas(a) + _box_areas(b) - shared)
     return ious
 
 
-def match_labels(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Which answer may stand for which target: case and outer white space aside, the labels agree.
+def _box_areas(boxes: Matrix) -> Matrix:
+    """Return the areas [...] of boxes [..., 4]."""
+    areas: Matrix = (boxes[..., 2:] - boxes[..., :2]).prod(axis=-1)
+    return areas
 
-    A target without a label takes any answer; an answer without one fits only such a target.
+
+def match_labels(answers: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which answer's label fits which target's label, [answers, targets].
+
+    Labels fit if they are equal apart from case and outer white space. A target without a label fits any answer. An
+    answer without a label fits only such a target.
     """
-    wanted = [target.strip().casefold() for target in targets]
-    given = [answer.strip().casefold() for answer in answers]
-    fits = [[target in ("", answer) for target in wanted] for answer in given]
-    return np.array(fits, dtype=np.bool_).reshape(len(given), len(wanted))
+    target_labels = [target.strip().casefold() for target in targets]
+    fits = []
+    for answer in answers:
+        label = answer.strip().casefold()
+        fits.append([target in ("", label) for target in target_labels])
+    return np.array(fits, dtype=np.bool_).reshape(len(answers), len(targets))

@@ -1,4 +1,4 @@
-"""Rewards for mathematics, judged by math-verify."""
+"""Rewards for mathematics, compared by math-verify."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ _EXCERPT_CHARS: Final = 60
 
 @reward(name="maths", answer_types=_ANSWER_TYPES, timeout_s=5.0)
 def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(ge=0, le=12)] = 6) -> RewardValue:
-    r"""1 if the answer is mathematically equal to the target, else 0: \frac{1}{2}, 1/2 and 0.5 are.
+    r"""Return 1 if the answer is mathematically equal to the target, as \frac{1}{2}, 1/2 and 0.5 are, else 0.
 
-    Decimal fractions are compared to `decimals` places, so 0.333 is 1/3 with 3. Order counts in (1, 2), not in 1, 2 and
-    \{1, 2\}; x = 3 is 3; 50% is both 50 and 0.5; units are not compared. Source: math-verify
-    (github.com/huggingface/Math-Verify), `verify(gold, answer)`, which is not symmetric: where the target is 1 < x < 2,
-    (1, 2) is right, not the other way round. Departures: the whole answer is one formula, from which no number is
-    picked: what is longer than 300 characters is none, and three words in a row are prose. An answer written as the
-    target is, is right even where neither is mathematics. Plain numbers are compared as such.
+    Decimal fractions are compared to `decimals` places, so with 3 places 0.333 equals 1/3. Order counts in (1, 2), but
+    not in 1, 2 and \{1, 2\}. x = 3 equals 3, and 50% equals both 50 and 0.5. Units are not compared.
 
-    It may take for ever, as for 9^{9^{9^{9}}}, hence the deadline. math-verify's own, a SIGALRM, is switched off, for
-    it fails outside the main thread.
+    A comparison can run forever, as for 9^{9^{9^{9}}}, so a call has a time limit. math-verify's own limit uses
+    SIGALRM, which fails outside the main thread, so it is switched off.
+
+    Source: math-verify (github.com/huggingface/Math-Verify), `verify(gold, answer)`. It is not symmetric: (1, 2) is a
+    correct answer to 1 < x < 2, but not the reverse.
+    Departures: the whole answer must be one formula, and no number is extracted from it. More than 300 characters, or
+    three words in a row, are not a formula. An answer identical to the target is correct even if neither is
+    mathematics. Plain numbers are compared as numbers.
 
     Raises:
-        Unscorable: the target is of another kind, or is empty, or not one formula.
+        Unscorable: the target has another type, is empty, or is not one formula.
     """
     target = _target_formula(sample)
     if response.answer.value is None:
@@ -45,13 +47,16 @@ def equal(response: Response, sample: Sample, *, decimals: Annotated[int, Field(
         answer = _normalize_formula(response.answer.value)
     except ValueError as error:
         return RewardValue(0.0, f"the answer is {error}")
-    return RewardValue(
-        float(_formulas_equal(target, answer, decimals)),
-        f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}",
-    )
+    reason = f"{excerpt(answer, _EXCERPT_CHARS)}, expected {excerpt(target, _EXCERPT_CHARS)}"
+    return RewardValue(float(_formulas_equal(target, answer, decimals)), reason)
 
 
 def _target_formula(sample: Sample) -> str:
+    """Return the target's normalised formula.
+
+    Raises:
+        Unscorable: the target has another type or is not one formula.
+    """
     target = sample.target
     if target.answer_type not in _ANSWER_TYPES:
         raise Unscorable(f"the target is a {target.answer_type}, this reward compares {', '.join(_ANSWER_TYPES)}")
@@ -62,13 +67,18 @@ def _target_formula(sample: Sample) -> str:
 
 
 def _normalize_formula(value: str | float) -> str:
-    """One formula on one line and without its delimiters, whatever kind of answer it stands in."""
+    """Return a formula on one line and without delimiters, from an answer of any type.
+
+    Raises:
+        ValueError: the value is not one formula.
+    """
     written = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"  # e in 6e23 would be Euler's number
     formula: str = validate_value(AnswerType.LATEX, " ".join(written.split()))
     return formula
 
 
 def _formulas_equal(target: str, answer: str, decimals: int) -> bool:
+    """Return True if the texts are equal, or equal as numbers rounded to `decimals` places, or equal to math-verify."""
     if answer == target:
         return True
     if len(answer) > _MAX_CHARS or _PROSE.search(answer):
@@ -83,9 +93,10 @@ def _formulas_equal(target: str, answer: str, decimals: int) -> bool:
 
 
 class _MathVerify:
-    """The library, loaded when it is first needed: that takes a second."""
+    """Holds math-verify's functions. It is created at the first use, because the import takes a second."""
 
     def __init__(self) -> None:
+        """Import the library and set up its caches."""
         import math_verify
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own deadline is switched off
@@ -96,13 +107,14 @@ class _MathVerify:
         self.equal = lru_cache(maxsize=4096)(self._verify_equal)
 
     def _verify_equal(self, target: str, answer: str, decimals: int) -> bool:
-        """Whether they are, the target first; never where math-verify cannot read the target."""
+        """Return True if the answer equals the target. It is False if math-verify cannot read the target."""
         gold = self._parse_target(target)
         return bool(gold) and self._verify(
             gold, self._parse_formula(answer), float_rounding=decimals, timeout_seconds=None
         )
 
     def _parse_formula(self, formula: str) -> list[Any]:
+        """Return math-verify's readings of a formula, empty if it cannot read it."""
         found: list[Any] = self._parse(
             f"${formula}$", extraction_config=self._extraction_config, fallback_mode="no_fallback", parsing_timeout=None
         )

@@ -1,4 +1,4 @@
-"""Rewards for one number, with or without its unit."""
+"""Rewards for one number, with or without a unit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_CHARS: Final = 80  # characters of a number with its unit
 
 
 class Unit(NamedTuple):
-    """What a unit measures, and how many of the measure's base unit it is."""
+    """Describes a unit of measurement."""
 
-    dimension: str
-    factor: float
+    dimension: str  # quantity that it measures, such as "length"
+    factor: float  # size in base units of that quantity, such as 0.01 for cm
 
 
 _PLAIN_NUMBER: Final = Unit("number", 1.0)
@@ -67,14 +67,15 @@ _UNITS_BY_DIMENSION: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType
 UNITS: Final[Mapping[str, Unit]] = MappingProxyType(
     {name: Unit(measure, factor) for measure, names in _UNITS_BY_DIMENSION.items() for name, factor in names.items()}
 )
-"""Every unit there is. Temperatures and currencies are not converted into each other."""
+"""All known units by name. Temperatures and currencies are not converted into each other."""
 
 
 @reward(name="number", answer_types=(AnswerType.NUMBER,))
 def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> RewardValue:
-    """1 if |answer - target| <= tolerance, else 0; 3 and 3.0 are equal.
+    """Return 1 if |answer - target| <= tolerance, else 0. 3 and 3.0 are equal.
 
-    Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Departures: an absolute tolerance.
+    Source: the accuracy reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2).
+    Departures: there is an absolute tolerance, in the unit of the target.
 
     Raises:
         Unscorable: the target is not a finite number.
@@ -90,10 +91,11 @@ def exact(response: Response, sample: Sample, *, tolerance: Tolerance = 0.0) -> 
 
 @reward(name="relaxed", answer_types=(AnswerType.NUMBER,))
 def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -> RewardValue:
-    """1 if |answer - target| <= relative * |target|, else 0: the relaxed accuracy of chart questions.
+    """Return 1 if |answer - target| <= relative * |target|, else 0. It is the relaxed accuracy of chart questions.
 
-    Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers; mind that five per cent of a year
-    is a century, so questions about years want `number:exact`.
+    Five per cent of a year is a century, so use `number:exact` for questions about years.
+
+    Source: ChartQA (arXiv:2203.10244), after PlotQA. Departures: none for numbers.
 
     Raises:
         Unscorable: the target is not a finite number.
@@ -102,17 +104,17 @@ def relaxed(response: Response, sample: Sample, *, relative: Tolerance = 0.05) -
     value = response.answer.value
     if value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    return RewardValue(
-        float(abs(value - target) <= relative * abs(target)), f"{value}, expected {target} within {relative:g}"
-    )
+    within = abs(value - target) <= relative * abs(target)
+    return RewardValue(float(within), f"{value}, expected {target} within {relative:g}")
 
 
 @reward(name="rounded", answer_types=(AnswerType.NUMBER,))
 def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, column: str | None = None) -> RewardValue:
-    """1 if answer and target are equal when both are rounded to `decimals` places, else 0.
+    """Return 1 if answer and target are equal after both are rounded to `decimals` places, else 0.
 
-    With `column`, each sample says how many in `sample.meta[column]`. Source: MathVista's `precision`
-    (arXiv:2310.02255). Departures: the target is rounded, too.
+    With `column`, the number of places of each sample is in `sample.meta[column]`.
+
+    Source: MathVista's `precision` (arXiv:2310.02255). Departures: the target is rounded too.
 
     Raises:
         Unscorable: the target is not a finite number, or the column holds no whole number from 0 to 12.
@@ -130,14 +132,16 @@ def rounded(response: Response, sample: Sample, *, decimals: Decimals = 2, colum
 def quantity(
     response: Response, sample: Sample, *, relative: Tolerance = 0.0, unit_required: bool = True
 ) -> RewardValue:
-    """1 if |answer - target| <= relative * |target| once both are in the same unit, else 0: 3 cm is 30 mm.
+    """Return 1 if |answer - target| <= relative * |target| after conversion to the same unit, else 0: 3 cm is 30 mm.
 
-    A number and its unit, one of `UNITS`, whose plural will do; $, € and £ may come first; 25% is 0.25. Unless
-    `unit_required`, a number without its unit is in the other's. Source: MathVista's `unit` (arXiv:2310.02255), which
-    its evaluation does not check. Departures: it is checked here, against a closed table.
+    Answer and target are a number and one of `UNITS`, singular or plural. $, € and £ may come first, and 25% is 0.25.
+    Unless `unit_required`, a number without a unit is taken to be in the other's unit.
+
+    Source: MathVista's `unit` (arXiv:2310.02255), which its evaluation does not check.
+    Departures: the unit is checked, against a closed table.
 
     Raises:
-        Unscorable: the target is not a number with a known unit, or with none.
+        Unscorable: the target is not a number with a known unit or with none.
     """
     try:
         expected, unit = _parse_quantity(target_value(sample, AnswerType.TEXT))
@@ -151,15 +155,20 @@ def quantity(
         return RewardValue(0.0, f"the answer is {error}")
     if not unit_required:
         unit, given_unit = unit or given_unit, given_unit or unit
-    ours, theirs = given_unit or _PLAIN_NUMBER, unit or _PLAIN_NUMBER
-    if ours.dimension != theirs.dimension:
-        return RewardValue(0.0, f"{ours.dimension}, expected {theirs.dimension}")
-    value, target = given * ours.factor, expected * theirs.factor
+    given_unit, unit = given_unit or _PLAIN_NUMBER, unit or _PLAIN_NUMBER
+    if given_unit.dimension != unit.dimension:
+        return RewardValue(0.0, f"{given_unit.dimension}, expected {unit.dimension}")
+    value, target = given * given_unit.factor, expected * unit.factor
     equal = abs(value - target) <= max(relative, _CONVERSION_TOLERANCE) * abs(target)
-    return RewardValue(float(equal), f"{value:g}, expected {target:g} ({theirs.dimension})")
+    return RewardValue(float(equal), f"{value:g}, expected {target:g} ({unit.dimension})")
 
 
 def _read_decimals(places: object, column: str) -> int:
+    """Return a column's number of decimal places.
+
+    Raises:
+        Unscorable: the value is not a whole number from 0 to 12.
+    """
     number = places if isinstance(places, int | float) and not isinstance(places, bool) else -1
     if number not in range(13):
         raise Unscorable(f"the column {column!r} says {places!r:.40}, not how many decimals from 0 to 12 there are")
@@ -167,7 +176,11 @@ def _read_decimals(places: object, column: str) -> int:
 
 
 def _parse_quantity(text: str) -> tuple[float, Unit | None]:
-    """Return a number and the unit beside it."""
+    """Return a number and its unit, or None for a number without a unit.
+
+    Raises:
+        ValueError: the text is not a number with one known unit or none.
+    """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     if not match or (match[1] and match[3]):
         raise ValueError(f"no number with a unit: {text[:40]!r}")

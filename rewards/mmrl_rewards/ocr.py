@@ -1,7 +1,7 @@
-"""Rewards for what was read: transcriptions, short readings, the fields of a form.
+"""Rewards for reading text in an image: transcriptions, short readings, the fields of a form.
 
-Each compares with the best of several right answers where `column` names the column of `sample.meta` that lists more of
-them. A rambling answer earns nothing: what is twice as long as the target is wholly wrong.
+If `column` names a column of `sample.meta`, it lists further correct answers, and the best match counts. A rambling
+answer earns nothing: error rates reach 1 at twice the target's length.
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ Threshold = Annotated[float, Field(gt=0.0, le=1.0)]
 
 @reward(name="ocr_exact", answer_types=(AnswerType.TEXT,))
 def exact(response: Response, sample: Sample, *, column: str | None = None) -> RewardValue:
-    """1 if answer and target have the same letters and digits in the same order, case aside, else 0.
+    """Return 1 if answer and target have the same letters and digits in the same order, ignoring case, else 0.
 
     Source: word accuracy of scene text recognition, case-insensitive and alphanumeric (arXiv:1904.01906, 4.1).
-    Departures: letters and digits of all scripts, after NFKC.
+    Departures: letters and digits of all scripts count, after NFKC.
 
     Raises:
         Unscorable: a target is not text, or has no letter and no digit.
     """
     targets = strings.normalized_targets(sample, column)
-    if empty := [target for target in targets if not _keep_alphanumeric(target)]:
-        raise Unscorable(f"the target {empty[0]!r:.80} has no letter and no digit")
-    return _best_over_targets(
-        "exact", response, targets, lambda text, target: float(_keep_alphanumeric(text) == _keep_alphanumeric(target))
-    )
+    for target in targets:
+        if not _keep_alphanumeric(target):
+            raise Unscorable(f"the target {target!r:.80} has no letter and no digit")
+
+    def measure(text: str, target: str) -> float:
+        return float(_keep_alphanumeric(text) == _keep_alphanumeric(target))
+
+    return _best_over_targets("exact", response, targets, measure)
 
 
 @reward(name="cer", answer_types=(AnswerType.TEXT,), attack_tolerance=0.2)  # letters that happen to agree
 def cer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
-    """max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points.
+    """Return max(0, 1 - CER), CER = Levenshtein(answer, target) / len(target), in code points.
 
-    Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995. Departures: clipped at 0;
-    NFKC, stripping and collapsed white space come first.
+    Source: the character error rate of OCR evaluation, e.g. Rice, Jenkins and Nartker 1995.
+    Departures: the value is clipped at 0. NFKC, stripping and collapsing white space come first.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
     """
-    measure = _one_minus_error_rate
-    return _best_over_targets(
-        "1 - CER", response, _fold_case(strings.normalized_targets(sample, column), ignore_case), measure, ignore_case
-    )
+    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case)
+    return _best_over_targets("1 - CER", response, targets, _one_minus_error_rate, ignore_case)
 
 
 @reward(name="wer", answer_types=(AnswerType.TEXT,))
 def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column: str | None = None) -> RewardValue:
-    """max(0, 1 - WER), WER = Levenshtein(answer, target) / len(target), in words between white space.
+    """Return max(0, 1 - WER), WER = Levenshtein(answer, target) / len(target), in words between white space.
 
     Source: the word error rate of speech recognition, as reward 1 - WER for OCR in Video-R1 (arXiv:2503.21776).
-    Departures: clipped at 0; NFKC comes first. Punctuation stays with its word.
+    Departures: the value is clipped at 0. NFKC comes first. Punctuation belongs to its word.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
@@ -69,17 +70,18 @@ def wer(response: Response, sample: Sample, *, ignore_case: bool = False, column
     def measure(text: str, target: str) -> float:
         return _one_minus_error_rate(text.split(), target.split())
 
-    return _best_over_targets(
-        "1 - WER", response, _fold_case(strings.normalized_targets(sample, column), ignore_case), measure, ignore_case
-    )
+    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case)
+    return _best_over_targets("1 - WER", response, targets, measure, ignore_case)
 
 
 @reward(name="anls", answer_types=(AnswerType.TEXT,))
 def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, column: str | None = None) -> RewardValue:
-    """1 - NL if NL < `threshold`, else 0; NL = Levenshtein(answer, target) / the longer one's length, case aside.
+    """Return 1 - NL if NL < `threshold`, else 0, where NL = Levenshtein(answer, target) / length of the longer text.
 
-    Source: average normalised Levenshtein similarity (ST-VQA, arXiv:1905.13648, eq. 1), for one question. Departures:
-    NFKC, stripping and collapsed white space come first.
+    Case is ignored.
+
+    Source: average normalised Levenshtein similarity (ST-VQA, arXiv:1905.13648, eq. 1), for one question.
+    Departures: NFKC, stripping and collapsing white space come first.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
@@ -89,19 +91,20 @@ def anls(response: Response, sample: Sample, *, threshold: Threshold = 0.5, colu
         distance = Levenshtein.normalized_distance(text, target, score_cutoff=threshold)
         return 1.0 - distance if distance < threshold else 0.0
 
-    return _best_over_targets(
-        "ANLS", response, _fold_case(strings.normalized_targets(sample, column), True), measure, ignore_case=True
-    )
+    targets = _fold_case(strings.normalized_targets(sample, column), ignore_case=True)
+    return _best_over_targets("ANLS", response, targets, measure, ignore_case=True)
 
 
 @reward(name="fields", answer_types=(AnswerType.JSON,))
 def fields(response: Response, sample: Sample) -> RewardValue:
-    """F1 of the fields of a form: 2 * right / (fields in the answer + fields in the target).
+    """Return the F1 of the fields of a form: 2 * correct / (fields in the answer + fields in the target).
 
-    A field is a value and its path of keys, `menu.price` in {"menu": [{"price": ..}]}: places in a list do not count.
-    It is right if both are equal, the value after NFKC, case folding and collapsing white space; numbers compare as
-    they are written. Source: entity F1 of key information extraction, SROIE task 3 (arXiv:2103.10213). Departures:
-    nested forms, as in CORD.
+    A field is a value with its path of keys, such as `menu.price` in {"menu": [{"price": ..}]}. Positions in a list do
+    not count. A field is correct if path and value are equal, the value after NFKC, case folding and collapsing white
+    space. Numbers are compared as written.
+
+    Source: entity F1 of key information extraction, SROIE task 3 (arXiv:2103.10213).
+    Departures: forms may be nested, as in CORD.
 
     Raises:
         Unscorable: the target has no field.
@@ -112,8 +115,9 @@ def fields(response: Response, sample: Sample) -> RewardValue:
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     answers = Counter(_iter_leaves(response.answer.value))
-    right, of = (answers & targets).total(), (answers.total(), targets.total())
-    return RewardValue(2.0 * right / sum(of), f"{right} right of {of[0]} fields, expected {of[1]}")
+    correct, num_answers, num_targets = (answers & targets).total(), answers.total(), targets.total()
+    reason = f"{correct} right of {num_answers} fields, expected {num_targets}"
+    return RewardValue(2.0 * correct / (num_answers + num_targets), reason)
 
 
 def _best_over_targets(
@@ -123,30 +127,36 @@ def _best_over_targets(
     measure: Callable[[str, str], float],
     ignore_case: bool = False,
 ) -> RewardValue:
-    """Return the highest value of the answer over the targets."""
+    """Return the highest `measure` of the answer and a target. Among equal ones, the reason shows the first target."""
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     text = strings.normalize(response.answer.value)
     text = text.casefold() if ignore_case else text
-    value, target = max(((measure(text, target), target) for target in targets), key=lambda pair: pair[0])
+    values = [measure(text, target) for target in targets]
+    value = max(values)
+    target = targets[values.index(value)]
     return RewardValue(value, f"{name} {value:.2f}: {strings.excerpt(text)}, expected {strings.excerpt(target)}")
 
 
 def _fold_case(targets: Sequence[str], ignore_case: bool) -> Sequence[str]:
+    """Return the targets in folded case if `ignore_case`, else unchanged."""
     return [target.casefold() for target in targets] if ignore_case else targets
 
 
 def _one_minus_error_rate(answer: Sequence[Hashable], target: Sequence[Hashable]) -> float:
-    most = len(target)  # edits after which there is nothing left to earn, so that rambling costs no time
-    return max(0.0, 1.0 - Levenshtein.distance(answer, target, score_cutoff=most) / most)
+    """Return max(0, 1 - Levenshtein(answer, target) / len(target))."""
+    # The value is 0 from this distance on, so a rambling answer need not be compared to its end.
+    max_distance = len(target)
+    return max(0.0, 1.0 - Levenshtein.distance(answer, target, score_cutoff=max_distance) / max_distance)
 
 
 def _keep_alphanumeric(text: str) -> str:
+    """Return the letters and digits of a text in folded case."""
     return "".join(filter(str.isalnum, text.casefold()))
 
 
 def _iter_leaves(form: object) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Path and value of everything in a form that is neither object nor list."""
+    """Yield path and normalised value of everything in a form that is neither object nor list."""
     waiting: list[tuple[tuple[str, ...], object]] = [((), form)]
     while waiting:
         path, value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Rewards for pointing. Distances are measured in px_original, as shares of the picture's diagonal."""
+"""Rewards for points. Distances are measured in px_original, as fractions of the image's diagonal."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import reward, target_value
 
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]  # fraction of the image's diagonal
 
 
 @reward(name="point_in_box", answer_types=(AnswerType.POINT, AnswerType.BOX))
 def in_box(response: Response, sample: Sample, *, column: str = "box") -> RewardValue:
-    """1 if the answer's point lies in the right box, edges included, else 0.
+    """Return 1 if the answer's point lies in the target's box, edges included, else 0.
 
-    A target of kind `point` has its box in `sample.meta[column]`, in the target's frame. A target of kind `box` is
-    answered with a box, whose centre is the point. Source: ScreenSpot's click accuracy (arXiv:2401.10935).
-    Departures: none; mind that the centre of a picture is the centre of a box around all of it.
+    For a target of type `point`, the box is in `sample.meta[column]`, in the target's coordinate system. A target of
+    type `box` is answered with a box, whose centre is the point.
+
+    Source: ScreenSpot's click accuracy (arXiv:2401.10935).
+    Departures: none. A box around the whole image counts as a click on the image's centre.
 
     Raises:
-        Unscorable: there is no box of four finite numbers with x1 < x2, y1 < y2, no frame or no medium.
+        Unscorable: there is no box of four finite numbers with x1 < x2 and y1 < y2, or the target has no coordinate
+            system, or its image or video does not exist.
     """
-    corners = (
-        target_value(sample, AnswerType.BOX)
-        if sample.target.answer_type is AnswerType.BOX
-        else _parse_box(_read_column(sample, AnswerType.POINT, column))
-    )
-    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
-    x1, y1, x2, y2 = geometry.to_pixels(resize, corners, frame)
+    if sample.target.answer_type is AnswerType.BOX:
+        corners = target_value(sample, AnswerType.BOX)
+    else:
+        corners = _parse_box(_read_column(sample, AnswerType.POINT, column))
+    resize = geometry.resize_map(response, sample)
+    x1, y1, x2, y2 = geometry.to_pixels(resize, corners, geometry.target_coordinate_system(sample))
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     point = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
@@ -49,81 +51,109 @@ def in_box(response: Response, sample: Sample, *, column: str = "box") -> Reward
 def distance(
     response: Response, sample: Sample, *, falloff: Literal["gaussian", "linear"] = "gaussian", scale: Share = 0.05
 ) -> RewardValue:
-    """exp(-d^2 / (2 scale^2)) or max(0, 1 - d / scale), d the distance to the target over the picture's diagonal.
+    """Return exp(-d^2 / (2 scale^2)), or max(0, 1 - d / scale) if `falloff` is linear, in [0, 1].
 
-    Source: the Gaussian point reward of GUI-G2 (arXiv:2507.15846). Departures: one fixed scale, since a target point
-    has no size of its own; the linear form is this library's.
+    d is the distance to the target over the image's diagonal.
+
+    Source: the Gaussian point reward of GUI-G2 (arXiv:2507.15846).
+    Departures: the scale is fixed, because a target point has no size. The linear form is this library's own.
 
     Raises:
-        Unscorable: the target is not two finite numbers, or has no frame or no medium.
+        Unscorable: the target is not two finite numbers, or it has no coordinate system, or its image or video does not
+            exist.
     """
-    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
-    target = geometry.to_pixels(resize, target_value(sample, AnswerType.POINT), frame)
+    resize = geometry.resize_map(response, sample)
+    coordinate_system = geometry.target_coordinate_system(sample)
+    target = geometry.to_pixels(resize, target_value(sample, AnswerType.POINT), coordinate_system)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     point = geometry.to_pixels(resize, response.answer.value, response.coordinate_system)
     d = hypot(point[0] - target[0], point[1] - target[1]) / hypot(*resize.original)
     value = exp(-((d / scale) ** 2) / 2) if falloff == "gaussian" else max(0.0, 1.0 - d / scale)
-    return RewardValue(
-        value, f"{d:.1%} off: {geometry.format_coordinates(point)} vs {geometry.format_coordinates(target)} px_original"
-    )
+    points = f"{geometry.format_coordinates(point)} vs {geometry.format_coordinates(target)}"
+    return RewardValue(value, f"{d:.1%} off: {points} px_original")
 
 
 @reward(name="points_f1", answer_types=(AnswerType.POINTS,))
 def f1(response: Response, sample: Sample, *, radius: Share = 0.025) -> RewardValue:
-    """2 matched / (answers + targets), matched one to one, same label, at most `radius` of the diagonal apart.
+    """Return 2 matched / (answers + targets), in [0, 1], over a one-to-one matching of points.
+
+    Two points can match if their labels agree and they are at most `radius` of the image's diagonal apart. A target
+    without a label matches any label. If the target has no points, an empty answer earns 1.
 
     Source: the Hungarian-matched points of VisionReasoner (arXiv:2505.12081), 30 px on 840 x 840, which is 0.025.
-    Departures: as many pairs as can be are matched, and each point too many or too few costs, as F1 does; a target
-    without a label takes any. No points at all are right where there are none.
+    Departures: the number of matched pairs is maximised, and F1 makes superfluous and missing points cost.
 
     Raises:
-        Unscorable: the target is not a list of points of two finite numbers, or has no frame or no medium.
+        Unscorable: the target is not a list of points of two finite numbers, or it has no coordinate system, or its
+            image or video does not exist.
     """
     targets = target_value(sample, AnswerType.POINTS)
-    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
-    expected = geometry.regions_to_pixels(resize, targets, frame)
+    resize = geometry.resize_map(response, sample)
+    target_points = geometry.regions_to_pixels(resize, targets, geometry.target_coordinate_system(sample))
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
-    given = geometry.regions_to_pixels(resize, answers, response.coordinate_system)
-    near = _pairwise_distances(given, expected) <= radius * hypot(*resize.original)
+    answer_points = geometry.regions_to_pixels(resize, answers, response.coordinate_system)
+    near = _pairwise_distances(answer_points, target_points) <= radius * hypot(*resize.original)
     labels = matching.match_labels([answer.label for answer in answers], [target.label for target in targets])
-    found = matching.match_one_to_one((near & labels).astype(np.float64))
-    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    matched = matching.match_one_to_one((near & labels).astype(np.float64))
+    return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
 
 
 @reward(name="points_in_region", answer_types=(AnswerType.POINTS,))
 def in_region(response: Response, sample: Sample, *, column: str = "region") -> RewardValue:
-    """The share of the answer's points that lie inside a region: polygons, in `sample.meta[column]`.
+    """Return the fraction of the answer's points that lie inside the region in `sample.meta[column]`.
 
-    The region is a list of polygons, each a list of [x, y] in the target's frame, such as the outline of a mask; a
-    point is inside if it is inside an odd number of them, so an inner outline cuts a hole. Source: the accuracy of
-    RoboPoint (arXiv:2406.10721) on affordances. Departures: polygons instead of pixel masks; equal points count
-    once, so that repeating a sure one is no way to outweigh the others.
+    The region is a list of polygons, each a list of [x, y] in the target's coordinate system, such as the outline of a
+    mask. A point is inside if an odd number of polygons contain it, so an inner outline cuts a hole.
+
+    Source: the accuracy of RoboPoint (arXiv:2406.10721) on affordances.
+    Departures: the region is polygons instead of a pixel mask. Equal points count once, because otherwise repeating a
+    safe point would outweigh the others.
 
     Raises:
-        Unscorable: the target is of another kind, there is no such region, or no frame or no medium.
+        Unscorable: the target has another type, there is no such region, the target has no coordinate system, or its
+            image or video does not exist.
     """
     polygons = _parse_polygons(_read_column(sample, AnswerType.POINTS, column))
-    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
-    region = [[geometry.to_pixels(resize, vertex, frame) for vertex in polygon] for polygon in polygons]
+    resize = geometry.resize_map(response, sample)
+    coordinate_system = geometry.target_coordinate_system(sample)
+    region = []
+    for polygon in polygons:
+        region.append([geometry.to_pixels(resize, vertex, coordinate_system) for vertex in polygon])
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     points = set(geometry.regions_to_pixels(resize, response.answer.value, response.coordinate_system))
-    inside = sum(sum(geometry.point_in_polygon(point, polygon) for polygon in region) % 2 for point in points)
+    inside = sum(_is_in_region(point, region) for point in points)
     return RewardValue(inside / len(points) if points else 0.0, f"{inside} of {len(points)} points inside the region")
 
 
+def _is_in_region(point: Sequence[float], region: Sequence[Sequence[Sequence[float]]]) -> bool:
+    """Return True if an odd number of the region's polygons contain the point."""
+    num_containing = sum(geometry.point_in_polygon(point, polygon) for polygon in region)
+    return num_containing % 2 == 1
+
+
 def _read_column(sample: Sample, answer_type: AnswerType, column: str) -> object:
-    """What the sample's row says beside its target, which must be of this kind."""
+    """Return a column of the sample's row, after checking that the target has this type.
+
+    Raises:
+        Unscorable: the target has another type or is invalid, or the row has no such column.
+    """
     target_value(sample, answer_type)
     if column not in sample.meta:
-        raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
+        columns = ", ".join(map(repr, sample.meta)) or "none"
+        raise Unscorable(f"the sample has no column {column!r}; it has {columns}")
     return sample.meta[column]
 
 
 def _parse_box(corners: object) -> tuple[float, ...]:
+    """Return a column's box.
+
+    Raises:
+        Unscorable: the column holds no box.
+    """
     try:
         return geometry.parse_box(corners)
     except ValueError as error:
@@ -131,19 +161,27 @@ def _parse_box(corners: object) -> tuple[float, ...]:
 
 
 def _parse_polygons(region: object) -> list[list[tuple[float, ...]]]:
+    """Return the polygons of a region, each a list of (x, y).
+
+    Raises:
+        Unscorable: the region is not a list of polygons with three valid vertices or more.
+    """
     if not isinstance(region, list | tuple) or not region:
         raise Unscorable(f"the region {region!r:.80} is not a list of polygons")
     for polygon in region:
         if not isinstance(polygon, list | tuple) or len(polygon) < 3:
             raise Unscorable(f"the polygon {polygon!r:.80} is not a list of three points or more")
+    polygons = []
     try:
-        return [[validate_value(AnswerType.POINT, vertex) for vertex in polygon] for polygon in region]
+        for polygon in region:
+            polygons.append([validate_value(AnswerType.POINT, vertex) for vertex in polygon])
     except ValueError as error:
         raise Unscorable(f"the region {region!r:.80} has a vertex that is {error}") from error
+    return polygons
 
 
 def _pairwise_distances(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> matching.Matrix:
-    """Euclidean distance of every point of `a` to every point of `b`."""
+    """Return the Euclidean distance of every point of `a` to every point of `b`, [len(a), len(b)] float64."""
     left = np.asarray(a, dtype=np.float64).reshape(-1, 1, 2)
     right = np.asarray(b, dtype=np.float64).reshape(1, -1, 2)
     offsets = left - right

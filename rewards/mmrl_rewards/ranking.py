@@ -1,8 +1,8 @@
-"""Rewards for rankings: the best first.
+"""Rewards for rankings, the best first.
 
-A target of kind `list` names what is relevant, in any order; the answer ranks what it likes, and a name that stands
-twice is worth nothing the second time. A target of kind `permutation` is the right order of everything: there every
-answer finds all, so what a random order earns on average is taken off, (value - chance) / (1 - chance), at least 0.
+A target of type `list` names the relevant items in any order. The answer ranks items, and a repeated item earns nothing
+the second time. A target of type `permutation` is the correct order of all items. Every such answer contains all items,
+so the mean value of a random order, the chance level, is subtracted: (value - chance) / (1 - chance), at least 0.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ANSWER_TYPES = (AnswerType.LIST, AnswerType.PERMUTATION)
 
 
 class RankingTarget(NamedTuple):
-    """The relevant items, and for a permutation the number of items to rank."""
+    """Holds the items that a ranking is compared with."""
 
-    relevant: tuple[str, ...]
-    num_items: int | None
+    relevant: tuple[str, ...]  # for a permutation, all items in the correct order
+    num_items: int | None  # number of items to rank, for a permutation; None for a list
 
     def make_term(self, name: str, value: float, chance: float) -> RewardValue:
-        """`value`, less what chance earns where the answer is an order of everything."""
+        """Return `value`, for a permutation rescaled so that `chance` earns 0, with a reason."""
         if self.num_items is None:
             return RewardValue(value, f"{name} {value:.2f} for {len(self.relevant)} relevant")
         above = max(0.0, (value - chance) / (1.0 - chance))
@@ -37,78 +37,89 @@ class RankingTarget(NamedTuple):
 
 @reward(name="ndcg", answer_types=_ANSWER_TYPES)
 def ndcg(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
-    """DCG@k / the best DCG@k, DCG@k = the sum over ranks i <= k of gain / log2(i + 1).
+    """Return DCG@k / the best DCG@k, in [0, 1], where DCG@k is the sum over ranks i <= k of gain / log2(i + 1).
 
-    The gain is 1 for what is relevant; in a permutation of n, n - i for what belongs at rank i. Source: Järvelin and
-    Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL (arXiv:2505.22019). Departures:
-    the treatment of repeats and of permutations stated above.
+    The gain is 1 for a relevant item. In a permutation of n items it is n - i for the item that belongs at rank i.
+
+    Source: Järvelin and Kekäläinen 2002, 2.2, with the discount of Burges et al. 2005; as reward in VRAG-RL
+    (arXiv:2505.22019).
+    Departures: repeats and permutations are treated as the module states.
 
     Raises:
-        Unscorable: the target has nothing relevant, names something twice, or is a permutation of one.
+        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
-    wanted = _ranking_target(sample)
+    target = _ranking_target(sample)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    worth = (
-        [1.0] * len(wanted.relevant)
-        if wanted.num_items is None
-        else [wanted.num_items - i for i in range(1, wanted.num_items)]
-    )
-    gains = dict(zip(wanted.relevant, worth, strict=False))
-    best = _dcg(worth, k)
+    best_gains: list[float] = [1.0] * len(target.relevant)
+    if target.num_items is not None:
+        best_gains = list(range(target.num_items - 1, 0, -1))
+    gains = dict(zip(target.relevant, best_gains, strict=False))
+    best = _dcg(best_gains, k)
     found = _dcg([gains.get(name, 0.0) for name in _blank_repeats(response.answer.value)], k)
-    chance = _dcg([sum(worth) / wanted.num_items] * wanted.num_items, k) / best if wanted.num_items else 0.0
-    return wanted.make_term(f"NDCG@{k}", found / best, chance)
+    chance = 0.0
+    if target.num_items:
+        # In a random order, every rank has the mean gain.
+        chance = _dcg([sum(best_gains) / target.num_items] * target.num_items, k) / best
+    return target.make_term(f"NDCG@{k}", found / best, chance)
 
 
 @reward(name="mrr", answer_types=_ANSWER_TYPES)
 def mrr(response: Response, sample: Sample, *, k: Depth = 10) -> RewardValue:
-    """1 / the rank of the first that is relevant, 0 beyond rank k; in a permutation, the rank of what belongs first.
+    """Return 1 / rank of the first relevant item, 0 beyond rank k. In a permutation, only the first item is relevant.
 
     Source: the reciprocal rank of TREC-8 question answering (Voorhees 1999), MRR@10 of MS MARCO (arXiv:1611.09268).
-    Departures: the treatment of permutations stated above.
+    Departures: permutations are treated as the module states.
 
     Raises:
-        Unscorable: the target has nothing relevant, names something twice, or is a permutation of one.
+        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
     """
-    wanted = _ranking_target(sample)
+    target = _ranking_target(sample)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    relevant = wanted.relevant if wanted.num_items is None else wanted.relevant[:1]
-    ranks = [rank for rank, name in enumerate(_blank_repeats(response.answer.value)[:k], 1) if name in relevant]
-    chance = (
-        sum(1.0 / rank for rank in range(1, min(k, wanted.num_items) + 1)) / wanted.num_items
-        if wanted.num_items
-        else 0.0
-    )
-    return wanted.make_term(f"MRR@{k}", 1.0 / ranks[0] if ranks else 0.0, chance)
+    relevant = target.relevant if target.num_items is None else target.relevant[:1]
+    reciprocal_rank = 0.0
+    for rank, name in enumerate(_blank_repeats(response.answer.value)[:k], 1):
+        if name in relevant:
+            reciprocal_rank = 1.0 / rank
+            break
+    chance = 0.0
+    if target.num_items:
+        chance = sum(1.0 / rank for rank in range(1, min(k, target.num_items) + 1)) / target.num_items
+    return target.make_term(f"MRR@{k}", reciprocal_rank, chance)
 
 
 @reward(name="recall", answer_types=_ANSWER_TYPES)
 def recall(response: Response, sample: Sample, *, k: Depth | None = None) -> RewardValue:
-    """The share of the relevant that stands in the first k of the answer; in a permutation, of the k that belong there.
+    """Return the fraction of the relevant items that are in the first k of the answer.
 
-    Without `k`: as many as are relevant, so that listing everything does not pay; half of a permutation. Source:
-    recall@k of information retrieval; without k, R-precision (Manning et al. 2008, 8.4). Departures: the treatment of
-    permutations stated above.
+    In a permutation, the first k items of the target are relevant. Without `k`, k is the number of relevant items, so
+    that listing everything does not pay, and half of the items of a permutation.
+
+    Source: recall@k of information retrieval; without k, R-precision (Manning et al. 2008, 8.4).
+    Departures: permutations are treated as the module states.
 
     Raises:
-        Unscorable: the target has nothing relevant, names something twice, or is a permutation of k or fewer.
+        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of k or fewer.
     """
-    wanted = _ranking_target(sample)
-    depth = k or (len(wanted.relevant) if wanted.num_items is None else wanted.num_items // 2)
-    if wanted.num_items is not None and depth >= wanted.num_items:
-        raise Unscorable(f"the first {depth} of {wanted.num_items} are all in any order")
+    target = _ranking_target(sample)
+    depth = k or (len(target.relevant) if target.num_items is None else target.num_items // 2)
+    if target.num_items is not None and depth >= target.num_items:
+        raise Unscorable(f"the first {depth} of {target.num_items} are all in any order")
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    relevant = set(wanted.relevant if wanted.num_items is None else wanted.relevant[:depth])
+    relevant = set(target.relevant if target.num_items is None else target.relevant[:depth])
     found = len(relevant.intersection(_blank_repeats(response.answer.value)[:depth]))
-    return wanted.make_term(
-        f"recall@{depth}", found / len(relevant), depth / wanted.num_items if wanted.num_items else 0.0
-    )
+    chance = depth / target.num_items if target.num_items else 0.0
+    return target.make_term(f"recall@{depth}", found / len(relevant), chance)
 
 
 def _ranking_target(sample: Sample) -> RankingTarget:
+    """Return the target's items.
+
+    Raises:
+        Unscorable: the target has nothing relevant, names an item twice, or is a permutation of one.
+    """
     if sample.target.answer_type is AnswerType.PERMUTATION:
         order = target_value(sample, AnswerType.PERMUTATION)
         if len(order) < 2:
@@ -130,8 +141,10 @@ def _blank_repeats(answer: Sequence[object]) -> list[str]:
 
 
 def _normalize_name(entry: object) -> str:
+    """Return an item's name, normalised and in folded case."""
     return strings.normalize(str(entry)).casefold()
 
 
 def _dcg(gains: Sequence[float], k: int) -> float:
+    """Return the discounted cumulative gain of the first k ranks."""
     return sum(gain / log2(rank + 1) for rank, gain in enumerate(gains[:k], 1))

@@ -1,8 +1,8 @@
-"""Rewards for text that is drawn: SVG, formulas, pages, programs that plot. Compared are the pictures.
+"""Rewards for text that is drawn: SVG, formulas, pages, programs that plot. The rewards compare the images.
 
-Most of a drawing is empty, so that a blank page is much like any other. What counts is therefore how far a picture
-gets beyond a plain page: (s - s0) / (1 - s0), clipped at 0, s its likeness to the target's picture and s0 that of the
-best plain page, white or of the target's median colour. A plain page earns 0, the very picture 1.
+Most of a drawing is empty, so a blank page resembles any drawing. The value is therefore how far an image gets beyond a
+blank page: (s - s0) / (1 - s0), clipped at 0. s is its similarity to the target's image. s0 is that of the best blank
+page, which is white or has the target's median colour. A blank page earns 0 and the target's image 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SidePixels = Annotated[int, Field(ge=32, le=1024)]
 SimilarityFn = Callable[[ImageArray, ImageArray], float]
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
-_SSIM_WINDOW = 11
+_SSIM_WINDOW = 11  # side in pixels; SSIM needs images at least as large
 _MAX_REASON_CHARS = 80
 
 
@@ -36,15 +36,18 @@ def svg(
     encoder: str | None = None,
     limits: DrawingLimits = DrawingLimits(),  # noqa: B008 - frozen
 ) -> RewardValue:
-    """How far the drawing gets beyond a plain page in likeness to the target, both drawn on `side` x `side` pixels.
+    """Return the similarity of the drawing and the target beyond a blank page, in [0, 1].
 
-    Likeness is SSIM of the lightness, a Gaussian window of 11 with sigma 1.5, averaged; with `encoder`, a folder with a
-    timm backbone, the cosine of both embeddings. Source: Wang et al. 2004, eq. 13; the image term of the SVG reward of
-    Symbolic Graphics Programming (arXiv:2509.05208), DINO there. Departures: measured from the best plain page, as this
-    module says; drawn by resvg in one font, each drawing fitted into the square.
+    Both are drawn on `side` x `side` pixels. Similarity is the mean SSIM of the lightness, with a Gaussian window of 11
+    pixels and sigma 1.5. If `encoder` names a folder with a timm backbone, it is the cosine of both embeddings.
+
+    Source: Wang et al. 2004, eq. 13; the image term of the SVG reward of Symbolic Graphics Programming
+    (arXiv:2509.05208), which uses DINO.
+    Departures: the value is measured from the best blank page, as the module states. resvg draws with one font and fits
+    each drawing into the square.
 
     Raises:
-        Unscorable: the target is no SVG, cannot be drawn or draws a plain page; there is no backbone in `encoder`.
+        Unscorable: the target is not SVG, cannot be drawn or draws a blank page, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.SVG)
     paint = partial(_draw_cached, "svg", side=side, limits=limits)
@@ -59,14 +62,16 @@ def latex(
     encoder: str | None = None,
     limits: DrawingLimits = DrawingLimits(max_chars=4000),  # noqa: B008 - frozen
 ) -> RewardValue:
-    """How far the formula gets beyond a plain page in likeness to the target, both set in one size of type.
+    """Return the similarity of the formula and the target beyond a blank page, in [0, 1]. Both have one font size.
 
-    Likeness as in `svg`, both padded with white to the right and below to one size. Source: the rendered comparison
-    of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6. Departures: SSIM, measured from the best plain
-    page, as this module says; set by ziamath, a subset of LaTeX without packages or macros.
+    Similarity is as in `svg`. The smaller image is padded with white at the right and below.
+
+    Source: the rendered comparison of Table2LaTeX-RL (arXiv:2509.17589), which uses CW-SSIM above 0.6.
+    Departures: it is SSIM, measured from the best blank page, as the module states. ziamath draws a subset of LaTeX
+    without packages or macros.
 
     Raises:
-        Unscorable: the target is no formula, cannot be set or sets nothing; there is no backbone in `encoder`.
+        Unscorable: the target is not a formula, cannot be drawn or draws nothing, or `encoder` holds no backbone.
     """
     target = target_value(sample, AnswerType.LATEX)
     paint = partial(_draw_cached, "latex", side=0, limits=limits)
@@ -77,27 +82,32 @@ def latex(
 def page(
     response: Response, sample: Sample, *, renderer: ExternalRenderer | None = None, encoder: str | None = None
 ) -> RewardValue:
-    """How far a page gets beyond a plain one in likeness to the target, both drawn by the configured `renderer`.
+    """Return the similarity of a page and the target beyond a blank page, in [0, 1].
 
-    For HTML, whole LaTeX documents, programs that plot: answer and target are texts in its language. Likeness as in
-    `svg`. Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), CLIP there. Departures:
-    SSIM or the backbone given, measured from the best plain page, as this module says.
+    The configured `renderer` draws both. It is for HTML, whole LaTeX documents and programs that plot. Answer and
+    target are texts in the renderer's language. Similarity is as in `svg`.
+
+    Source: visual similarity of rendered code as in Design2Code (arXiv:2403.03163), which uses CLIP.
+    Departures: similarity is SSIM or the given backbone, measured from the best blank page, as the module states.
 
     Raises:
-        Unscorable: there is no renderer or it fails; the target is no text, cannot be drawn or draws a plain page.
+        Unscorable: there is no renderer or it fails, or the target is not text, cannot be drawn or draws a blank page.
     """
     if renderer is None:
         raise Unscorable("no renderer is configured: set args.renderer.command or args.renderer.endpoint.url")
     return _score_drawing(response, target_value(sample, AnswerType.TEXT), renderer.draw, _choose_similarity(encoder))
 
 
-def ssim(picture: ImageArray, target: ImageArray) -> float:
-    """Structural similarity of the lightness of two pictures of one size, in [-1, 1]."""
+def ssim(image: ImageArray, target: ImageArray) -> float:
+    """Return the structural similarity of the lightness of two images [height, width, 3] of one size, in [-1, 1].
+
+    Source: Wang et al. 2004, eq. 13. Departures: none.
+    """
     from skimage.metrics import structural_similarity
 
     return float(
         structural_similarity(
-            picture @ _LUMA,
+            image @ _LUMA,
             target @ _LUMA,
             data_range=255.0,
             gaussian_weights=True,
@@ -107,26 +117,33 @@ def ssim(picture: ImageArray, target: ImageArray) -> float:
     )
 
 
-def similarity_beyond_blank(picture: ImageArray, target: ImageArray, similarity: SimilarityFn) -> float:
-    """max(0, (s - s0) / (1 - s0)), as this module says; the plain pages are as large as the larger of both pictures.
+def similarity_beyond_blank(image: ImageArray, target: ImageArray, similarity: SimilarityFn) -> float:
+    """Return max(0, (s - s0) / (1 - s0)), as the module states.
+
+    Both images [height, width, 3] are padded to the larger height and width. The blank pages have that size.
 
     Raises:
-        Unscorable: a plain page is as good as the target.
+        Unscorable: a blank page is as similar to the target as the target itself.
     """
-    height, width, _ = np.maximum.reduce([picture.shape, target.shape, (_SSIM_WINDOW, _SSIM_WINDOW, 3)])
-    picture, target = _pad_with_white(picture, height, width), _pad_with_white(target, height, width)
-    usual = np.median(target, axis=(0, 1)).astype(np.uint8)
-    plain = max(
-        similarity(np.broadcast_to(colour, target.shape), target) for colour in (np.full_like(usual, 255), usual)
-    )
-    if plain >= 1.0:
+    height, width, _ = np.maximum.reduce([image.shape, target.shape, (_SSIM_WINDOW, _SSIM_WINDOW, 3)])
+    image, target = _pad_with_white(image, height, width), _pad_with_white(target, height, width)
+    median_colour = np.median(target, axis=(0, 1)).astype(np.uint8)
+    white_page = np.broadcast_to(np.full_like(median_colour, 255), target.shape)
+    median_page = np.broadcast_to(median_colour, target.shape)
+    blank = max(similarity(white_page, target), similarity(median_page, target))
+    if blank >= 1.0:
         raise Unscorable("the target draws next to nothing")
-    return min(1.0, max(0.0, (similarity(picture, target) - plain) / (1.0 - plain)))
+    return min(1.0, max(0.0, (similarity(image, target) - blank) / (1.0 - blank)))
 
 
 def _score_drawing(
     response: Response, target: str, draw_source: Callable[[str], ImageArray], similarity: SimilarityFn
 ) -> RewardValue:
+    """Draw answer and target, and return the answer's similarity beyond a blank page.
+
+    Raises:
+        Unscorable: the target cannot be drawn or draws a blank page.
+    """
     try:
         expected = draw_source(target)
     except DrawingError as error:
@@ -147,22 +164,31 @@ def _score_drawing(
 
 @lru_cache(maxsize=64)  # the target of a group is drawn once
 def _draw_cached(language: Literal["svg", "latex"], source: str, *, side: int, limits: DrawingLimits) -> ImageArray:
+    """Return the drawing [height, width, 3], uint8.
+
+    Raises:
+        DrawingError: the source cannot be drawn.
+    """
     return draw(language, source, side=side, limits=limits)
 
 
 def _choose_similarity(encoder: str | None) -> SimilarityFn:
+    """Return SSIM, or the cosine of embeddings if there is an encoder."""
     return ssim if encoder is None else partial(_embedding_cosine, encoder)
 
 
-def _embedding_cosine(encoder: str, picture: ImageArray, target: ImageArray) -> float:
-    return float(embed_image(encoder, picture) @ embed_image(encoder, target))
+def _embedding_cosine(encoder: str, image: ImageArray, target: ImageArray) -> float:
+    """Return the cosine of the embeddings of two images, in [-1, 1]."""
+    return float(embed_image(encoder, image) @ embed_image(encoder, target))
 
 
-def _pad_with_white(picture: ImageArray, height: int, width: int) -> ImageArray:
+def _pad_with_white(image: ImageArray, height: int, width: int) -> ImageArray:
+    """Return the image in the top left of a white page [height, width, 3]."""
     page = np.full((height, width, 3), 255, dtype=np.uint8)
-    page[: picture.shape[0], : picture.shape[1]] = picture
+    page[: image.shape[0], : image.shape[1]] = image
     return page
 
 
-def _is_blank(picture: ImageArray) -> bool:
-    return bool((picture == picture[0, 0]).all())
+def _is_blank(image: ImageArray) -> bool:
+    """Return True if all pixels have one colour."""
+    return bool((image == image[0, 0]).all())

@@ -1,4 +1,4 @@
-"""Does a JSON answer have the shape that was asked for?"""
+"""A reward for JSON answers that satisfy a JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _MAX_MESSAGE_CHARS: Final = 120
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema. Raise ValueError if it is not a JSON Schema."""
     _build_validator(json.dumps(schema))
     return schema
 
@@ -33,29 +34,39 @@ Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 def valid(
     response: Response, sample: Sample, *, schema: Schema | None = None, column: str | None = None
 ) -> RewardValue:
-    """1 if the JSON answer meets `schema`, or else the JSON Schema in `sample.meta[column]`; otherwise 0.
+    """Return 1 if the JSON answer satisfies the schema, else 0.
+
+    The schema is `schema`, or that in `sample.meta[column]` if `schema` is null. The values of the fields are not
+    compared with the target's, so combine it with a reward that does. A `pattern` can run forever on some texts, so a
+    call has a time limit.
 
     Source: JSON Schema 2020-12 (json-schema.org), or the draft that `$schema` names, by the library jsonschema.
-    Departures: `$ref` reaches no further than the schema itself; `format` is not checked. A `pattern` may take for ever
-    on some text, hence the deadline. It says nothing of what the fields hold: combine it with a reward that does.
+    Departures: `$ref` can only refer to the schema itself, and `format` is not checked.
 
     Raises:
-        Unscorable: there is no schema, it is none, or the target does not meet it.
+        Unscorable: there is no schema, it is invalid, or the target does not satisfy it.
     """
     target = target_value(sample, AnswerType.JSON)
     try:
         validator = _build_validator(json.dumps(_read_schema(sample, column) if schema is None else schema))
     except ValueError as error:
         raise Unscorable(f"column {column!r}: {error}") from error
-    if flaw := _first_violation(validator, target):
-        raise Unscorable(f"the target {target!r:.80} does not meet the schema: {flaw}")
+    target_violation = _first_violation(validator, target)
+    if target_violation:
+        raise Unscorable(f"the target {target!r:.80} does not meet the schema: {target_violation}")
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
-    flaw = _first_violation(validator, response.answer.value)
-    return RewardValue(float(not flaw), flaw or "meets the schema")
+    violation = _first_violation(validator, response.answer.value)
+    return RewardValue(float(not violation), violation or "meets the schema")
 
 
 def _read_schema(sample: Sample, column: str | None) -> object:
+    """Return the schema in a sample's column, which holds it as JSON text or parsed.
+
+    Raises:
+        Unscorable: no column is named, or the sample lacks it.
+        ValueError: the text is not JSON.
+    """
     if column is None:
         raise Unscorable("there is no schema: set args.schema, or args.column to the column that holds it")
     if column not in sample.meta:
@@ -69,7 +80,7 @@ def _build_validator(text: str) -> Validator:
     """Return the validator of a schema.
 
     Raises:
-        ValueError: it is no JSON Schema, or refers to a definition outside itself.
+        ValueError: the text is not a JSON Schema, or it refers to a definition outside itself.
     """
     schema = json.loads(text)
     if not isinstance(schema, Mapping):
@@ -89,15 +100,21 @@ def _build_validator(text: str) -> Validator:
 
 
 def _iter_references(schema: object) -> Iterator[str]:
+    """Yield the value of every `$ref` and `$dynamicRef` in a schema."""
+    inner: list[object] = []
     if isinstance(schema, Mapping):
-        yield from (schema[key] for key in ("$ref", "$dynamicRef") if isinstance(schema.get(key), str))
-        yield from (found for value in schema.values() for found in _iter_references(value))
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(schema.get(key), str):
+                yield schema[key]
+        inner = list(schema.values())
     elif isinstance(schema, list):
-        yield from (found for value in schema for found in _iter_references(value))
+        inner = schema
+    for value in inner:
+        yield from _iter_references(value)
 
 
 def _first_violation(validator: Validator, value: object) -> str:
-    """Return the first error of a value, or an empty string."""
+    """Return the message of the first violation, or "" if the value satisfies the schema."""
     try:
         error = next(iter(validator.iter_errors(value)), None)
     except RecursionError:

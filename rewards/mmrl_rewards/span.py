@@ -16,13 +16,15 @@ TimeSpan = tuple[float, float]
 
 @reward(name="span_iou", answer_types=(AnswerType.SPAN,))
 def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """Temporal intersection over union, |A & B| / |A | B|; with `threshold`, 1 if it is reached and else 0.
+    """Return the temporal intersection over union, |A & B| / |A | B|, in [0, 1].
 
-    Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1
-    (arXiv:2503.13377). Departures: none.
+    With `threshold`, in (0, 1], the value is 1 if tIoU reaches it and else 0.
+
+    Source: tIoU as in ActivityNet and TALL (arXiv:1705.02101); the soft form as reward in Time-R1 (arXiv:2503.13377).
+    Departures: none.
 
     Raises:
-        Unscorable: the target is not two finite numbers, 0 <= start < end.
+        Unscorable: the target is not two finite numbers with 0 <= start < end.
     """
     target = target_value(sample, AnswerType.SPAN)
     answer = response.answer.value
@@ -37,13 +39,17 @@ def iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | N
 
 @reward(name="span_aligned", answer_types=(AnswerType.SPAN,))
 def aligned(response: Response, sample: Sample, *, column: str = "duration") -> RewardValue:
-    """TIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), T the video's seconds in `sample.meta[column]`.
+    """Return tIoU x (1 - |start - start'| / T) x (1 - |end - end'| / T), in [0, 1].
 
-    Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377). Departures: no factor falls below 0, where an
-    answer far beyond the video would make two of them negative and their product a reward.
+    T is the length of the video in seconds, in `sample.meta[column]`.
+
+    Source: the timestamp-aware IoU of Time-R1 (arXiv:2503.13377).
+    Departures: no factor falls below 0. An answer far beyond the video would make two factors negative and their
+    product positive.
 
     Raises:
-        Unscorable: the target is not two finite numbers, 0 <= start < end, or the column holds no time that covers it.
+        Unscorable: the target is not two finite numbers with 0 <= start < end, or the column holds no length that
+            covers it.
     """
     target, seconds = target_value(sample, AnswerType.SPAN), sample.meta.get(column)
     if not isinstance(seconds, int | float) or not target[1] <= seconds < inf:
@@ -53,7 +59,8 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
     answer = response.answer.value
     if answer is None:
         return RewardValue(0.0, response.answer.problems[0])
-    start, end = (max(0.0, 1.0 - abs(a - b) / seconds) for a, b in zip(answer, target, strict=True))
+    start = max(0.0, 1.0 - abs(answer[0] - target[0]) / seconds)
+    end = max(0.0, 1.0 - abs(answer[1] - target[1]) / seconds)
     overlap = _temporal_iou(answer, target)
     reason = f"tIoU {overlap:.2f}, start {start:.2f}, end {end:.2f}: {_format_span(answer)} vs {_format_span(target)}"
     return RewardValue(overlap * start * end, reason)
@@ -61,10 +68,13 @@ def aligned(response: Response, sample: Sample, *, column: str = "duration") -> 
 
 @reward(name="spans_iou", answer_types=(AnswerType.SPANS,))
 def union_iou(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """|A & B| / |A | B| in seconds, A the time that any span of the answer covers and B any span of the target.
+    """Return |A & B| / |A | B| in seconds, in [0, 1].
 
-    With `threshold`, 1 if it is reached and else 0. Source: the Jaccard index of two sets of moments. Departures: none;
-    how the time is cut into spans does not matter here: see `f1`.
+    A is the time that the answer's spans cover and B the time that the target's spans cover. The division of that time
+    into spans has no effect, unlike in `f1`. With `threshold`, in (0, 1], the value is 1 if the IoU reaches it and else
+    0.
+
+    Source: the Jaccard index of two sets of moments. Departures: none.
 
     Raises:
         Unscorable: the target is not a list of at least one span.
@@ -81,10 +91,12 @@ def union_iou(response: Response, sample: Sample, *, threshold: geometry.Thresho
 
 @reward(name="spans_f1", answer_types=(AnswerType.SPANS,))
 def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | None = None) -> RewardValue:
-    """2 sum(tIoU of matched spans) / (answers + targets), over the best one-to-one matching.
+    """Return 2 sum(tIoU of matched spans) / (answers + targets), in [0, 1], over the best one-to-one matching.
 
-    With `threshold`, the usual F1: a pair counts 1 if tIoU >= threshold and else 0. Source: F1 is 2 P R / (P + R) with
-    precision and recall summed over soft matches; assignment by scipy. Departures: none.
+    With `threshold`, in (0, 1], it is the usual F1: a pair counts 1 if tIoU >= threshold and else 0.
+
+    Source: F1 is 2 P R / (P + R) with precision and recall summed over soft matches; assignment by scipy.
+    Departures: none.
 
     Raises:
         Unscorable: the target is not a list of at least one span.
@@ -93,13 +105,20 @@ def f1(response: Response, sample: Sample, *, threshold: geometry.Threshold | No
     answers = response.answer.value
     if answers is None:
         return RewardValue(0.0, response.answer.problems[0])
-    overlaps = np.array([[_temporal_iou(answer, target) for target in targets] for answer in answers], dtype=np.float64)
-    overlaps = overlaps.reshape(len(answers), len(targets))
-    found = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
-    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    rows = []
+    for answer in answers:
+        rows.append([_temporal_iou(answer, target) for target in targets])
+    overlaps = np.array(rows, dtype=np.float64).reshape(len(answers), len(targets))
+    matched = matching.match_one_to_one(overlaps if threshold is None else (overlaps >= threshold).astype(np.float64))
+    return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
 
 
 def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
+    """Return the target's spans.
+
+    Raises:
+        Unscorable: the target is not a list of at least one span.
+    """
     spans: Sequence[TimeSpan] = target_value(sample, AnswerType.SPANS)
     if not spans:
         raise Unscorable("the target has no spans")
@@ -107,13 +126,13 @@ def _target_spans(sample: Sample) -> Sequence[TimeSpan]:
 
 
 def _covered_iou(a: Sequence[TimeSpan], b: Sequence[TimeSpan]) -> float:
-    """Jaccard index of the time two lists of spans cover: |A & B| = |A| + |B| - |A | B|."""
+    """Return the Jaccard index of the time that two lists of spans cover, by |A & B| = |A| + |B| - |A | B|."""
     union = _covered_seconds([*a, *b])
     return min(1.0, max(0.0, (_covered_seconds(a) + _covered_seconds(b) - union) / union))
 
 
 def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
-    """Seconds that at least one of the spans covers."""
+    """Return the number of seconds that at least one of the spans covers."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -122,9 +141,11 @@ def _covered_seconds(spans: Sequence[TimeSpan]) -> float:
 
 
 def _temporal_iou(a: TimeSpan, b: TimeSpan) -> float:
+    """Return the intersection over union of two spans, in [0, 1]."""
     shared = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
     return shared / ((a[1] - a[0]) + (b[1] - b[0]) - shared)  # in this order it cannot round to more than 1
 
 
 def _format_span(span: TimeSpan) -> str:
+    """Return a span as text, for the reason of a reward."""
     return f"[{span[0]:g}, {span[1]:g}] s"

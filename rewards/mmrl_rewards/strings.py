@@ -1,4 +1,7 @@
-"""Text as rewards compare it: normalised, in words, against one right answer or several. Linear time throughout."""
+"""Text for rewards: normalised, split into words, and compared with one target or several.
+
+All functions take time linear in the text.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def normalize(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Words of letters and digits, in lower case and without punctuation; each ideograph and kana is one."""
+    """Return the words of letters and digits, in lower case without punctuation. Each ideograph and kana is a word."""
     return _WORD.findall(normalize(text).casefold())
 
 
@@ -39,11 +42,13 @@ def normalized_targets(sample: Sample, column: str | None) -> tuple[str, ...]:
     Raises:
         Unscorable: one is not text, or is empty once normalised; there is no such column, or it is no list.
     """
-    found = [target_value(sample, AnswerType.TEXT), *(() if column is None else _read_text_list(sample, column))]
-    normalised = tuple(map(normalize, found))
-    if "" in normalised:
-        raise Unscorable(f"the target {found[normalised.index('')]!r:.80} is empty once normalised")
-    return normalised
+    targets = [target_value(sample, AnswerType.TEXT)]
+    if column is not None:
+        targets.extend(_read_text_list(sample, column))
+    normalized = tuple(map(normalize, targets))
+    if "" in normalized:
+        raise Unscorable(f"the target {targets[normalized.index('')]!r:.80} is empty once normalised")
+    return normalized
 
 
 def excerpt(text: str, max_chars: int = 40) -> str:
@@ -52,6 +57,11 @@ def excerpt(text: str, max_chars: int = 40) -> str:
 
 
 def _read_text_list(sample: Sample, column: str) -> tuple[str, ...]:
+    """Return the list of texts in `sample.meta[column]`.
+
+    Raises:
+        Unscorable: there is no such column, or it is not a list.
+    """
     if column not in sample.meta:
         raise Unscorable(f"the sample has no column {column!r}; it has {', '.join(map(repr, sample.meta)) or 'none'}")
     try:

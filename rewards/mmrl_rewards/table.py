@@ -19,44 +19,47 @@ from mmrl_rewards.contract import reward, target_value
 CostMatrix = Sequence[Sequence[float]]
 
 _MAX_NODES = 1000
-_MARKDOWN_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")  # under the head of a Markdown table
+# The line under the head of a Markdown table.
+_MARKDOWN_RULE = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
 _PIPE = re.compile(r"(?<!\\)\|")
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
 class TableCell(NamedTuple):
-    """The text of a cell, and the number of columns and rows that it spans."""
+    """Holds a cell's text and size."""
 
-    text: str
-    colspan: int = 1
-    rowspan: int = 1
+    text: str  # normalised
+    colspan: int = 1  # columns that it spans
+    rowspan: int = 1  # rows that it spans
 
 
 class ParsedTable(NamedTuple):
-    """Rows of cells as written: a cell that spans several rows is listed in the first alone."""
+    """Holds a table as written."""
 
-    rows: tuple[tuple[TableCell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]  # a cell that spans several rows is only in the first
 
     @property
     def cells(self) -> list[TableCell]:
-        """The cells in reading order."""
+        """Return the cells in reading order."""
         return [cell for row in self.rows for cell in row]
 
     @property
     def num_nodes(self) -> int:
-        """The number of rows and cells."""
+        """Return the number of rows and cells."""
         return len(self.rows) + len(self.cells)
 
 
 @reward(name="teds", answer_types=(AnswerType.TEXT,))
 def teds(response: Response, sample: Sample, *, structure_only: bool = False) -> RewardValue:
-    """1 - edit distance of the two trees / the larger one's nodes; a table's nodes are its rows and cells.
+    """Return 1 - (edit distance of the two trees) / (nodes of the larger tree), in [0, 1]. Nodes are rows and cells.
 
-    Deleting or inserting a node costs 1; replacing a cell costs 1 where the spans differ, and else the normalised
-    Levenshtein distance of the texts (nothing with `structure_only`: TEDS-Struct). Source: TEDS of PubTabNet
-    (arXiv:1911.10683, eq. 1). Departures: thead, tbody and markup inside of cells are no nodes, th is td, so that
-    Markdown compares with HTML; an answer of more than twice the target's nodes earns 0.
+    Deleting or inserting a node costs 1. Replacing a cell costs 1 if the spans differ, and else the normalised
+    Levenshtein distance of the texts, or nothing with `structure_only`, which is TEDS-Struct.
+
+    Source: TEDS of PubTabNet (arXiv:1911.10683, eq. 1).
+    Departures: thead, tbody and markup inside cells are not nodes, and th equals td, so that Markdown can be compared
+    with HTML. An answer with more than twice the target's nodes earns 0.
 
     Raises:
         Unscorable: the target is not one table of 1 to 1000 nodes.
@@ -79,10 +82,10 @@ def teds(response: Response, sample: Sample, *, structure_only: bool = False) ->
 
 
 def parse_table(source: str) -> ParsedTable:
-    """The one table that stands in HTML or Markdown, in a fence or not; rows without cells are left out.
+    """Return the table in an HTML or Markdown text, with or without a code fence. Rows without cells are left out.
 
     Raises:
-        ValueError: there is no table, more than one, or something beside it.
+        ValueError: there is no table, more than one, or text beside it.
     """
     fenced = _FENCE.fullmatch(source.strip())
     source = (fenced[1] if fenced else source).strip()
@@ -94,9 +97,11 @@ def parse_table(source: str) -> ParsedTable:
 
 
 def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = False) -> float:
-    """The least cost of edits that turn one table's tree into the other's: Zhang and Shasha 1989 for trees of depth 2.
+    """Return the lowest cost of edits that turn one table's tree into the other's.
 
-    Nodes are taken in postorder, cells before their row, so a subtree is a run of nodes.
+    Nodes are in postorder, cells before their row, so a subtree is a run of nodes.
+
+    Source: Zhang and Shasha 1989. Departures: trees have depth 2, which needs no general recursion.
     """
     cells = _cell_replacement_costs(a.cells, b.cells, structure_only)
     own_a, own_b = _cells_per_node(a), _cells_per_node(b)
@@ -108,9 +113,12 @@ def tree_edit_distance(a: ParsedTable, b: ParsedTable, structure_only: bool = Fa
 
 
 def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[int]) -> float:
-    """Edit distance of two forests in postorder, given the costs of turning each subtree of one into each of the other.
+    """Return the edit distance of two forests in postorder.
 
-    `own` is how many nodes of its subtree come before a node.
+    Args:
+        costs: cost of turning each subtree of one forest into each subtree of the other.
+        own_a: for each node of the first forest, the number of nodes of its subtree before it.
+        own_b: the same for the second forest.
     """
     table: list[Sequence[float]] = [range(len(own_b) + 1)]
     before_b = [j - own for j, own in enumerate(own_b)]
@@ -125,7 +133,7 @@ def _forest_distance(costs: CostMatrix, own_a: Sequence[int], own_b: Sequence[in
 
 
 def _row_distances(a: ParsedTable, b: ParsedTable, cell_distances: CostMatrix) -> list[list[float]]:
-    """Distance of every row from every row, given that of every cell from every cell."""
+    """Return the distance of every row of `a` from every row of `b`, given the distances of their cells."""
     found: list[list[float]] = []
     start_a = 0
     for row_a in a.rows:
@@ -140,24 +148,34 @@ def _row_distances(a: ParsedTable, b: ParsedTable, cell_distances: CostMatrix) -
 
 
 def _cells_per_node(table: ParsedTable) -> NDArray[np.intp]:
-    """For each node in postorder, how many cells it has: 0 for a cell itself."""
-    return np.array([count for row in table.rows for count in (*[0] * len(row), len(row))], dtype=np.intp)
+    """Return the number of cells of each node in postorder, [nodes]: 0 for a cell."""
+    counts: list[int] = []
+    for row in table.rows:
+        counts += [0] * len(row)
+        counts.append(len(row))
+    return np.array(counts, dtype=np.intp)
 
 
 def _cell_replacement_costs(
     a: Sequence[TableCell], b: Sequence[TableCell], structure_only: bool
 ) -> NDArray[np.float64]:
-    """Cost of replacing each cell by each, (N, M)."""
+    """Return the cost of replacing each cell of `a` by each cell of `b`, [len(a), len(b)], in [0, 1]."""
     costs = np.zeros((len(a), len(b)))
     if not structure_only:
-        texts = [cell.text for cell in a], [cell.text for cell in b]
-        costs += cdist(*texts, scorer=Levenshtein.normalized_distance, dtype=np.float64)
-    spans_a, spans_b = (np.array([cell[1:] for cell in cells]) for cells in (a, b))
+        texts_a, texts_b = [cell.text for cell in a], [cell.text for cell in b]
+        costs += cdist(texts_a, texts_b, scorer=Levenshtein.normalized_distance, dtype=np.float64)
+    spans_a = np.array([cell[1:] for cell in a])
+    spans_b = np.array([cell[1:] for cell in b])
     costs[(spans_a[:, None] != spans_b[None]).any(axis=-1)] = 1.0
     return costs
 
 
 def _target_table(sample: Sample) -> ParsedTable:
+    """Return the target's table.
+
+    Raises:
+        Unscorable: the target is not one table of 1 to 1000 nodes.
+    """
     try:
         table = parse_table(target_value(sample, AnswerType.TEXT))
     except ValueError as error:
@@ -170,6 +188,11 @@ def _target_table(sample: Sample) -> ParsedTable:
 
 
 def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
+    """Return the rows of the one table in an HTML text.
+
+    Raises:
+        ValueError: there is no table, more than one, or text beside it.
+    """
     try:
         parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
         root = html.document_fromstring(_CONTROL_CHARS.sub("", source).encode(), parser=parser)
@@ -178,15 +201,19 @@ def _parse_html(source: str) -> list[tuple[TableCell, ...]]:
     tables = list(root.iter("table"))
     if len(tables) != 1:
         raise ValueError(f"{len(tables)} tables")
-    everything, inside = (" ".join(element.itertext()).split() for element in (root, tables[0]))
-    if everything != inside:
+    if " ".join(root.itertext()).split() != " ".join(tables[0].itertext()).split():
         raise ValueError("text beside the table")
-    return [tuple(_parse_html_cell(cell) for cell in row.iter("td", "th")) for row in tables[0].iter("tr")]
+    rows = []
+    for row in tables[0].iter("tr"):
+        rows.append(tuple(map(_parse_html_cell, row.iter("td", "th"))))
+    return rows
 
 
 def _parse_html_cell(element: html.HtmlElement) -> TableCell:
+    """Return the cell of a td or th element."""
     text = strings.normalize("".join(element.itertext()))
-    return TableCell(text, *(_parse_span(element.get(name, "1")) for name in ("colspan", "rowspan")))
+    colspan, rowspan = _parse_span(element.get("colspan", "1")), _parse_span(element.get("rowspan", "1"))
+    return TableCell(text, colspan, rowspan)
 
 
 def _parse_span(text: str) -> int:
@@ -195,6 +222,11 @@ def _parse_span(text: str) -> int:
 
 
 def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:
+    """Return the rows of a Markdown table.
+
+    Raises:
+        ValueError: the text is not one table.
+    """
     lines = [line.strip() for line in source.splitlines()]
     if len(lines) < 2 or not all("|" in line for line in lines) or not _MARKDOWN_RULE.fullmatch(lines[1]):
         raise ValueError("no table")
@@ -202,6 +234,7 @@ def _parse_markdown(source: str) -> list[tuple[TableCell, ...]]:
 
 
 def _parse_markdown_row(line: str) -> tuple[TableCell, ...]:
+    """Return the cells of a line. Pipes at its start and end are optional."""
     parts = _PIPE.split(line)
     start, end = not parts[0].strip(), len(parts) - (not parts[-1].strip())
     return tuple(TableCell(strings.normalize(part.replace(r"\|", "|"))) for part in parts[start:end])

@@ -1,6 +1,6 @@
-"""Rewards for text: equal to the target, sharing its words, or simply not repeating itself.
+"""Rewards for text: equality with the target, shared words, and few repetitions.
 
-`column` names the column of `sample.meta` that lists more right texts.
+If `column` names a column of `sample.meta`, it lists further correct texts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mmrl_rewards.contract import reward
 NgramOrder = Annotated[int, Field(ge=1, le=8)]
 NgramCounts = Counter[tuple[str, ...]]
 
-_MAX_CHARS = 400_000
+_MAX_CHARS = 400_000  # of a response that `repetition` reads
 
 
 @reward(name="text", answer_types=(AnswerType.TEXT,))
 def exact(response: Response, sample: Sample, *, column: str | None = None) -> RewardValue:
-    """1 if answer and target are equal after NFKC, case folding, stripping and collapsing white space, else 0.
+    """Return 1 if answer and target are equal after NFKC, case folding, stripping and collapsing white space, else 0.
 
-    Source: exact match as in SQuAD (arXiv:1606.05250, 6.1). Departures: articles and punctuation are kept; Unicode is
-    normalised.
+    Source: exact match as in SQuAD (arXiv:1606.05250, 6.1).
+    Departures: articles and punctuation are kept, and Unicode is normalised.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
@@ -44,15 +44,18 @@ def exact(response: Response, sample: Sample, *, column: str | None = None) -> R
 def rouge(
     response: Response, sample: Sample, *, variant: Literal["1", "2", "L"] = "L", column: str | None = None
 ) -> RewardValue:
-    """ROUGE-1, ROUGE-2 or ROUGE-L: F1 = 2 m / (words in the answer + words in the target).
+    """Return ROUGE-1, ROUGE-2 or ROUGE-L as F1 = 2 m / (n-grams in the answer + n-grams in the target), in [0, 1].
 
-    m counts the words (for 2: the pairs of neighbours) in both, each as often as in the one that has fewer, or for L is
-    the length of the longest common subsequence. Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4. Departures: F1,
-    since recall alone pays rambling; the best of several targets; no stemming; words of every script, each ideograph
-    one; an answer above 10 times the longest target's length + 1000 earns 0.
+    For variants 1 and 2, m counts the words or pairs of neighbouring words in both, each as often as in the text that
+    has fewer. For L, m is the length of the longest common subsequence of words.
+
+    Source: Lin 2004, eq. 1 and, with beta = 1, 2 to 4.
+    Departures: the value is F1, because recall alone rewards rambling. The best of several targets counts. Words are
+    not stemmed, and each ideograph is a word. An answer of more than 10 times the longest target's length + 1000
+    characters earns 0.
 
     Raises:
-        Unscorable: a target is not text, or has no word (for 2: no two).
+        Unscorable: a target is not text, or has no word (for variant 2, no two).
     """
     targets = strings.normalized_targets(sample, column)
     wanted = [strings.words(target) for target in targets]
@@ -63,9 +66,8 @@ def rouge(
         return refusal
     given = strings.words(response.answer.value)
     value = max(_rouge_f1(variant, given, target) for target in wanted)
-    return RewardValue(
-        value, f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, {_expected_text(targets)}"
-    )
+    reason = f"ROUGE-{variant} {value:.2f}: {strings.excerpt(response.answer.value)}, {_expected_text(targets)}"
+    return RewardValue(value, reason)
 
 
 @reward(name="bleu", answer_types=(AnswerType.TEXT,))
@@ -77,11 +79,12 @@ def bleu(
     tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
     column: str | None = None,
 ) -> RewardValue:
-    """BLEU of one sentence, n-grams up to `order`: brevity penalty * geometric mean of the n-gram precisions.
+    """Return BLEU of one sentence, in [0, 1]: brevity penalty * geometric mean of the n-gram precisions up to `order`.
 
     Source: Papineni et al. 2002, 2.3, as in sacrebleu (arXiv:1804.08771) with exponential smoothing and the effective
-    order, so that short sentences can reach 1. Departures: NFKC and collapsed white space come first; an answer above
-    10 times the longest target's length + 1000 earns 0.
+    order, so that short sentences can reach 1.
+    Departures: NFKC and collapsing white space come first. An answer of more than 10 times the longest target's length
+    + 1000 characters earns 0.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
@@ -102,10 +105,13 @@ def bleu(
 def chrf(
     response: Response, sample: Sample, *, word_order: Annotated[int, Field(ge=0, le=4)] = 0, column: str | None = None
 ) -> RewardValue:
-    """F-score of character n-grams up to 6, recall weighing twice as much; `word_order` 2 adds words: chrF++.
+    """Return the F-score of character n-grams up to 6, in [0, 1], with recall weighted twice.
 
-    Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771). Departures: NFKC and collapsed white space come
-    first; the best of several targets; an answer above 10 times the longest target's length + 1000 earns 0.
+    With `word_order` 2 it is chrF++.
+
+    Source: Popović 2015 and 2017, as in sacrebleu (arXiv:1804.08771).
+    Departures: NFKC and collapsing white space come first. The best of several targets counts. An answer of more than
+    10 times the longest target's length + 1000 characters earns 0.
 
     Raises:
         Unscorable: a target is not text, or is empty once normalised.
@@ -121,13 +127,13 @@ def chrf(
     return RewardValue(value, f"chrF {value:.2f}: {strings.excerpt(text)}, {_expected_text(targets)}")
 
 
-@reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # a penalty: silence is not fined
+@reward(name="repetition", low=-1.0, high=0.0, attack_tolerance=1.0)  # an empty response gets the maximum
 def repetition(response: Response, sample: Sample, *, order: Annotated[int, Field(ge=1, le=50)] = 6) -> RewardValue:
-    """-(1 - distinct / all) over the n-grams of `order` words in the whole response; 0 where there are none.
+    """Return -(1 - distinct / all) over the n-grams of `order` words in the response, in [-1, 0]; 0 if there are none.
 
-    Source: the n-gram penalty of Yeo et al. (arXiv:2502.03373), in the form of VLM-R1, n = 6. Departures: case and
-    punctuation do not make a word another; repeated boxes are left to `mmrl_rewards.detect`, which counts each box too
-    many; only the first 400 000 characters are looked at.
+    Source: the n-gram penalty of Yeo et al. (arXiv:2502.03373), in the form of VLM-R1, n = 6.
+    Departures: words are compared without case and punctuation. Repeated boxes are left to `mmrl_rewards.detect`, which
+    counts each superfluous box. Only the first 400 000 characters are read.
     """
     grams = _count_ngrams(strings.words(response.text[:_MAX_CHARS]), order)
     if not grams:
@@ -147,22 +153,25 @@ def _reject(response: Response, targets: Sequence[str]) -> RewardValue | None:
 
 
 def _rouge_f1(variant: str, answer: Sequence[str], target: Sequence[str]) -> float:
+    """Return the F1 of two texts, given as words, for ROUGE variant 1, 2 or L."""
     if variant == "L":
         common, total = LCSseq.similarity(answer, target), len(answer) + len(target)
     else:
-        given, wanted = _count_ngrams(answer, int(variant)), _count_ngrams(target, int(variant))
-        common, total = (given & wanted).total(), given.total() + wanted.total()
+        answer_ngrams, target_ngrams = _count_ngrams(answer, int(variant)), _count_ngrams(target, int(variant))
+        common, total = (answer_ngrams & target_ngrams).total(), answer_ngrams.total() + target_ngrams.total()
     return 2.0 * common / total
 
 
 def _count_ngrams(words: Sequence[str], order: int) -> NgramCounts:
+    """Return how often each run of `order` words occurs."""
     return Counter(zip(*(words[start:] for start in range(order)), strict=False))
 
 
 def _percent_to_fraction(percent: float) -> float:
-    """Return a percentage as a fraction of at most 1; rounding may carry a perfect score past 100."""
+    """Return a percentage as a fraction of at most 1, because rounding may carry a perfect score past 100."""
     return min(1.0, percent / 100.0)
 
 
 def _expected_text(targets: Sequence[str]) -> str:
+    """Return the first target as text, for the reason of a reward."""
     return f"expected {strings.excerpt(targets[0])}"

@@ -1,4 +1,4 @@
-"""Rewards for finding things in a video: where and when, and in which frames."""
+"""Rewards for finding things in a video: boxes over time, and frames."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from mmrl.types import AnswerType, Response, RewardValue, Sample, Unscorable
 from mmrl_rewards import geometry, matching
 from mmrl_rewards.contract import reward, target_value
 
-_MAX_SECONDS: Final = 1e6  # seconds
+_MAX_SECONDS: Final = 1e6
 _NUMERAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 BoxesByInstant = dict[int, tuple[float, ...]]
 
 
 @reward(name="tube", answer_types=(AnswerType.JSON,))
 def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=0.001)] = 1.0) -> RewardValue:
-    """The vIoU of boxes over time, sum over S_i of IoU / |S_u|: S_i the instants in both tubes, S_u those in either.
+    """Return the vIoU of boxes over time, in [0, 1]: sum over S_i of IoU / |S_u|.
 
-    Answer and target are JSON, [{"time": seconds, "bbox_2d": [x1, y1, x2, y2]}, ...], a box every `step` seconds; a
-    time stands for the nearest multiple of it. Source: VidSTG (arXiv:2001.06891). Departures: instants instead of
-    all frames, since a policy writes its boxes down; boxes are compared in px_original.
+    S_i are the instants in both tubes and S_u those in either. Answer and target are JSON, [{"time": seconds,
+    "bbox_2d": [x1, y1, x2, y2]}, ...], with a box every `step` seconds. A time stands for the nearest multiple of
+    `step`.
+
+    Source: VidSTG (arXiv:2001.06891).
+    Departures: instants replace frames, because a policy writes its boxes down. Boxes are compared in px_original.
 
     Raises:
-        Unscorable: the target is not such a list, has two boxes at one instant or none at all, no frame or no medium.
+        Unscorable: the target is not such a list, is empty or has two boxes at one instant, or it has no coordinate
+            system, or its image or video does not exist.
     """
     try:
         expected = _parse_tube(target_value(sample, AnswerType.JSON), step)
@@ -37,7 +41,7 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
         raise Unscorable(f"the target {error}") from error
     if not expected:
         raise Unscorable("the target has no boxes")
-    resize, frame = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
+    resize, target_system = geometry.resize_map(response, sample), geometry.target_coordinate_system(sample)
     if response.answer.value is None:
         return RewardValue(0.0, response.answer.problems[0])
     try:
@@ -45,25 +49,24 @@ def tube(response: Response, sample: Sample, *, step: Annotated[float, Field(ge=
     except ValueError as error:
         return RewardValue(0.0, f"the answer {error}")
     both = given.keys() & expected.keys()
-    overlaps = [
-        geometry.iou(
-            geometry.to_pixels(resize, given[instant], response.coordinate_system),
-            geometry.to_pixels(resize, expected[instant], frame),
-        )
-        for instant in sorted(both)
-    ]
+    overlaps = []
+    for instant in sorted(both):
+        answer_box = geometry.to_pixels(resize, given[instant], response.coordinate_system)
+        target_box = geometry.to_pixels(resize, expected[instant], target_system)
+        overlaps.append(geometry.iou(answer_box, target_box))
     value = sum(overlaps) / len(given.keys() | expected.keys())
-    return RewardValue(
-        value, f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}"
-    )
+    reason = f"vIoU {value:.2f}: {len(both)} instants shared of {len(given)}, expected {len(expected)}"
+    return RewardValue(value, reason)
 
 
 @reward(name="frames", answer_types=(AnswerType.LIST,))
 def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Field(ge=0.0)] = 0.0) -> RewardValue:
-    """F1 of the chosen frames (or seconds): 2 matched / (answers + targets), matched one to one within `tolerance`.
+    """Return the F1 of the chosen frames (or seconds): 2 matched / (answers + targets), in [0, 1].
 
-    Answer and target are lists of whole numbers, or of text that holds decimals. Source: F1 over a set. Departures:
-    naming a frame twice counts as two.
+    Numbers are matched one to one if they differ by at most `tolerance`. Answer and target are lists of whole numbers,
+    or of texts that hold decimals.
+
+    Source: F1 over a set. Departures: a frame that is named twice counts as two.
 
     Raises:
         Unscorable: the target is not a list of at least one number.
@@ -81,12 +84,16 @@ def frames(response: Response, sample: Sample, *, tolerance: Annotated[float, Fi
     except ValueError as error:
         return RewardValue(0.0, f"the answer {error}")
     near = np.abs(given[:, None] - expected[None, :]) <= tolerance
-    found = matching.match_one_to_one(near.astype(np.float64))
-    return RewardValue(found.f1, f"F1 {found.f1:.2f}: {found.summary}")
+    matched = matching.match_one_to_one(near.astype(np.float64))
+    return RewardValue(matched.f1, f"F1 {matched.f1:.2f}: {matched.summary}")
 
 
 def _parse_tube(value: object, step: float) -> BoxesByInstant:
-    """Boxes by instant, read from JSON."""
+    """Return the boxes of a tube by instant, a multiple of `step` seconds.
+
+    Raises:
+        ValueError: the value is not a list of times with boxes, or has two boxes at one instant.
+    """
     if not isinstance(value, list | tuple):
         raise ValueError(f'{value!r:.80} is not [{{"time": 0.0, "bbox_2d": [x1, y1, x2, y2]}}, ...]')
     boxes: BoxesByInstant = {}
@@ -103,10 +110,16 @@ def _parse_tube(value: object, step: float) -> BoxesByInstant:
 
 
 def _is_valid_time(value: float) -> bool:
+    """Return True for a number of seconds from 0 to `_MAX_SECONDS`."""
     return not isinstance(value, bool) and 0 <= value <= _MAX_SECONDS
 
 
 def _parse_numbers(items: Sequence[str]) -> NDArray[np.float64]:
+    """Return the numbers of frames, [len(items)].
+
+    Raises:
+        ValueError: a text is not a decimal number.
+    """
     for item in items:
         if not _NUMERAL.fullmatch(item):
             raise ValueError(f"{item!r:.80} is not the number of a frame")

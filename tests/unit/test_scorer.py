@@ -210,7 +210,7 @@ def test_check_passes_sound_samples():
             ),
             "not a box",
         ),
-        (Target(answer_type=AnswerType.BOX, value=(0, 0, 10, 10)), "what frame"),
+        (Target(answer_type=AnswerType.BOX, value=(0, 0, 10, 10)), "coordinate system"),
         (Target(answer_type=AnswerType.NUMBER, value=3), "the target is a number, this reward compares a box"),
     ],
 )
