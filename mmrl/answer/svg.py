@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import NoReturn
 from xml.parsers import expat
 
@@ -31,8 +32,8 @@ def check_svg(value: object) -> str:
     parser.StartElementHandler = checker.start_element
     parser.EndElementHandler = checker.end_element
     parser.CharacterDataHandler = checker.character_data
-    parser.StartDoctypeDeclHandler = lambda *_: _reject("a doctype")
-    parser.ProcessingInstructionHandler = lambda *_: _reject("a processing instruction")
+    parser.StartDoctypeDeclHandler = partial(_reject, "a doctype")
+    parser.ProcessingInstructionHandler = partial(_reject, "a processing instruction")
     try:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
@@ -81,5 +82,5 @@ class _SvgChecker:
             self._style = None
 
 
-def _reject(reason: str) -> NoReturn:
+def _reject(reason: str, *_: object) -> NoReturn:
     raise ValueError(f"an SVG with {reason}")

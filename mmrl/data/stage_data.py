@@ -9,7 +9,6 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
 from mmrl.data.check_stages import check_stage_has_samples, max_prompts_per_step
@@ -27,6 +26,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
+from mmrl.utils.seeds import derive_seed
 
 
 class StageData:

@@ -18,7 +18,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
@@ -36,6 +35,7 @@ from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
+from mmrl.utils.seeds import derive_seed
 
 _MAX_LISTED: Final = 5
 """Missing questions that a message names."""

@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
-from mmrl_rewards.cases import ErrorCatcher
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _MAX_REASON_CHARS = 2000

@@ -98,11 +98,9 @@ def text(
         left = int(rngs.layout.integers(image_px - ink.width + 1))
         top = int(rngs.layout.integers(image_px - ink.height + 1))
         canvas.paste(INK_COLOR, (left, top), ink.point(lambda level: round(level * contrast)))
+        question = choose_phrasing(rngs.layout, "Read the text.", "What is written here?")
         return RenderedSample(
-            parts=(
-                _add_noise(canvas, rngs.pixels, noise),
-                choose_phrasing(rngs.layout, "Read the text.", "What is written here?"),
-            ),
+            parts=(_add_noise(canvas, rngs.pixels, noise), question),
             target=Target(answer_type=AnswerType.TEXT, value=written),
             meta={"box": [left, top, left + ink.width, top + ink.height]},
         )

@@ -1,4 +1,4 @@
-"""Where a reader finds a value: in a column, in several, or in a template over columns."""
+"""Columns of a table: the value of a sample's field comes from one, from several, or from a template over them."""
 
 from __future__ import annotations
 

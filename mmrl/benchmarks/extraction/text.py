@@ -81,7 +81,7 @@ def answer_span(response: str) -> CharSpan | None:
 
     A response that first repeats its prompt answers behind that. None where thinking was opened and never closed.
     """
-    stops = [position for token in _STOP_TOKENS if (position := response.find(token)) >= 0]
+    stops = [response.find(token) for token in _STOP_TOKENS if token in response]
     end = min(stops, default=len(response))
     start = 0
     was_opened = was_closed = False

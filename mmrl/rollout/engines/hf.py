@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.policy.batch import collate_prompts, collate_responses
 from mmrl.policy.logits import compute_logprobs, sample_tokens
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
 from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
+from mmrl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import Cache

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.ports import PromptBuilder, Sampler
@@ -29,6 +28,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.seeds import derive_seed
 
 _DEFAULT_CROP_FRACTION = 0.5
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RewardScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
+from mmrl.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

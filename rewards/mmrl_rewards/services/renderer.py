@@ -126,7 +126,8 @@ class ExternalRenderer(BaseModel):
     def _check_one_renderer(self) -> ExternalRenderer:
         if (self.endpoint is None) == (not self.command):
             raise ValueError("give either `endpoint` or `command`")
-        if self.command and not all(any(word in part for part in self.command) for word in ("{input}", "{output}")):
+        command = " ".join(self.command)
+        if command and not ("{input}" in command and "{output}" in command):
             raise ValueError("the command names neither {input} nor {output}, or only one of them")
         return self
 
