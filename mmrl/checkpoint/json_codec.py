@@ -89,7 +89,7 @@ class _ValueEncoder:
         return {"$tuple": self._encode_items(values)}
 
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
-        if all(_is_plain_key(key) for key in mapping):
+        if all(map(_is_plain_key, mapping)):
             return {str(key): self.encode(value) for key, value in mapping.items()}
         return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 

@@ -79,7 +79,7 @@ class RewardGrader:
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
-        responses = [self._parse_response(prediction) for prediction in predictions]
+        responses = list(map(self._parse_response, predictions))
         samples = [self.samples[prediction.id] for prediction in predictions]
         scores = self.scorer.score(list(zip(responses, samples, strict=True)))
         return [

@@ -41,7 +41,7 @@ class TorchEngine:
         self._masters: list[torch.Tensor] = []
         self._masters_by_component: dict[Component, list[torch.Tensor]] = {}
         for component, own in parameters.items():
-            masters = [_master_weight(parameter) for parameter in own]
+            masters = list(map(_master_weight, own))
             self._parameters += own
             self._masters += masters
             self._masters_by_component[component] = masters

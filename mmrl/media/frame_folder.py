@@ -61,7 +61,7 @@ class FrameFolderReader:
                 raise MediaError(f"{self._path}: no such folder of frames; correct the path or restore it")
             files = list_frames(folder, self._roots)
             check_length(self._path, len(files), 0.0, self._limits)
-            return [self._frame_ref(file) for file in files]
+            return list(map(self._frame_ref, files))
         except OSError as error:
             raise unreadable_error(self._path, error) from error
         except UserError as error:

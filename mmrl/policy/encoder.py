@@ -139,7 +139,7 @@ class PromptEncoder:
         for token in self._special_tokens:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")
-        layouts = tuple(self._layout_media(ref) for ref in sample.media)
+        layouts = tuple(map(self._layout_media, sample.media))
         ids = self._tokenize_with_media(sample, layouts)
         if len(ids) > self._max_prompt_tokens:
             raise PromptTooLongError(

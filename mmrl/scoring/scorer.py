@@ -100,7 +100,7 @@ class RewardFunctionScorer:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        return self.score([_scoring_pair(rollout) for rollout in rollouts])
+        return self.score(list(map(_scoring_pair, rollouts)))
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""

@@ -151,7 +151,7 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:
     lines = []
     for group in groups:
-        lines += [json_line(row) for row in _group_rows(group, path.parent)]
+        lines += list(map(json_line, _group_rows(group, path.parent)))
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")

@@ -86,7 +86,7 @@ class MessageSocket:
         body_size, num_buffers = _HEADER.unpack(self._read(_HEADER.size))
         sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(num_buffers)]
         body = self._read(body_size)
-        return pickle.loads(body, buffers=[self._read(size) for size in sizes])
+        return pickle.loads(body, buffers=list(map(self._read, sizes)))
 
     def _read(self, size: int) -> bytearray:
         """Return the next `size` bytes, reading ahead only where that saves system calls."""

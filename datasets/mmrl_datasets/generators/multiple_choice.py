@@ -138,7 +138,7 @@ def _make_question(
     if topic == "count":
         count = len(scene)
         near = sorted((n for n in range(1, 7) if n != count), key=lambda n: (abs(n - count), rng.random()))
-        return _ChoiceQuestion("How many shapes are there?", str(count), [str(number) for number in near])
+        return _ChoiceQuestion("How many shapes are there?", str(count), list(map(str, near)))
     colours = [shape.name.split()[0] for shape in scene]
     if topic == "colour":
         form = scene[0].name.split()[1]

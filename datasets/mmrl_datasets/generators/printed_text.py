@@ -146,7 +146,7 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
 def _render_text(written: str, font_px: int, weight: float, angle: float) -> Image.Image:
     font = ImageFont.load_default(size=font_px * SUPERSAMPLING)
     stroke = round(weight * font_px * SUPERSAMPLING)
-    left, top, right, bottom = (int(side) for side in font.getbbox(written))
+    left, top, right, bottom = map(int, font.getbbox(written))
     sheet = Image.new("L", (right - left + 2 * stroke + 4, bottom - top + 2 * stroke + 4))
     ImageDraw.Draw(sheet).text(
         (2 + stroke - left, 2 + stroke - top), written, fill=255, font=font, stroke_width=stroke, stroke_fill=255

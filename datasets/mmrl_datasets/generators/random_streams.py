@@ -31,7 +31,7 @@ def make_rngs(seed: int, names: Sequence[str]) -> list[np.random.Generator]:
     hashed = b"".join(digest[: 4 * POOL_WORDS] for digest in digests)
     # SeedSequence splits a big integer into words, the lowest first.
     entropy = np.frombuffer(hashed, ">u4").reshape(-1, POOL_WORDS)[:, ::-1]
-    return [_make_rng(state) for state in _seed_states(entropy.astype(np.uint32))]
+    return list(map(_make_rng, _seed_states(entropy.astype(np.uint32))))
 
 
 def _make_rng(state: NDArray[np.uint64]) -> np.random.Generator:

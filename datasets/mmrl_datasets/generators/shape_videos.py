@@ -198,7 +198,7 @@ def visible_span(
     _check_distractors(distractors)
 
     def render(rngs: SampleRngs) -> RenderedSample:
-        first, end = sorted(int(edge) for edge in rngs.layout.permutation(frames + 1)[:2])
+        first, end = sorted(map(int, rngs.layout.permutation(frames + 1)[:2]))
         draw = partial(_draw_static_shapes, rngs.layout, range(first, end), distractors, settings)
         shapes = draw_composition(split_name, draw)
         question = f"From when to when is the {shapes[-1].shape.name} visible, in seconds?"

@@ -72,7 +72,7 @@ def corner_digits(
 
     def render(rngs: SampleRngs) -> RenderedSample:
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        chosen = [int(index) for index in rngs.layout.integers(len(handwriting), size=len(CORNERS))]
+        chosen = list(map(int, rngs.layout.integers(len(handwriting), size=len(CORNERS))))
         boxes = [_draw_box_inside(rngs.layout, zoom_box, digit_px) for zoom_box in zoom_boxes]
         written = paste_digits(canvas, handwriting, chosen, boxes)
         asked = int(rngs.layout.integers(len(CORNERS)))

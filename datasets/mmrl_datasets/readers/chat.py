@@ -137,7 +137,7 @@ def _read_fields(
 def _parse_turns(value: object) -> list[_Turn]:
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
-    return [_parse_turn(entry) for entry in value]
+    return list(map(_parse_turn, value))
 
 
 def _parse_turn(entry: object) -> _Turn:

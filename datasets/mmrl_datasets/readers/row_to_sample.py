@@ -388,5 +388,5 @@ def _to_json_value(value: object) -> object:
         case Mapping():
             return {str(key): _to_json_value(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_to_json_value(inner) for inner in value]
+            return list(map(_to_json_value, value))
     return str(value)

@@ -48,7 +48,7 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
     boxes = _INTEGER_BOX.findall(inner)
     if not boxes:
         return 0.0
-    corners = [float(number) for number in boxes[-1]]
+    corners = list(map(float, boxes[-1]))
     resize = image_resize_map(item, response)
     predicted = resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
     target = resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)

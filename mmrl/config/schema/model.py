@@ -193,7 +193,7 @@ class ModelConfig(StrictModel):
     @property
     def trainable_components(self) -> tuple[Component, ...]:
         """The components of which something is trained."""
-        reached = {_component_of(target) for target in self.lora.targets} if self.lora else set(COMPONENTS)
+        reached = set(map(_component_of, self.lora.targets)) if self.lora else set(COMPONENTS)
         return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
 
     def describe_training(self) -> str:

@@ -208,7 +208,7 @@ class VllmEngine:
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
                 sample_id = requests[number].rollout.prompt.sample.id
                 raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            completions.append([_parse_output(output) for output in finished[number].outputs])
+            completions.append(list(map(_parse_output, finished[number].outputs)))
         return completions
 
     def _wake_up(self) -> None:

@@ -130,12 +130,12 @@ class BlindProbe:
         The search starts at a place that derives from step and sample, so the result does not depend on the other
         prompts of the round or on the number of ranks. None if no sample fits.
         """
-        media_types = [type(ref) for ref in sample.media]
+        media_types = list(map(type, sample.media))
         count = len(self.swap_samples)
         start = derive_seed(step_name(self.options), step, sample.id) % max(count, 1)
         for offset in range(count):
             media = self.swap_samples[(start + offset) % count].media
-            if [type(ref) for ref in media] == media_types and media != sample.media:
+            if list(map(type, media)) == media_types and media != sample.media:
                 with suppress(PromptTooLongError):
                     return self._build_prompt(_replace_media(sample, media))
         return None

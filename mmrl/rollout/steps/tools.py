@@ -37,7 +37,7 @@ class ToolStep:
             UserError: a tool failed, and `on_error` is `stop`.
         """
         options = self.executor.options
-        groups = [list(group) for group in batch.groups]
+        groups = list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.

@@ -81,7 +81,7 @@ class ToolExecutor:
         Raises:
             UserError: a file that is to be shown has changed since the run started.
         """
-        calls = [self._parse_call(rollout) for rollout in rollouts]
+        calls = list(map(self._parse_call, rollouts))
         requests = []
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):

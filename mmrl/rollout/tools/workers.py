@@ -63,7 +63,7 @@ class ToolWorkers:
                 shared_imports=(),
             )
         futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
-        return [self._wait_for_result(future) for future in futures]
+        return list(map(self._wait_for_result, futures))
 
     def _wait_for_result(self, future: Future[ToolResult]) -> ToolResult:
         try:
