@@ -35,7 +35,9 @@ def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     """Draw one card for each sample, in two columns if there are more than two."""
     cards = list(map(_draw_card, views))
     columns = 1 if len(cards) < 3 else 2
-    rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
+    rows = []
+    for start in range(0, len(cards), columns):
+        rows.append(cards[start : start + columns])
     heights = list(map(_row_height, rows))
     extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
     sheet = Image.new("RGB", extent, "#eef1f5")

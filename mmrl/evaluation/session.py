@@ -219,7 +219,9 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
+    lines = []
+    for id, reason in [*missing.items()][:_MAX_LISTED]:
+        lines.append(f"  {id}: {reason}")
     if len(missing) > _MAX_LISTED:
         lines.append(f"  and {len(missing) - _MAX_LISTED} more")
     head = f"{len(missing)} of {num_questions} questions cannot be asked"

@@ -127,7 +127,9 @@ class DeepspeedModel:
                 return loss_gradient(loss(), parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
-        pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
+        pieces = []
+        for parameter in parameters:
+            pieces.append(safe_get_local_grad(parameter).clone())
         self.optimizer.zero_grad()
         return pieces
 
@@ -352,7 +354,10 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
     """
     for component, own in parameters.items():
         for matrices in (True, False):
-            members = [parameter for parameter in own if (parameter.ndim > 1) is matrices]
+            members = []
+            for parameter in own:
+                if (parameter.ndim > 1) is matrices:
+                    members.append(parameter)
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
 

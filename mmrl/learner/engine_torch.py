@@ -69,7 +69,9 @@ class TorchEngine:
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
         self._all_reduce_gradients()
-        norms = {component: _gradient_norm(masters) for component, masters in self._masters_by_component.items()}
+        norms = {}
+        for component, masters in self._masters_by_component.items():
+            norms[component] = _gradient_norm(masters)
         total = math.hypot(*norms.values())
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))

@@ -29,7 +29,9 @@ class FrameFolderReader:
         """
         self._path, self._roots, self._limits = ref.path, roots, limits
         self._frames = self._list_frames()
-        digests = {Path(frame.path).name: frame.sha256 for frame in self._frames}
+        digests = {}
+        for frame in self._frames:
+            digests[Path(frame.path).name] = frame.sha256
         check_digest(ref.path, compute_frames_digest(digests), ref.sha256)
         count = len(self._frames)
         check_length(ref.path, count, count / fps, limits)

@@ -195,11 +195,10 @@ def _call_reward_on_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sam
 
 
 def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
-    bad = [
-        f"{name} ({sample.target.answer_type}): {_error_text(got)}"
-        for name, sample, got in attempts
-        if isinstance(got, Exception)
-    ]
+    bad = []
+    for name, sample, got in attempts:
+        if isinstance(got, Exception):
+            bad.append(f"{name} ({sample.target.answer_type}): {_error_text(got)}")
     low, high = reward.reward.low, reward.reward.high
     return LintFinding("range", not bad, bad[0] if bad else f"{len(attempts)} values from {low:g} to {high:g}")
 
@@ -214,11 +213,10 @@ def _check_pickling(reward: BoundReward) -> LintFinding:
 
 def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
     """Check that a call gives the same value again, after other calls, and in another process."""
-    pairs = [
-        (_make_response(sample, text), sample)
-        for sample in samples
-        for text in (ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", "")
-    ]
+    pairs = []
+    for sample in samples:
+        for text in (ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
+            pairs.append((_make_response(sample, text), sample))
     back_and_forth = _run_in_process(partial(_call_reward_on_all, reward, pairs + pairs[::-1]))
     elsewhere = _run_in_process(partial(_call_reward_on_all, reward, pairs))
     if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
@@ -232,7 +230,9 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    pairs = [(_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
+    pairs = []
+    for sample in samples:
+        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
     found = _run_in_process(partial(_record_impure_calls, partial(_call_reward_on_all, reward, pairs)))
     if isinstance(found, Exception):
         return LintFinding("pure", False, _error_text(found))
@@ -279,7 +279,9 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
-    pairs = [(_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
+    pairs = []
+    for sample in samples:
+        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
     seconds = _run_in_process(partial(_slowest_seconds, reward, pairs))
     if isinstance(seconds, Exception):
         return LintFinding("speed", False, _error_text(seconds))

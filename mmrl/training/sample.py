@@ -120,7 +120,10 @@ def count_finished_steps(settings: SampleSettings) -> int:
     if not settings.table_path.exists():
         return 0
     lines = settings.table_path.read_bytes().splitlines(keepends=True)
-    complete = [line for line in lines if line.endswith(b"\n")]
+    complete = []
+    for line in lines:
+        if line.endswith(b"\n"):
+            complete.append(line)
     # The last step may have fewer rows than the others.
     if len(complete) == len(settings.samples) * settings.group_size:
         return settings.num_steps

@@ -133,10 +133,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
 
     def submit_all(self, payloads: Sequence[PayloadT], timeouts_s: Sequence[float | None]) -> list[Future[ResultT]]:
         """Submit calls together, so that they can be sent in batches. The futures raise as those of `submit`."""
-        tasks = [
-            _Task[Any](payload, timeout_s, self._make_error)
-            for payload, timeout_s in zip(payloads, timeouts_s, strict=True)
-        ]
+        tasks = []
+        for payload, timeout_s in zip(payloads, timeouts_s, strict=True):
+            tasks.append(_Task[Any](payload, timeout_s, self._make_error))
         self._queue.add(tasks)
         while len(self._threads) < min(self._num_workers, self._queue.num_submitted):
             arguments = (self._queue, self._workers, self._fork_each_call)

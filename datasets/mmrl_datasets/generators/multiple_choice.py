@@ -155,7 +155,10 @@ def _corner_of(shape: SceneObject, image_px: int) -> str:
 
 def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], shown: Sequence[str]) -> list[str]:
     """Return all words but the answer, which is `shown[0]`: the others that are shown, then the rest at random."""
-    rest = [word for word in words if word not in shown]
+    rest = []
+    for word in words:
+        if word not in shown:
+            rest.append(word)
     return [*shown[1:], *_shuffle(rng, rest)]
 
 

@@ -102,7 +102,9 @@ class ColumnTemplate:
             MissingColumnError: the row lacks a column.
             BadRowError: the template cannot be filled.
         """
-        values = {name: get_cell(cells, name) for name in self.required_columns}
+        values = {}
+        for name in self.required_columns:
+            values[name] = get_cell(cells, name)
         try:
             return self.template.render(values) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:

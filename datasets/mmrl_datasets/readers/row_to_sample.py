@@ -356,7 +356,9 @@ def _media_in_order(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
     only_videos = videos and not images
-    types = ["video" if only_videos else placeholder.media_type for placeholder in placeholders]
+    types = []
+    for placeholder in placeholders:
+        types.append("video" if only_videos else placeholder.media_type)
     for media_type, media in (("image", images), ("video", videos)):
         count = types.count(media_type)
         if count != len(media):

@@ -201,7 +201,10 @@ class ModelConfig(StrictModel):
         if self.lora:
             return self.lora.describe()
         trained = self.trainable_components
-        frozen = [component for component in COMPONENTS if component not in trained]
+        frozen = []
+        for component in COMPONENTS:
+            if component not in trained:
+                frozen.append(component)
         return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 

@@ -96,7 +96,10 @@ class HfSampler:
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> list[list[Rollout]]:
         """Return `group_size` rollouts for each prompt, in order."""
-        empty = [empty_rollout(prompt, index, sampling_params) for prompt in prompts for index in range(group_size)]
+        empty = []
+        for prompt in prompts:
+            for index in range(group_size):
+                empty.append(empty_rollout(prompt, index, sampling_params))
         rollouts = self.extend(empty, sampling_params, step=step)
         return [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
 

@@ -107,7 +107,9 @@ class VllmEngine:
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
-        inputs = [build_engine_input(request.rollout, self._processor) for request in requests]
+        inputs = []
+        for request in requests:
+            inputs.append(build_engine_input(request.rollout, self._processor))
         while True:
             try:
                 return self._generate_once(requests, inputs)

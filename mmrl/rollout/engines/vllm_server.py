@@ -273,5 +273,7 @@ def _choice_index(choice: Mapping[str, Any]) -> int:
 
 
 def _parse_choice(choice: Mapping[str, Any]) -> GeneratedTokens:
-    logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+    logps = []
+    for token in choice["logprobs"]["content"]:
+        logps.append(token["logprob"])
     return parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])

@@ -41,7 +41,9 @@ class ToolRunner:
 
     def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
-        loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
+        loaders = {}
+        for tool in options.tools:
+            loaders[tool.call_name] = partial(self.load_tool, tool)
         workers = ToolWorkers(list(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
