@@ -112,7 +112,7 @@ def make_read_only(harness: FaultHarness) -> Iterator[FaultRow]:
     yield FaultRow(
         "read-only run directory",
         "1",
-        "refused by name, exit code 2; then resumed; all bytes equal",
+        "refused with the path, exit code 2; then resumed; all bytes equal",
         lost + harness.finish_and_compare(),
     )
 
@@ -142,7 +142,7 @@ def corrupt_checkpoint(harness: FaultHarness) -> Iterator[FaultRow]:
         lost += [] if "is damaged" in harness.log_text else [f"nothing was said of {name} {how}"]
         tries += 1
     tried = f"{tries}: files lost, cut in half, one bit flipped"
-    yield FaultRow("corrupt checkpoint", tried, "a loud line, the one before used; all bytes equal", lost)
+    yield FaultRow("corrupt checkpoint", tried, "a warning, the checkpoint before it used; all bytes equal", lost)
 
 
 def change_config(harness: FaultHarness) -> Iterator[FaultRow]:
@@ -197,7 +197,7 @@ def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
     code = harness.run_to_end(prepare=jump)
     lost = [f"ended with {code}: {harness.log_text[-300:]}"] if code else find_differing_files(whole, harness.run_dir)
     shutil.rmtree(harness.run_dir)
-    yield FaultRow("clock jumps", "1", "resumed under clocks that jump at every look; all bytes equal", lost)
+    yield FaultRow("clock jumps", "1", "resumed under clocks that jump at every reading; all bytes equal", lost)
 
 
 FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {

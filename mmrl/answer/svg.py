@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import NoReturn
 from xml.parsers import expat
 
@@ -32,8 +31,8 @@ def check_svg(value: object) -> str:
     parser.StartElementHandler = checker.start_element
     parser.EndElementHandler = checker.end_element
     parser.CharacterDataHandler = checker.character_data
-    parser.StartDoctypeDeclHandler = partial(_reject, "a doctype")
-    parser.ProcessingInstructionHandler = partial(_reject, "a processing instruction")
+    parser.StartDoctypeDeclHandler = checker.start_doctype
+    parser.ProcessingInstructionHandler = checker.processing_instruction
     try:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
@@ -70,6 +69,12 @@ class _SvgChecker:
             if _EXTERNAL_REFERENCE.search(value):
                 _reject("a reference that leads out of the drawing")
 
+    def start_doctype(self, name: str, system_id: str | None, public_id: str | None, has_subset: bool) -> None:
+        _reject("a doctype")
+
+    def processing_instruction(self, target: str, data: str) -> None:
+        _reject("a processing instruction")
+
     def character_data(self, text: str) -> None:
         if self._style is not None:
             self._style.append(text)
@@ -82,5 +87,5 @@ class _SvgChecker:
             self._style = None
 
 
-def _reject(reason: str, *_: object) -> NoReturn:
+def _reject(reason: str) -> NoReturn:
     raise ValueError(f"an SVG with {reason}")

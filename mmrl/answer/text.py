@@ -94,7 +94,7 @@ def format_target(target: Target) -> str:
         return str(value)
     digits = 3 if target.coordinate_system is CoordinateSystem.NORM_1 else None
     if target.answer_type is AnswerType.JSON and target.coordinate_system is not None:
-        value = convert_coordinates(AnswerType.JSON, value, partial(_round_to_tuple, digits=digits))
+        value = convert_coordinates(AnswerType.JSON, value, partial(_round_values, digits=digits))
     return _JSON_ENCODER.encode(_to_plain_json(target.answer_type, value, digits))
 
 
@@ -185,12 +185,8 @@ def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} in JSON")
 
 
-def _round_values(values: Sequence[float], digits: int | None) -> list[int | float]:
-    return [_to_int_if_whole(round(value, digits)) for value in values]
-
-
-def _round_to_tuple(values: Sequence[float], digits: int | None) -> tuple[int | float, ...]:
-    return tuple(_round_values(values, digits))
+def _round_values(values: Sequence[float], digits: int | None) -> tuple[int | float, ...]:
+    return tuple(_to_int_if_whole(round(value, digits)) for value in values)
 
 
 def _region_to_json(region: Region, key: str, digits: int | None) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def export_checkpoint(run_dir: RunDir, to: Path, *, name: str | None, merge: boo
         to: the folder to write, which must not exist.
         name: name of a checkpoint, `best`, or None for the newest.
         merge: merge the adapter into its base model, instead of writing the adapter alone.
-        warn: is told of damaged checkpoints that are skipped.
+        warn: prints a warning; called for each damaged checkpoint that is skipped.
 
     Raises:
         UserError: there is no such run or checkpoint, the folder exists, or the base model is not what it was.

@@ -63,7 +63,7 @@ class CheckpointManager:
         Args:
             folder: folder of the run's checkpoints.
             options: how many checkpoints stay, and whether they are written in the background.
-            warn: is told of a failed write when another error ends the run anyway.
+            warn: prints a warning; called for a failed write when another error ends the run anyway.
             ranks: all ranks of the run; this process alone by default.
         """
         self._folder, self._options, self._warn, self._ranks = folder, options, warn, ranks or SingleProcess()
@@ -226,7 +226,7 @@ def find_checkpoint(
         checkpoints: folder of the run's checkpoints.
         name: name of a checkpoint, `best`, or None for the newest intact one.
         best: metric that `best` goes by; None if the run keeps no best one.
-        warn: is told of damaged checkpoints that are skipped.
+        warn: prints a warning; called for each damaged checkpoint that is skipped.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.

@@ -32,7 +32,7 @@ def verify_resume(
         overrides: settings from the command line, `key=value`.
         steps: steps of each stage.
         processes: ranks; all of them are killed at once, with their launcher. None trains in one process.
-        say: is told of the progress and of the verdict.
+        say: prints the progress and the verdict.
 
     Returns:
         True if all compared files are equal.

@@ -58,7 +58,7 @@ class Prefetcher(Generic[EncodedT]):
             drop_too_long: leave out prompts that are too long, instead of ending the run.
             can_prefetch: False for an order whose next rows are not known before the step ends; workers then encode
                 the rows of a step when it begins.
-            warn: is told of the first few rows that are left out.
+            warn: prints a warning; called for the first few rows that are left out.
         """
         self._order, self._encoder, self._workers = order, encoder, workers
         self._skip_unusable, self._drop_too_long, self._warn = skip_unusable, drop_too_long, warn

@@ -66,7 +66,7 @@ METRIC_MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         "dynamic_sampling/carried_over": "Groups left for the next step.",
         "replay/frac": "Share of trained rollouts that were replayed.",
         "replay/buffer_size": "Rollouts in the replay buffer.",
-        "replay/unique_frac": "Share of replayed rollouts that are distinct.",
+        "replay/unique_frac": "Share of trained rollouts that are distinct, replayed ones included.",
         "replay/effective_size": "Effective number of rollouts that replay draws from, by its probabilities.",
         "replay/staleness_mean": "Mean age of replayed rollouts, in policy versions.",
         "replay/staleness_max": "Largest age of a replayed rollout, in policy versions.",

@@ -22,7 +22,6 @@ from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from mmrl.types import UserError
-from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.plugin_args import check_positional_parameters, read_plugin_options, validate_args
 
 IMPORT_TIMEOUT_S: Final = 120.0
@@ -127,27 +126,25 @@ def _import_errors_explained(name: str, imported: str) -> Iterator[None]:
     `imported` is a module's name or a file's path.
     """
     try:
-        with ErrorCatcher() as caught, _import_deadline(IMPORT_TIMEOUT_S):
+        with _import_deadline(IMPORT_TIMEOUT_S):
             yield
+    except ModuleNotFoundError as error:
+        # `a.b:fn` with no package `a` is a wrong name; with `import c` inside `a.b`, it is an error of that file.
+        if error.name is not None and f"{imported}.".startswith(f"{error.name}."):
+            raise UserError(f"{name!r}: there is no module {error.name!r}") from error
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {type(error).__name__}: {error}") from error
+    except SyntaxError as error:
+        raise UserError(f"{name!r}: {error.filename}:{error.lineno}: syntax error: {error.msg}") from error
+    except UserError as error:
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {error}") from error
     except _ImportTimeoutError as error:
         place = _locate(error, imported)
         raise UserError(f"{name!r}: {place}: still not imported after {IMPORT_TIMEOUT_S:g} s, here") from error
-    if caught.error is not None:
-        raise UserError(f"{name!r}: {_explain_import_error(caught.error, imported)}") from caught.error
-
-
-def _explain_import_error(error: Exception | SystemExit, imported: str) -> str:
-    """Return file, line and cause of an error that the import of `imported` raised."""
-    match error:
-        # `a.b:fn` with no package `a` is a wrong name; with `import c` inside `a.b`, it is an error of that file.
-        case ModuleNotFoundError(name=str(missing)) if f"{imported}.".startswith(f"{missing}."):
-            return f"there is no module {missing!r}"
-        case SyntaxError():
-            return f"{error.filename}:{error.lineno}: syntax error: {error.msg}"
-        case UserError():
-            return f"{_locate(error, imported)}: {error}"
-        case _:
-            return f"{_locate(error, imported)}: {type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    # A plug-in can raise anything, SystemExit too, and all of it is reported to its author with the cause.
+    except BaseException as error:
+        raise UserError(f"{name!r}: {_locate(error, imported)}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

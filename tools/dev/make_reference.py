@@ -134,8 +134,8 @@ def describe_bounds(metadata: Any) -> str:
                 text += f", < {bound.lt:g}"
             case MinLen() | MaxLen():
                 pass
-            case object(metadata=inner):
-                text += describe_bounds(inner)
+            case FieldInfo():
+                text += describe_bounds(bound.metadata)
     return text
 
 

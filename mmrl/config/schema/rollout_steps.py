@@ -309,7 +309,7 @@ class BlindProbeConfig(StrictModel):
     crop_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of an image's width and height that `cropped` leaves; 0.5 when left out."""
     name: Identifier | None = None
-    """Name in metrics and for the group reward `contrast`; that of `corruption` when left out."""
+    """Name in metrics and for the group reward `blind_contrast`; that of `corruption` when left out."""
     rollouts_per_prompt: PositiveInt = 1
     """Extra rollouts of each prompt."""
     every: PositiveInt = 1
