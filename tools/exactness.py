@@ -108,7 +108,7 @@ class NoiseTensorProvider:
     def tensors(self, prompt: Prompt) -> PromptTensors:
         """Noise for its media."""
         generator = torch.Generator().manual_seed(1)
-        counts = {kind: sum(grid == GRIDS[kind] for grid in prompt.grids) * prod(GRIDS[kind]) for kind in GRIDS}
+        counts = {kind: prompt.grids.count(grid) * prod(grid) for kind, grid in GRIDS.items()}
         patches = {kind: torch.randn(count, self._patch_width, generator=generator) for kind, count in counts.items()}
         return PromptTensors(
             image_patches_MD=patches["i"],

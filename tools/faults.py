@@ -184,7 +184,10 @@ def jump_clocks(harness: FaultHarness) -> Iterator[FaultRow]:
         os.utime(path, (harness.rng.randrange(2**31),) * 2)
 
     def mad(read: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: read() + harness.rng.randrange(-(10**6), 10**6)
+        def read_mad() -> Any:
+            return read() + harness.rng.randrange(-(10**6), 10**6)
+
+        return read_mad
 
     def jump() -> None:
         for name in ("time", "monotonic", "perf_counter", "time_ns"):

@@ -45,7 +45,8 @@ def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
         f"{t['after'] - t['before']:+.3f} [{t['ci'][0]:+.2f}, {t['ci'][1]:+.2f}] |"
         for t in result["tasks"]
     ]
-    before, after = (fmean(t[when] for t in result["tasks"]) for when in ("before", "after"))
+    before = fmean(t["before"] for t in result["tasks"])
+    after = fmean(t["after"] for t in result["tasks"])
     return [
         *lines,
         f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** |",

@@ -33,7 +33,10 @@ def read_pilots(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """
     pilots = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     names = list(dict.fromkeys(name for pilot in pilots for name in pilot["weights"]))
-    weights = np.array([[float(pilot["weights"].get(name, 0.0)) for name in names] for pilot in pilots])
+    rows = []
+    for pilot in pilots:
+        rows.append([float(pilot["weights"].get(name, 0.0)) for name in names])
+    weights = np.array(rows)
     scores = np.array([float(pilot["score"]) for pilot in pilots])
     needed = len(names) * (len(names) + 1) // 2
     if len(pilots) <= needed:

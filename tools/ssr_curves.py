@@ -100,7 +100,9 @@ def main() -> None:
         for arm, overrides in ARMS.items():
             own = (f"run.seed={seed}", f"model.path={cold / 'model'}", *overrides)
             runs[arm][seed] = train_or_read("ssr.yaml", options.out / f"{arm}-{seed}", *own)
-    curves = {arm: {seed: reward_curve(metrics) for seed, metrics in of_arm.items()} for arm, of_arm in runs.items()}
+    curves = {}
+    for arm, metrics_by_seed in runs.items():
+        curves[arm] = {seed: reward_curve(metrics) for seed, metrics in metrics_by_seed.items()}
     print("| held-out reward | seed | GRPO, steps | replay | GRPO, twice the rate | replay, twice the rate |")
     print("|---|---|---|---|---|---|")
     for goal in options.goals:

@@ -73,7 +73,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         UserError: there is no sample, or a rejected row; the samples differ in task, split or type of answer; one of
             them does not read back as it was.
     """
-    checked = [_require_sample(sample) for sample in samples]
+    checked = list(map(_require_sample, samples))
     if not checked:
         raise UserError("there is not one sample to write")
     options = _shared_options(checked)
@@ -118,8 +118,8 @@ def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[s
         raise UserError(f"sample {sample.id} shows a part of one of {len(videos)} videos: a table can say that of one")
     return {
         "id": sample.id,
-        "images": [path_of(ref) for ref in sample.images],
-        "videos": [path_of(ref) for ref in videos],
+        "images": list(map(path_of, sample.images)),
+        "videos": list(map(path_of, videos)),
         "start": videos[0].start if videos else None,
         "end": videos[0].end if videos else None,
         "question": _question_text(sample),

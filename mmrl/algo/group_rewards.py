@@ -183,11 +183,15 @@ def diversity(
     n-gram are alike; incorrect responses earn nothing, since noise is diverse.
     """
     is_correct = _find_correct(group, group.scores, correct, threshold)
-    ngram_sets = [_word_ngrams(rollout.text, words) for rollout in group.rollouts]
+    ngram_sets = []
+    for rollout in group.rollouts:
+        ngram_sets.append(_word_ngrams(rollout.text, words))
     values = []
     for index, ok in enumerate(is_correct):
         siblings = [*ngram_sets[:index], *ngram_sets[index + 1 :]]
-        similarities = [_jaccard(ngram_sets[index], sibling) for sibling in siblings]
+        similarities = []
+        for sibling in siblings:
+            similarities.append(_jaccard(ngram_sets[index], sibling))
         value = 1.0 - fmean(similarities) if ok and similarities else 0.0
         values.append(RewardValue(value, f"unlike {len(siblings)} siblings"))
     return tuple(values)

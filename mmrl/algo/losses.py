@@ -116,17 +116,17 @@ def estimate_kl(
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """Return -d: unbiased, of either sign."""
+    """Return -d, in the shape of d: unbiased, of either sign."""
     return -log_ratio
 
 
 def k2(log_ratio: Tensor) -> Tensor:
-    """Return d^2 / 2: biased in value, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
+    """Return d^2 / 2, in the shape of d: biased, never negative; the penalty of REINFORCE++ (arXiv:2501.03262)."""
     return log_ratio.square() / 2.0
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Return exp(d) - d - 1: unbiased, never negative; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
+    """Return exp(d) - d - 1, in the shape of d: unbiased; the penalty of GRPO (arXiv:2402.03300 v3, eq. 4)."""
     # expm1, because exp(d) - 1 loses all digits where policy and reference almost agree.
     return torch.expm1(log_ratio) - log_ratio
 

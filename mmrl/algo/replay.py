@@ -16,10 +16,10 @@ from statistics import fmean
 import numpy as np
 
 from mmrl.algo.changed_media import ChangedMediaDetector
-from mmrl.algo.seeds import derive_seed
 from mmrl.algo.staleness import compute_staleness, with_staleness
 from mmrl.config.schema import ReplayConfig
 from mmrl.types import Experience, TrainingState
+from mmrl.utils.seeds import derive_seed
 
 ReplayBuffer = tuple[Experience, ...]
 """Rollouts with an advantage, oldest first."""

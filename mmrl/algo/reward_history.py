@@ -37,7 +37,10 @@ def compute_sample_stats(group: Group, terms: Sequence[str]) -> SampleStats | No
     """
     values = []
     for score in group.scores:
-        applicable = [score.terms[name].value for name in terms if name in score.terms]
+        applicable = []
+        for name in terms:
+            if name in score.terms:
+                applicable.append(score.terms[name].value)
         if applicable:
             values.append(fmean(applicable))
     return SampleStats(fmean(values), pstdev(values)) if values else None

@@ -84,7 +84,10 @@ class ResponseFormat:
         units = _describe_units(answer_type, coordinate_system)
         if self.style == "json" or self.sections:
             tags = self._expected_tags()
-            optional = [tag for tag in tags if not self._is_required(tag)]
+            optional = []
+            for tag in tags:
+                if not self._is_required(tag):
+                    optional.append(tag)
             omissions = f"; {' and '.join(optional)} may be left out" if optional else ""
             return f"Answer as {self._join_sections(dict.fromkeys(tags, '...'), answer)}{units}{omissions}."
         thinking = f"<{self.think_tag}>...</{self.think_tag}>"

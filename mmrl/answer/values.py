@@ -185,7 +185,7 @@ def _validate_points(value: object) -> tuple[Region, ...]:
 
 
 def _validate_spans(value: object) -> tuple[tuple[float, ...], ...]:
-    return tuple(_validate_span(entry) for entry in _validate_list_type(value))
+    return tuple(map(_validate_span, _validate_list_type(value)))
 
 
 def _validate_permutation(value: object) -> tuple[int, ...]:

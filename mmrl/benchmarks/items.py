@@ -78,7 +78,10 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = [column for column in _REQUIRED_COLUMNS if column not in row]
+    absent = []
+    for column in _REQUIRED_COLUMNS:
+        if column not in row:
+            absent.append(column)
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}")
     answer_type = row["answer_type"]
@@ -284,7 +287,10 @@ def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) ->
 
 
 def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
-    absent = [column for column in ("pid", "response") if column not in row]
+    absent = []
+    for column in ("pid", "response"):
+        if column not in row:
+            absent.append(column)
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
     text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")

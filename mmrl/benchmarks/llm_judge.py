@@ -54,7 +54,9 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
     Raises:
         UserError: the judge gave no verdict at all.
     """
-    texts = {(response.id, response.response_index): response.text for response in run.responses}
+    texts = {}
+    for response in run.responses:
+        texts[(response.id, response.response_index)] = response.text
     unread = [verdict for verdict in run.verdicts if _needs_judge(verdict, run.items[verdict.id])]
 
     def ask(verdict: Verdict) -> _JudgeReply:
@@ -62,7 +64,10 @@ def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent:
 
     with ThreadPoolExecutor(max_concurrent) as pool:
         replies = list(pool.map(ask, unread))
-    failures = [reply.failure for reply in replies if reply.correct is None]
+    failures = []
+    for reply in replies:
+        if reply.correct is None:
+            failures.append(reply.failure)
     if unread and len(failures) == len(unread):
         raise UserError(
             f"the judge has no verdict on {len(unread)} responses: {failures[0]}; the rest is kept, try again"

@@ -88,7 +88,9 @@ def write_report(run: ScoredRun, out_dir: Path, *, rescore: bool) -> dict[str, A
     report = build_report(run)
     if not rescore:
         _check_same_files(out_dir / "report.json", report)
-    texts = {(response.id, response.response_index): response.text for response in run.responses}
+    texts = {}
+    for response in run.responses:
+        texts[(response.id, response.response_index)] = response.text
     with report_write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(out_dir / "verdicts.jsonl", verdict_lines(run.verdicts, texts))
@@ -99,7 +101,9 @@ def write_report(run: ScoredRun, out_dir: Path, *, rescore: bool) -> dict[str, A
 
 def changed_verdicts(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[tuple[Verdict, Verdict]]:
     """Return the old and new verdicts that differ, strictly or officially, in the order of the new ones."""
-    old_verdicts = {(verdict.id, verdict.response_index): verdict for verdict in before}
+    old_verdicts = {}
+    for verdict in before:
+        old_verdicts[(verdict.id, verdict.response_index)] = verdict
     changed = []
     for new in after:
         old = old_verdicts.get((new.id, new.response_index))

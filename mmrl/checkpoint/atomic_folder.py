@@ -161,7 +161,10 @@ def find_damage(folder: Path, required: Sequence[str], ranks: Ranks | None = Non
     if isinstance(hashes, str):
         return hashes
     own_names = list(hashes)[ranks.rank :: ranks.size]
-    own_damaged = [name for name in own_names if compute_sha256(folder / name) != hashes[name]]
+    own_damaged = []
+    for name in own_names:
+        if compute_sha256(folder / name) != hashes[name]:
+            own_damaged.append(name)
     damaged = list(chain.from_iterable(ranks.all_gather(own_damaged)))
     return f"{damaged[0]} does not match its hash" if damaged else None
 

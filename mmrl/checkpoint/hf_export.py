@@ -128,7 +128,10 @@ def collect_card_facts(run_dir: RunDir, config: Config, state: TrainingState, na
     rewards = state.eval_rewards
     is_compared = rewards.keys() >= {"before", "after"}
     records = read_records(run_dir.metrics, state.metrics_bytes)
-    step_records = [record for record in records if "learner/lr" in record]
+    step_records = []
+    for record in records:
+        if "learner/lr" in record:
+            step_records.append(record)
     return ModelCardFacts(
         config=config,
         manifest=json.loads(run_dir.manifest.read_text()),
@@ -194,7 +197,10 @@ def _card_sections(facts: ModelCardFacts, adapter: bool) -> Iterator[str]:
     yield f"## Last step\n\n```json\n{json.dumps(facts.last_metrics, indent=1)}\n```"
     yield "## Data\n\nsha256 over the samples and media of each part:"
     yield "\n".join(f"- {part}: `{digest}`" for part, digest in facts.manifest["data"].items())
-    libraries = [f"{name} {version}" for name, version in facts.manifest["libraries"].items() if version]
+    libraries = []
+    for name, version in facts.manifest["libraries"].items():
+        if version:
+            libraries.append(f"{name} {version}")
     yield "## Made with\n\n" + ", ".join(libraries)
     yield f"## Config\n\n```yaml\n{dump_yaml(config)}```"
 
@@ -212,7 +218,9 @@ def _comparison_table(rows: Sequence[TaskComparison]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in rows:
         means = (row.before, row.after, row.improvement)
-        cells = [f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]" for mean in means]
+        cells = []
+        for mean in means:
+            cells.append(f"{mean.value:.3f} [{_format_bound(mean.low)}, {_format_bound(mean.high)}]")
         yield f"| {row.task} | {row.after.n} | {' | '.join(cells)} |"
 
 

@@ -89,7 +89,7 @@ class _ValueEncoder:
         return {"$tuple": self._encode_items(values)}
 
     def _encode_mapping(self, mapping: Mapping[object, object]) -> dict[str, object]:
-        if all(_is_plain_key(key) for key in mapping):
+        if all(map(_is_plain_key, mapping)):
             return {str(key): self.encode(value) for key, value in mapping.items()}
         return {"$dict": [[self.encode(key), self.encode(value)] for key, value in mapping.items()]}
 
@@ -107,7 +107,9 @@ class _ValueEncoder:
             return {tag: self._encode_items(value)}
         if id(value) in self._object_numbers:
             return {"$ref": self._object_numbers[id(value)]}
-        content = {field.name: self.encode(getattr(value, field.name)) for field in fields(kind)}
+        content = {}
+        for field in fields(kind):
+            content[field.name] = self.encode(getattr(value, field.name))
         # Numbered when complete, inner objects first: that is the order in which the decoder meets them.
         self._object_numbers[id(value)] = len(self._object_numbers)
         return {tag: content}

@@ -163,7 +163,9 @@ class CheckpointManager:
         error = self._write_part(folder, snapshot, before_write)
         if error or self._ranks.rank:
             return error
-        parts = [partial_path(folder) / name for name in part_file_names(self._ranks.size)]
+        parts = []
+        for name in part_file_names(self._ranks.size):
+            parts.append(partial_path(folder) / name)
         while not all(part.exists() for part in parts):
             if self._settle_requested.wait(_POLL_S):
                 return None
@@ -175,7 +177,10 @@ class CheckpointManager:
 
     def _commit_on_all_ranks(self, folder: Path, error: UserError | None) -> None:
         """Turn the parts into a checkpoint, or discard them and raise if a rank could not write its own."""
-        errors = [rank_error for rank_error in self._ranks.all_gather(error) if rank_error]
+        errors = []
+        for rank_error in self._ranks.all_gather(error):
+            if rank_error:
+                errors.append(rank_error)
         self._ranks.on_rank0(partial(self._commit_or_discard, folder, errors))
 
     def _commit_or_discard(self, folder: Path, errors: Sequence[UserError]) -> None:

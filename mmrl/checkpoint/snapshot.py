@@ -226,7 +226,9 @@ def _list_part_files(folder: Path, name: str) -> list[Path]:
 
 
 def _write_weights(weights: CheckpointWeights, path: Path) -> None:
-    trained = {name: tensor.detach().contiguous() for name, tensor in weights.trained.items()}
+    trained = {}
+    for name, tensor in weights.trained.items():
+        trained[name] = tensor.detach().contiguous()
     # A single metadata entry: safetensors writes several in another order each time, and files would differ.
     save_file(trained, path, metadata={"frozen_fingerprint": weights.frozen_fingerprint})
 

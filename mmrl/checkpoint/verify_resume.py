@@ -109,7 +109,7 @@ def _count_lines(path: Path) -> int:
 
 def _stage_middles(metrics: Path) -> Iterator[tuple[str, int]]:
     """Yield each training stage with the number of a line just after its middle."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    records = list(map(json.loads, metrics.read_text().splitlines()))
     training_stages = dict.fromkeys(record["stage"] for record in records if "learner/lr" in record)
     for stage in training_stages:
         lines = [number for number, record in enumerate(records, 1) if record["stage"] == stage]

@@ -32,7 +32,7 @@ def to_problem(error: ErrorDetails, root: ConfigNode, schema: type[BaseModel] = 
     place = _locate_error(error["loc"], schema)
     kind, given = error["type"], error["input"]
     if kind.startswith("union_tag"):
-        kinds = tuple(_kind_of(model) for model in _models_in(place.expected))
+        kinds = tuple(map(_kind_of, _models_in(place.expected)))
         given = given.get("kind") if isinstance(given, dict) else None
         place = _ErrorPlace((*place.path, "kind"), None, Literal[kinds])
         kind = "literal_error" if kind == "union_tag_invalid" else "missing"
@@ -68,7 +68,7 @@ def _explain(kind: str, given: Any, error: ErrorDetails, place: _ErrorPlace) -> 
             text = f"unknown key; {_suggest_key(place.owner, place.path)}"
         case "literal_error":
             choices = _allowed_values(place.expected)
-            hint = _did_you_mean(str(given), [str(choice) for choice in choices])
+            hint = _did_you_mean(str(given), list(map(str, choices)))
             text = f"must be {_join_choices(choices)}, got {_describe_value(given)}{hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
@@ -133,7 +133,7 @@ def _allowed_values(annotation: object) -> tuple[object, ...]:
 
 def _models_in(annotation: object) -> tuple[type[BaseModel], ...]:
     """Return the models that a value of this type may be."""
-    choices = [_strip_annotated(choice) for choice in _union_choices(annotation)]
+    choices = list(map(_strip_annotated, _union_choices(annotation)))
     return tuple(choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel))
 
 
@@ -188,7 +188,7 @@ def _did_you_mean(given: str, choices: Sequence[str]) -> str:
 
 
 def _join_choices(choices: Sequence[Any]) -> str:
-    *most, last = [repr(choice) for choice in choices]
+    *most, last = list(map(repr, choices))
     return f"{', '.join(most)} or {last}" if most else last
 
 

@@ -151,7 +151,10 @@ class _ConfigFiles:
             )
         if not isinstance(root.value, dict):
             raise UserError(f"{root.origin}: a config is a mapping of `key: value` lines, this is something else")
-        own = {key: node for key, node in root.value.items() if key != "extends"}
+        own = {}
+        for key, node in root.value.items():
+            if key != "extends":
+                own[key] = node
         tree = ConfigNode(own, f"{path}:1")
         if "extends" not in root.value:
             return tree
@@ -163,7 +166,10 @@ class _ConfigFiles:
 
     def _find_bases(self, extends: ConfigNode) -> list[tuple[str, str]]:
         entries = extends.value if isinstance(extends.value, list) else [extends]
-        bases = [(entry.value, entry.origin) for entry in entries if isinstance(entry.value, str) and entry.value]
+        bases = []
+        for entry in entries:
+            if isinstance(entry.value, str) and entry.value:
+                bases.append((entry.value, entry.origin))
         if len(bases) < len(entries):
             raise UserError(f"{extends.origin}: extends: must be a file name or a list of them")
         return bases
@@ -252,7 +258,9 @@ def _validate(root: ConfigNode, schema: type[SchemaT]) -> tuple[SchemaT | None, 
     try:
         return schema.model_validate_json(json.dumps(root.plain_value)), []
     except ValidationError as error:
-        problems = [to_problem(detail, root, schema) for detail in error.errors()]
+        problems = []
+        for detail in error.errors():
+            problems.append(to_problem(detail, root, schema))
         return None, [problem for problem in problems if problem is not None]
 
 

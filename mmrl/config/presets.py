@@ -42,7 +42,7 @@ def _apply_rethink_preset(step: ConfigNode) -> ConfigNode:
 
 
 def _map_list_items(node: ConfigNode, fill: Callable[[ConfigNode], ConfigNode]) -> ConfigNode:
-    return ConfigNode([fill(item) for item in node.value], node.origin) if isinstance(node.value, list) else node
+    return ConfigNode(list(map(fill, node.value)), node.origin) if isinstance(node.value, list) else node
 
 
 def _merge_over_preset(node: ConfigNode, key: str, presets: Mapping[Any, PresetSettings]) -> ConfigNode:

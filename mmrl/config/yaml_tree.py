@@ -136,7 +136,10 @@ def parse_yaml(
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         cause = error.problem or error.context or "unreadable"
-        hints = [hint for phrase, hint in _YAML_HINTS.items() if phrase in str(error)]
+        hints = []
+        for phrase, hint in _YAML_HINTS.items():
+            if phrase in str(error):
+                hints.append(hint)
         origin = format_origin(mark.line + 1 if mark else 1)
         raise UserError(
             str(ConfigProblem(origin, base_path, "; ".join([f"not valid YAML: {cause}", *hints])))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from math import log
 
 from mmrl.algo.curriculum_phase import find_phase
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import CurriculumPhaseConfig, PriorityOrderConfig
 from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import Sample, SampleStats, TrainingState
+from mmrl.utils.seeds import derive_seed
 
 
 class CurriculumOrder:

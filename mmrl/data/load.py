@@ -298,6 +298,8 @@ def _measure_prompts(
 def _digest_samples(samples: Iterable[Sample]) -> str:
     digest = hashlib.sha256()
     for sample in samples:
-        parts = [part if isinstance(part, str) else part.sha256 for part in sample.parts]
+        parts = []
+        for part in sample.parts:
+            parts.append(part if isinstance(part, str) else part.sha256)
         digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
     return digest.hexdigest()

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import MixtureOrderConfig
 from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import UserError
+from mmrl.utils.seeds import derive_seed
 
 BLOCK_SIZE: Final = 1000
 """Positions over which fixed shares are exact."""

@@ -47,7 +47,7 @@ def open_all_media(
     if not workers:
         return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
     with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
-        futures = [pool.submit(ref) for ref in refs]
+        futures = list(map(pool.submit, refs))
         opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
         return dict(zip(refs, opened, strict=True))
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence, Set
 from math import isnan
 from typing import Generic, Protocol, TypeVar
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.types import RejectedRow, Sample, UserError
+from mmrl.utils.seeds import derive_seed
 
 DataRow = Sample | RejectedRow
 """A row of a data source: a sample, or a row that could not be turned into one."""

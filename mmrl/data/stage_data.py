@@ -9,7 +9,6 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
 from mmrl.data.check_stages import check_stage_has_samples, max_prompts_per_step
@@ -27,6 +26,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import SampleSource
 from mmrl.types import DatasetContext, RejectedRow, Sample, TrainingState, UserError
+from mmrl.utils.seeds import derive_seed
 
 
 class StageData:
@@ -129,7 +129,10 @@ class StageData:
     def _build_shuffled_order(self, stage: SftStage | RlStage, min_gap: int) -> DataOrder:
         """Return the order of all training data: streamed, in the shares of its sources, or plainly shuffled."""
         data, seed = self._config.data, self._config.run.seed
-        weights = [source.weight for source in data.train if source.weight is not None]
+        weights = []
+        for source in data.train:
+            if source.weight is not None:
+                weights.append(source.weight)
         if not data.streaming and not weights:
             return ShuffledOrder(self.stage_samples(stage), seed, min_gap=min_gap)
         orders = self._build_source_orders(min_gap)
@@ -145,7 +148,10 @@ class StageData:
         if data.streaming:
             open_rows = partial(self._read_rows, source_index)
             return StreamingOrder(open_rows, buffer=data.streaming.shuffle_buffer_size, seed=seed)
-        samples = [sample for sample in self._samples.train if self._samples.source_indices[sample.id] == source_index]
+        samples = []
+        for sample in self._samples.train:
+            if self._samples.source_indices[sample.id] == source_index:
+                samples.append(sample)
         if not samples:
             raise UserError(
                 f"data.train: source {data.train[source_index].fn!r} has a weight and not one usable sample"
@@ -185,7 +191,10 @@ def _select_phase_samples(
     stage: SftStage | RlStage, phase_index: int, phase: schema.CurriculumPhaseConfig, samples: Sequence[Sample]
 ) -> list[Sample]:
     """Return the samples of a curriculum's phase; raise a UserError if a step needs more."""
-    selected = [sample for sample in samples if phase.matches(sample)]
+    selected = []
+    for sample in samples:
+        if phase.matches(sample):
+            selected.append(sample)
     if len(selected) < stage.max_prompts_in_flight:
         raise UserError(
             f"stage {stage.name!r} needs {stage.max_prompts_in_flight} samples a step and phase {phase_index} of its "

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.data.order import DataRow
 from mmrl.types import UserError
+from mmrl.utils.seeds import derive_seed
 
 
 class StreamingOrder:

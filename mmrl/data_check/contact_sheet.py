@@ -33,10 +33,12 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 def draw_contact_sheet(views: Sequence[SampleView]) -> Image.Image:
     """Draw one card for each sample, in two columns if there are more than two."""
-    cards = [_draw_card(view) for view in views]
+    cards = list(map(_draw_card, views))
     columns = 1 if len(cards) < 3 else 2
-    rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
-    heights = [_row_height(row) for row in rows]
+    rows = []
+    for start in range(0, len(cards), columns):
+        rows.append(cards[start : start + columns])
+    heights = list(map(_row_height, rows))
     extent = (columns * (_CARD_WIDTH + _PAD) + _PAD, sum(heights) + _PAD * (len(rows) + 1))
     sheet = Image.new("RGB", extent, "#eef1f5")
     top = _PAD
@@ -157,7 +159,7 @@ def _arrange_tiles(tiles: Sequence[Image.Image]) -> Image.Image:
             rows[-1].append(tile)
         else:
             rows.append([tile])
-    heights = [_row_height(row) for row in rows]
+    heights = list(map(_row_height, rows))
     block = Image.new("RGB", (_CONTENT_WIDTH, max(1, sum(heights) + _GAP * (len(rows) - 1))), _BACKGROUND_COLOR)
     top = 0
     for row, height in zip(rows, heights, strict=True):

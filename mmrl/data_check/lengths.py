@@ -45,7 +45,7 @@ def summarize_lengths(values: Sequence[int]) -> dict[str, Any]:
         "p95": ordered[ceil(0.95 * len(ordered)) - 1],
         "max": ordered[-1],
         "sum": sum(ordered),
-        "bins": [list(bin_) for bin_ in make_bins(ordered)],
+        "bins": list(map(list, make_bins(ordered))),
     }
 
 
@@ -68,7 +68,7 @@ def draw_histograms(rows: Mapping[str, Mapping[str, Sequence[int]]], limits: Map
         rows: values by split (a row of the grid) and quantity (a column).
         limits: the limit of a quantity, drawn as a red line if it lies within the values.
     """
-    num_columns = max(len(row) for row in rows.values())
+    num_columns = max(map(len, rows.values()))
     sheet = Image.new("RGB", (num_columns * _PANEL_SIZE[0], len(rows) * _PANEL_SIZE[1]), "white")
     for row_number, (split, row) in enumerate(rows.items()):
         for column_number, (quantity, values) in enumerate(row.items()):

@@ -95,7 +95,7 @@ class DataCheckReport:
             "counts": {str(severity): count for severity, count in self.counts().items()},
             "splits": {name: _split_as_json(split) for name, split in self.splits.items()},
             "benchmarks": {name: asdict(benchmark) for name, benchmark in self.benchmarks.items()},
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": list(map(asdict, self.findings)),
         }
 
 

@@ -196,7 +196,7 @@ def _media_views(encoder: PromptEncoder, encoded: EncodedPrompt) -> tuple[MediaV
                 ref=ref,
                 layout=layout,
                 num_tokens=num_patches // image_processor.merge_size**2,
-                frames=tuple(Image.fromarray(frame) for frame in shown),
+                frames=tuple(map(Image.fromarray, shown)),
             )
         )
     return tuple(views)

@@ -37,7 +37,9 @@ def launch(argv: Sequence[str], num_processes: int) -> int:
         The exit code of the first rank that failed, or 0.
     """
     port = _find_free_port()
-    processes = [_start_rank(argv, rank, num_processes, port) for rank in range(num_processes)]
+    processes = []
+    for rank in range(num_processes):
+        processes.append(_start_rank(argv, rank, num_processes, port))
 
     def pass_on(signal_number: int, _frame: FrameType | None) -> None:
         for process in processes:

@@ -79,7 +79,7 @@ class RewardGrader:
 
     def grade(self, predictions: Sequence[Prediction]) -> list[Verdict]:
         """Return a verdict on each prediction, in order."""
-        responses = [self._parse_response(prediction) for prediction in predictions]
+        responses = list(map(self._parse_response, predictions))
         samples = [self.samples[prediction.id] for prediction in predictions]
         scores = self.scorer.score(list(zip(responses, samples, strict=True)))
         return [
@@ -90,7 +90,9 @@ class RewardGrader:
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
         """Return verdicts on all predictions, and the mean reward of each task as training reports it."""
         verdicts = self.grade(predictions)
-        responses = [prediction.to_item_response() for prediction in predictions]
+        responses = []
+        for prediction in predictions:
+            responses.append(prediction.to_item_response())
         absent = missing_ids(self.items, responses)
         rewards: dict[str, list[float]] = {}
         for verdict in verdicts:
@@ -154,7 +156,9 @@ class RuleScorer:
 
     def score_eval(self, rollouts: Sequence[Rollout]) -> tuple[Score, ...]:
         """Return one score per rollout, in order."""
-        predictions = [make_prediction(self.item_ids[rollout.prompt.sample.id], rollout) for rollout in rollouts]
+        predictions = []
+        for rollout in rollouts:
+            predictions.append(make_prediction(self.item_ids[rollout.prompt.sample.id], rollout))
         scores = []
         for verdict in self.grader.grade(predictions):
             value = float(verdict.strict)

@@ -79,7 +79,10 @@ def benchmark_question_set(
 ) -> QuestionSet:
     """Return questions that a benchmark's rules grade."""
     grader = RuleGrader(benchmark=benchmark, items=questions.items)
-    item_ids = {question.sample.id: question.item.id for question in questions.entries if question.sample}
+    item_ids = {}
+    for question in questions.entries:
+        if question.sample:
+            item_ids[question.sample.id] = question.item.id
     return QuestionSet(
         name=name,
         questions=questions,

@@ -18,7 +18,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
 from mmrl.config import EvalConfig
@@ -36,6 +35,7 @@ from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.scoring.answer_and_score import answer_samples
 from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
+from mmrl.utils.seeds import derive_seed
 
 _MAX_LISTED: Final = 5
 """Missing questions that a message names."""
@@ -219,7 +219,9 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
+    lines = []
+    for id, reason in [*missing.items()][:_MAX_LISTED]:
+        lines.append(f"  {id}: {reason}")
     if len(missing) > _MAX_LISTED:
         lines.append(f"  and {len(missing) - _MAX_LISTED} more")
     head = f"{len(missing)} of {num_questions} questions cannot be asked"

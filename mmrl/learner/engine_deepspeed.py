@@ -109,7 +109,7 @@ class DeepspeedModel:
 
     def local_shard(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
         """Return this rank's share of the weights, each in its full shape, in host memory; all ranks must call it."""
-        sizes = [_numel(parameter) for parameter in parameters.values()]
+        sizes = list(map(_numel, parameters.values()))
         return self._gather_to_host(parameters, balanced_range(sizes, self.ranks))
 
     def iter_params(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -127,7 +127,9 @@ class DeepspeedModel:
                 return loss_gradient(loss(), parameters)
         self.engine.set_gradient_accumulation_boundary(True)
         self.engine.backward(loss(), scale_wrt_gas=False)
-        pieces = [safe_get_local_grad(parameter).clone() for parameter in parameters]
+        pieces = []
+        for parameter in parameters:
+            pieces.append(safe_get_local_grad(parameter).clone())
         self.optimizer.zero_grad()
         return pieces
 
@@ -309,7 +311,7 @@ class DeepspeedEngine:
     def state(self) -> dict[str, dict[int, Any]]:
         """Return this rank's share of what a checkpoint keeps, as `TorchEngine.state` does; all ranks must call it."""
         model, num_updates = self._model, self._model.update_count()
-        own = balanced_range([_numel(parameter) for parameter in model.ordered_parameters], model.ranks)
+        own = balanced_range(list(map(_numel, model.ordered_parameters)), model.ranks)
         moments, masters = {}, {}
         # Every rank gathers every weight's state, as other ranks need their pieces of it; it keeps its own share.
         for index, parameter in enumerate(model.ordered_parameters):
@@ -337,7 +339,7 @@ class DeepspeedEngine:
         model = self._model
         squares = torch.zeros(len(model.parameters_by_component), dtype=torch.float64)
         for index, parameters in enumerate(model.parameters_by_component.values()):
-            pieces = [model.local_gradient(parameter) for parameter in parameters]
+            pieces = list(map(model.local_gradient, parameters))
             squares[index] = sum(float(piece.float().square().sum()) for piece in pieces if piece is not None)
         # Under ZeRO the squares are those of this rank's pieces; without it every rank has the whole gradient.
         if model.options.zero_stage:
@@ -352,7 +354,10 @@ def _parameter_groups(parameters: Mapping[Component, Sequence[nn.Parameter]]) ->
     """
     for component, own in parameters.items():
         for matrices in (True, False):
-            members = [parameter for parameter in own if (parameter.ndim > 1) is matrices]
+            members = []
+            for parameter in own:
+                if (parameter.ndim > 1) is matrices:
+                    members.append(parameter)
             if members:
                 yield {"params": members, "component": component, "matrices": matrices, "lr": 0.0}
 

@@ -41,7 +41,7 @@ class TorchEngine:
         self._masters: list[torch.Tensor] = []
         self._masters_by_component: dict[Component, list[torch.Tensor]] = {}
         for component, own in parameters.items():
-            masters = [_master_weight(parameter) for parameter in own]
+            masters = list(map(_master_weight, own))
             self._parameters += own
             self._masters += masters
             self._masters_by_component[component] = masters
@@ -69,7 +69,9 @@ class TorchEngine:
             if master is not parameter and parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
         self._all_reduce_gradients()
-        norms = {component: _gradient_norm(masters) for component, masters in self._masters_by_component.items()}
+        norms = {}
+        for component, masters in self._masters_by_component.items():
+            norms[component] = _gradient_norm(masters)
         total = math.hypot(*norms.values())
         if math.isfinite(total):
             nn.utils.clip_grads_with_norm_(self._masters, self._max_grad_norm, torch.tensor(total))

@@ -138,7 +138,10 @@ class GrpoLearner:
                 returns something else than a loss for each token.
         """
         masked = self._objective.mask(experiences)
-        active = [experience for experience in masked if self._objective.has_gradient(experience)]
+        active = []
+        for experience in masked:
+            if self._objective.has_gradient(experience):
+                active.append(experience)
         no_gradient_frac = 1.0 - len(active) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": self._learning_rate(step), "learner/no_gradient_frac": no_gradient_frac}
         if not active:
@@ -170,7 +173,10 @@ class GrpoLearner:
 
     def _make_mini_batch(self, experiences: Sequence[Experience]) -> _MiniBatch | None:
         """Return this rank's micro-batches of a mini-batch; None if nothing in it has a gradient."""
-        active = [experience for experience in experiences if self._objective.has_gradient(experience)]
+        active = []
+        for experience in experiences:
+            if self._objective.has_gradient(experience):
+                active.append(experience)
         if not active:
             return None
         micro_batches = rank_micro_batches(active, self._placement.rank_by_digest, self._ranks, self._pack)

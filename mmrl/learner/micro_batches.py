@@ -58,7 +58,7 @@ def rank_micro_batches(
         ranks: the processes of the run.
         pack: cuts the experiences of a rank into micro-batches.
     """
-    by_rank = [pack(own) for own in assign_to_ranks(experiences, rank_by_digest, ranks.size)]
+    by_rank = list(map(pack, assign_to_ranks(experiences, rank_by_digest, ranks.size)))
     micro_batches = []
     for index in range(max(map(len, by_rank))):
         concurrent: list[ExperienceGroups] = [own[index] if index < len(own) else () for own in by_rank]

@@ -226,7 +226,10 @@ class Objective:
             UserError: it returns no tensor [S], or one that `logprobs` has no influence on.
         """
         # Tokens of a response are adjacent. `bincount` counts responses without tokens too: there is nothing to call.
-        lengths = [length for length in torch.bincount(sequence_T).tolist() if length]
+        lengths = []
+        for length in torch.bincount(sequence_T).tolist():
+            if length:
+                lengths.append(length)
         by_response = zip(
             torch.split(logprobs_T, lengths),
             torch.split(old_T, lengths),

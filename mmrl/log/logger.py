@@ -146,7 +146,7 @@ def print_summary(run_dir: RunDir, console: Console) -> None:
     summary = json.loads(run_dir.summary.read_text())
     if summary["tasks"]:
         title = f"Held-out reward before stage {summary['since']} and at the end (greedy, 95 % intervals)"
-        rows = [_format_task(task) for task in summary["tasks"]]
+        rows = list(map(_format_task, summary["tasks"]))
         console.print_table(title, ("task", "n", "before", "after", "rise"), rows)
     console.info(f"Model: {run_dir.model}\nEverything: {run_dir.path}")
 

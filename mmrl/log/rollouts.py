@@ -21,7 +21,7 @@ def write_rollouts(
     path = folder / f"{stage}-{step:06d}.jsonl"
     with report_write_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-    lines = [json_line(record) for record in _rollout_records(folder.parent, groups, advantages)]
+    lines = list(map(json_line, _rollout_records(folder.parent, groups, advantages)))
     write_atomically(path, "".join(lines))
     return path
 
@@ -66,7 +66,7 @@ def _rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sample": sample.id,
         "task": sample.task,
         "rollout": rollout.index,
-        "question": "".join(_part_text(part) for part in sample.parts),
+        "question": "".join(map(_part_text, sample.parts)),
         "response": rollout.text,
         "answer": rollout.answer.value,
         "target": sample.target.value,

@@ -29,7 +29,9 @@ class FrameFolderReader:
         """
         self._path, self._roots, self._limits = ref.path, roots, limits
         self._frames = self._list_frames()
-        digests = {Path(frame.path).name: frame.sha256 for frame in self._frames}
+        digests = {}
+        for frame in self._frames:
+            digests[Path(frame.path).name] = frame.sha256
         check_digest(ref.path, compute_frames_digest(digests), ref.sha256)
         count = len(self._frames)
         check_length(ref.path, count, count / fps, limits)
@@ -61,7 +63,7 @@ class FrameFolderReader:
                 raise MediaError(f"{self._path}: no such folder of frames; correct the path or restore it")
             files = list_frames(folder, self._roots)
             check_length(self._path, len(files), 0.0, self._limits)
-            return [self._frame_ref(file) for file in files]
+            return list(map(self._frame_ref, files))
         except OSError as error:
             raise unreadable_error(self._path, error) from error
         except UserError as error:

@@ -37,8 +37,7 @@ def start_media_workers(
         partial(_use_one_thread, work),
         num_workers,
         startup_timeout_s=_STARTUP_TIMEOUT_S,
-        load_after_fork=True,
-        preload="mmrl.policy.processor",
+        shared_imports=("mmrl.policy.processor",),
         pickler=_TensorPickler,
         make_error=partial(_make_error, name),
     )

@@ -218,7 +218,10 @@ def collate(
     if shared_prefix:
         rows = [_pack_row(groups, provider)]
     else:
-        rows = [_pack_row([[experience]], provider) for group in groups for experience in group]
+        rows = []
+        for group in groups:
+            for experience in group:
+                rows.append(_pack_row([[experience]], provider))
     length = max(len(row.ids) for row in rows)
     ids, positions, spans = [], [], []
     targets, predictor_index, temperatures = [], [], []

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.answer import ResponseFormat, ResponseSection
 from mmrl.config import Config, EvalConfig
 from mmrl.config.schema import (
@@ -25,6 +24,7 @@ from mmrl.policy.families import FAMILIES, get_family
 from mmrl.policy.pretrained import ModelBundle, ProcessorBundle, load_pretrained, load_processor
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.types import Sample, UserError
+from mmrl.utils.seeds import derive_seed
 
 
 def build_model(

@@ -139,7 +139,7 @@ class PromptEncoder:
         for token in self._special_tokens:
             if token in text:
                 raise UserError(f"its text contains the special token {token!r}; take it out")
-        layouts = tuple(self._layout_media(ref) for ref in sample.media)
+        layouts = tuple(map(self._layout_media, sample.media))
         ids = self._tokenize_with_media(sample, layouts)
         if len(ids) > self._max_prompt_tokens:
             raise PromptTooLongError(
@@ -323,7 +323,9 @@ class PromptEncoder:
         """Return the patches of these videos, float32 [M, D]."""
         if not refs:
             return self._no_patches()
-        clips = [self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW for ref in refs]
+        clips = []
+        for ref in refs:
+            clips.append(self._media_cache.read_video(ref, self.frame_sampling).frames_TCHW)
         # Frames are chosen and resized already; the cap is about resizing, and transformers warns unless it is set.
         options = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}
         output = self.hf_processor.video_processor(clips, return_tensors="pt", **options)

@@ -13,9 +13,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.families import ModelFamily, get_family
+from mmrl.utils.seeds import derive_seed
 
 
 class LoraAdapter:

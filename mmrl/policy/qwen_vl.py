@@ -211,7 +211,10 @@ class Policy:
         """
         shared: dict[int, object] = {}
         if not self._sharded_forward:
-            shared = {id(parameter): parameter for parameter in self.model.parameters() if not parameter.requires_grad}
+            shared = {}
+            for parameter in self.model.parameters():
+                if not parameter.requires_grad:
+                    shared[id(parameter)] = parameter
         # `deepcopy` takes what its memo holds as already copied, so these weights are shared.
         with self.gather_all():
             model = copy.deepcopy(self.model, shared)

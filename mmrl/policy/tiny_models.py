@@ -128,7 +128,9 @@ def make_model(
         UserError: qwen2_vl cannot have a vision tower of these sizes.
     """
     model_class = FAMILIES[spec.family].model_class
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS}
+    ids = {}
+    for token in _SPECIAL_TOKENS:
+        ids[token] = tokenizer.convert_tokens_to_ids(token)
     config = model_class.config_class(
         text_config=_text_config(spec, len(tokenizer), ids),
         vision_config=_vision_config(spec),

@@ -88,4 +88,4 @@ class VisionCache:
         if not found[0].deepstack:
             return self._output_class(pooler_output=tokens)
         layers = zip(*(features.deepstack for features in found), strict=True)
-        return self._output_class(pooler_output=tokens, deepstack_features=[torch.cat(layer) for layer in layers])
+        return self._output_class(pooler_output=tokens, deepstack_features=list(map(torch.cat, layers)))

@@ -102,7 +102,7 @@ class LogprobCheck:
 
 def modality_of(sample: Sample) -> Modality:
     """Return `video` for a sample with a video, else `image` for one with an image, else `text`."""
-    media_types = {type(ref) for ref in sample.media}
+    media_types = set(map(type, sample.media))
     if VideoRef in media_types:
         return "video"
     return "image" if ImageRef in media_types else "text"

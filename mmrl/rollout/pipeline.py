@@ -135,9 +135,9 @@ def _build_rethink(config: RethinkConfig, context: RolloutContext) -> ForcedReth
     first = context.sampling_params
     temperature = first.temperature if config.temperature is None else config.temperature
     longest = first.max_new_tokens - config.min_free_tokens if config.min_free_tokens else None
-    triggers = [
-        tokenize_trigger(trigger.text, context.processor, first.banned_token_ids) for trigger in config.triggers
-    ]
+    triggers = []
+    for trigger in config.triggers:
+        triggers.append(tokenize_trigger(trigger.text, context.processor, first.banned_token_ids))
     return ForcedRethink(
         options=config,
         sampler=context.sampler,

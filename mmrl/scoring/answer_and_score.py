@@ -27,7 +27,7 @@ def answer_samples(
     samples: Sequence[Sample], prompt_builder: PromptBuilder, rollout_pipeline: RolloutPipeline, *, step: int
 ) -> RolloutBatch:
     """Build a prompt for each sample and generate its group of rollouts; random choices derive from `step`."""
-    prompts = [prompt_builder.build(sample) for sample in samples]
+    prompts = list(map(prompt_builder.build, samples))
     return rollout_pipeline.run(prompts, step=step)
 
 

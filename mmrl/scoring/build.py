@@ -59,7 +59,10 @@ def check_group_rewards(
     for group_reward in group_rewards:
         for sample in filter(group_reward.options.applies_to, samples):
             applicable = scorer.applicable_term_names(sample)
-            missing = [name for name in group_reward.options.args.get("correct", ()) if name not in applicable]
+            missing = []
+            for name in group_reward.options.args.get("correct", ()):
+                if name not in applicable:
+                    missing.append(name)
             if missing:
                 raise UserError(
                     f"group reward {group_reward.name!r} reads the term {missing[0]!r}, which does not apply to sample "

@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 
 from mmrl.types import Response, RewardErrorKind, RewardFailure, RewardValue, Sample, Unscorable, UserError
-from mmrl_rewards.cases import ErrorCatcher
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _MAX_REASON_CHARS = 2000
@@ -53,7 +53,10 @@ def _truncate(reason: str) -> str:
 def _error_location(reward: BoundReward, error: BaseException | None) -> str:
     """Return file and line of an error, those in the reward's own file if the traceback passes there."""
     frames = list(traceback.extract_tb(error.__traceback__)) if error else []
-    own_frames = [frame for frame in frames if frame.filename == inspect.getfile(reward.reward.fn)]
+    own_frames = []
+    for frame in frames:
+        if frame.filename == inspect.getfile(reward.reward.fn):
+            own_frames.append(frame)
     if not frames:
         return ""
     last = (own_frames or frames)[-1]

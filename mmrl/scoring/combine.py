@@ -174,7 +174,11 @@ def _max_value(term: BoundTerm) -> float:
 def _combine_lexicographic(fractions: Sequence[float]) -> float:
     *first, last = fractions
     # 0.29 * 100 is 28.999...: without the 1e-9, rounding down would lose a level.
-    levels = [int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS for fraction in first]
+    levels = []
+    for fraction in first:
+        levels.append(int(fraction * _LEXICOGRAPHIC_LEVELS + 1e-9) / _LEXICOGRAPHIC_LEVELS)
     levels.append(last)
-    places = [(_LEXICOGRAPHIC_LEVELS + 2.0) ** -k for k in range(len(levels))]
+    places = []
+    for k in range(len(levels)):
+        places.append((_LEXICOGRAPHIC_LEVELS + 2.0) ** -k)
     return sum(level * place for level, place in zip(levels, places, strict=True)) / sum(places)

@@ -31,7 +31,7 @@ from mmrl.types import (
     Unscorable,
     UserError,
 )
-from mmrl_rewards.cases import ErrorCatcher
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl_rewards.contract import BoundReward
 
 _TIMEOUT_S = 10.0
@@ -195,11 +195,10 @@ def _call_reward_on_all(reward: BoundReward, pairs: Sequence[tuple[Response, Sam
 
 
 def _check_range(reward: BoundReward, attempts: Sequence[tuple[str, Sample, RewardValue | Exception]]) -> LintFinding:
-    bad = [
-        f"{name} ({sample.target.answer_type}): {_error_text(got)}"
-        for name, sample, got in attempts
-        if isinstance(got, Exception)
-    ]
+    bad = []
+    for name, sample, got in attempts:
+        if isinstance(got, Exception):
+            bad.append(f"{name} ({sample.target.answer_type}): {_error_text(got)}")
     low, high = reward.reward.low, reward.reward.high
     return LintFinding("range", not bad, bad[0] if bad else f"{len(attempts)} values from {low:g} to {high:g}")
 
@@ -214,11 +213,10 @@ def _check_pickling(reward: BoundReward) -> LintFinding:
 
 def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
     """Check that a call gives the same value again, after other calls, and in another process."""
-    pairs = [
-        (_make_response(sample, text), sample)
-        for sample in samples
-        for text in (ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", "")
-    ]
+    pairs = []
+    for sample in samples:
+        for text in (ATTACK_GRAMMAR.render(sample.target), "<answer>1</answer>", ""):
+            pairs.append((_make_response(sample, text), sample))
     back_and_forth = _run_in_process(partial(_call_reward_on_all, reward, pairs + pairs[::-1]))
     elsewhere = _run_in_process(partial(_call_reward_on_all, reward, pairs))
     if isinstance(back_and_forth, Exception) or isinstance(elsewhere, Exception):
@@ -232,7 +230,9 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
 def _check_purity(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
-    pairs = [(_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
+    pairs = []
+    for sample in samples:
+        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
     found = _run_in_process(partial(_record_impure_calls, partial(_call_reward_on_all, reward, pairs)))
     if isinstance(found, Exception):
         return LintFinding("pure", False, _error_text(found))
@@ -279,18 +279,25 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 
 def _check_speed(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
-    pairs = [(_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample) for sample in samples]
-    seconds = _run_in_process(lambda: max(_median_seconds(reward, *pair) for pair in pairs))
+    pairs = []
+    for sample in samples:
+        pairs.append((_make_response(sample, ATTACK_GRAMMAR.render(sample.target)), sample))
+    seconds = _run_in_process(partial(_slowest_seconds, reward, pairs))
     if isinstance(seconds, Exception):
         return LintFinding("speed", False, _error_text(seconds))
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
     return LintFinding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
 
 
+def _slowest_seconds(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> float:
+    return max(_median_seconds(reward, *pair) for pair in pairs)
+
+
 def _median_seconds(reward: BoundReward, response: Response, sample: Sample) -> float:
     """Return the median time of twenty calls after a first one, in which libraries load."""
     _call_reward_checked(reward, response, sample)
-    return median(timeit.repeat(lambda: _call_reward_checked(reward, response, sample), number=1, repeat=20))
+    call = partial(_call_reward_checked, reward, response, sample)
+    return median(timeit.repeat(call, number=1, repeat=20))
 
 
 def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> LintFinding:
@@ -315,7 +322,8 @@ def _attack_results(
     low, high, tolerance = reward.reward.low, reward.reward.high, reward.reward.attack_tolerance
     names = list(dict.fromkeys(name for name, _, _ in attempts if name != "right"))
     shares = dict(tolerance) if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
-    if unknown := sorted(shares.keys() - set(names)):
+    unknown = sorted(shares.keys() - set(names))
+    if unknown:
         raise UserError(
             f"reward {reward.reward.name!r}: there is no attack {unknown[0]!r}; there are {', '.join(names)}"
         )

@@ -45,7 +45,9 @@ def qualified_name(name: str) -> str:
     known_names = builtin_rewards()
     if f"mmrl_rewards.{name}" in known_names:
         return f"mmrl_rewards.{name}"
-    short_names = [known_name.removeprefix("mmrl_rewards.") for known_name in known_names]
+    short_names = []
+    for known_name in known_names:
+        short_names.append(known_name.removeprefix("mmrl_rewards."))
     close = get_close_matches(name, short_names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`mmrl reward list` shows all"
     raise UserError(f"there is no reward {name!r}; {hint}")

@@ -86,7 +86,9 @@ class RewardFunctionScorer:
         for siblings in rollouts:
             groups.append(self._build_group([(rollout, next(outcomes)) for rollout in siblings], step))
         for index, rollouts_by_probe in enumerate(probes):
-            scores = {name: self.score_eval(probe_rollouts) for name, probe_rollouts in rollouts_by_probe.items()}
+            scores = {}
+            for name, probe_rollouts in rollouts_by_probe.items():
+                scores[name] = self.score_eval(probe_rollouts)
             groups[index] = replace(groups[index], probes=scores)
         return tuple(groups)
 
@@ -100,7 +102,7 @@ class RewardFunctionScorer:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        return self.score([_scoring_pair(rollout) for rollout in rollouts])
+        return self.score(list(map(_scoring_pair, rollouts)))
 
     def score(self, pairs: Sequence[ScoringPair]) -> tuple[Score, ...]:
         """Score responses, as `score_eval` scores rollouts. Raises the same errors."""
@@ -124,7 +126,9 @@ class RewardFunctionScorer:
             RewardError: a reward failed, whatever `on_error` and `on_unscorable` say.
             UserError: no term applies to a sample, or its target cannot be written in the response format.
         """
-        empty_answers = {answer_type: grammar.parse("", answer_type) for answer_type in AnswerType}
+        empty_answers = {}
+        for answer_type in AnswerType:
+            empty_answers[answer_type] = grammar.parse("", answer_type)
         for start in range(0, len(samples), _CHECK_BATCH_SIZE):
             chunk = samples[start : start + _CHECK_BATCH_SIZE]
             pairs: list[ScoringPair] = []
@@ -171,7 +175,10 @@ class RewardFunctionScorer:
         return all_outcomes
 
     def _applicable_terms(self, sample: Sample, evaluation: bool) -> list[BoundTerm]:
-        terms = [term for term in self._terms if term.applies_to(sample, evaluation=evaluation)]
+        terms = []
+        for term in self._terms:
+            if term.applies_to(sample, evaluation=evaluation):
+                terms.append(term)
         if not terms:
             where = ", in evaluation" if evaluation else ""
             raise UserError(
@@ -231,7 +238,9 @@ class RewardFunctionScorer:
         """Return the score of a response, with the fallback in place of each failure."""
         terms = [term for term in self._terms if term.name in outcomes]
         reward_values = {term.name: _value_or_fallback(term, outcomes[term.name]) for term in terms}
-        values = {name: reward_value.value for name, reward_value in reward_values.items()}
+        values = {}
+        for name, reward_value in reward_values.items():
+            values[name] = reward_value.value
         try:
             total = combine_terms(terms, values, self._options.combine, step=step)
         except UserError as error:

@@ -79,7 +79,10 @@ def read_benchmark_questions(
     columns: dict[str, None] = {}
     for item in questions.items.values():
         columns |= dict.fromkeys(item.subsets)
-    unknown = [column for column in options.subsets if column not in columns]
+    unknown = []
+    for column in options.subsets:
+        if column not in columns:
+            unknown.append(column)
     if unknown:
         raise UserError(
             f"evaluation.benchmarks.{options.name}.subsets: no question has {unknown[0]!r}; they have "

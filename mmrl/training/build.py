@@ -13,7 +13,6 @@ import torch
 from mmrl.algo.advantages import compute_advantages, load_custom_advantage
 from mmrl.algo.changed_media import ChangedMediaDetector, find_media_problems
 from mmrl.algo.replay import ReplaySettings
-from mmrl.algo.seeds import derive_seed
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config import Config
 from mmrl.config.check_term_names import check_reward_names
@@ -68,6 +67,7 @@ from mmrl.scoring import registry
 from mmrl.scoring.build import build_group_rewards, build_scorer, check_group_rewards, reward_weights
 from mmrl.training.validation import Evaluator
 from mmrl.types import Sample, SamplingParams, TrainingState
+from mmrl.utils.seeds import derive_seed
 from mmrl.utils.torch_threads import set_thread_count
 
 if TYPE_CHECKING:

@@ -67,7 +67,9 @@ class Validation:
         if state.step % self._options.every:
             return
         held_out = self._evaluate()
-        task_means = {task: fmean(rewards.values()) for task, rewards in held_out.rewards.items()}
+        task_means = {}
+        for task, rewards in held_out.rewards.items():
+            task_means[task] = fmean(rewards.values())
         mean = fmean(task_means.values())
         self._log_means(state, {**task_means, "mean": mean}, held_out.rollout_metrics)
         goal, task_goal = self._options.stop_at_mean_reward, self._options.stop_at_task_reward

@@ -118,7 +118,10 @@ class HealthMonitor:
     def summary(self) -> str:
         """Return one line about the last steps, for the end of a stage."""
         means = self.window_means()
-        parts = [text.format(means[name]) for name, text in SUMMARY_METRICS if name in means]
+        parts = []
+        for name, text in SUMMARY_METRICS:
+            if name in means:
+                parts.append(text.format(means[name]))
         return "Health at the end: " + ", ".join(parts)
 
     def _find_problems(self, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:

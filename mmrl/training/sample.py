@@ -120,7 +120,10 @@ def count_finished_steps(settings: SampleSettings) -> int:
     if not settings.table_path.exists():
         return 0
     lines = settings.table_path.read_bytes().splitlines(keepends=True)
-    complete = [line for line in lines if line.endswith(b"\n")]
+    complete = []
+    for line in lines:
+        if line.endswith(b"\n"):
+            complete.append(line)
     # The last step may have fewer rows than the others.
     if len(complete) == len(settings.samples) * settings.group_size:
         return settings.num_steps
@@ -151,7 +154,7 @@ def compute_table_metrics(path: Path) -> dict[str, float]:
 def _append_rows(path: Path, groups: Sequence[Group]) -> None:
     lines = []
     for group in groups:
-        lines += [json_line(row) for row in _group_rows(group, path.parent)]
+        lines += list(map(json_line, _group_rows(group, path.parent)))
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")

@@ -119,7 +119,10 @@ def _measure_from_history(stage: SelectStage, rows: Sequence[TableRow]) -> Itera
 
 def _is_correct(stage: SelectStage, row: TableRow) -> bool | None:
     """Return True if all terms of `correct` that the rollout has reach the threshold; None if it has none of them."""
-    values = [row["terms"][name] for name in stage.correct if name in row["terms"]]
+    values = []
+    for name in stage.correct:
+        if name in row["terms"]:
+            values.append(row["terms"][name])
     return all(value >= stage.threshold for value in values) if values else None
 
 

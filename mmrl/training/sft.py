@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import SftStage
 from mmrl.data.demonstrations import TargetField, demonstration_text
 from mmrl.distributed.ranks import Ranks
@@ -16,6 +15,7 @@ from mmrl.distributed.sharing import count_dropped_samples
 from mmrl.ports import DemonstrationCompleter, Learner, PromptBuilder, SampleSource
 from mmrl.training.step import Callback, StepResult, StepTimer
 from mmrl.types import Experience, Group, Rollout, Sample, Score, SelectedExperiences, TrainingState
+from mmrl.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ def resolve_inside(path: Path, roots: Sequence[Path]) -> Path:
         resolved = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path}: leads nowhere ({error}); correct the path") from error
-    if not any(resolved.is_relative_to(root) for root in roots):
+    if not any(map(resolved.is_relative_to, roots)):
         listed = ", ".join(map(str, roots)) or "none"
         raise UserError(f"{path}: {resolved} lies outside data.roots ({listed}); add its folder there, or move it")
     return resolved
@@ -134,7 +134,7 @@ def replace_nonfinite(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [replace_nonfinite(inner) for inner in value]
+        return list(map(replace_nonfinite, value))
     return value
 
 

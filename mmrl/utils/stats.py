@@ -149,7 +149,9 @@ def paired_cluster_bootstrap(
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} values cannot be paired with {len(b)}")
-    differences = [value_a - value_b for value_a, value_b in zip(a, b, strict=True)]
+    differences = []
+    for value_a, value_b in zip(a, b, strict=True):
+        differences.append(value_a - value_b)
     return cluster_bootstrap(differences, clusters, seed=seed, num_resamples=num_resamples)
 
 

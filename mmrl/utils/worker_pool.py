@@ -25,6 +25,7 @@ from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar
 
 from mmrl.types import UserError
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_server import MessageSocket, ReportActivity, ServerSetup, WorkerSetup
 
 PayloadT = TypeVar("PayloadT")
@@ -79,8 +80,7 @@ class WorkerPool(Generic[PayloadT, ResultT]):
         num_workers: int,
         *,
         startup_timeout_s: float,
-        load_after_fork: bool = False,
-        preload: str | None = None,
+        shared_imports: tuple[str, ...] | None = None,
         max_batch_size: int = 1,
         fork_each_call: bool = False,
         pickler: type[pickle.Pickler] = pickle.Pickler,
@@ -93,9 +93,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
                 given a function that reports what it does next.
             num_workers: calls that run at the same time.
             startup_timeout_s: seconds between two reports of `load` before it counts as hung.
-            load_after_fork: run `load` in every worker instead. Replacing a worker takes longer, but `load` may start
-                threads, and all such pools share a server, whose imports they pay for once.
-            preload: module that the shared server imports for them.
+            shared_imports: run `load` in every worker instead, forked from a server that has imported these modules.
+                Replacing a worker takes longer, but `load` may start threads, and all pools that give the same modules
+                share the server, whose imports they pay for once. None: `load` runs in a server of this pool.
             max_batch_size: calls that a worker is sent at once, which saves time when they take microseconds. Each
                 still has its own deadline.
             fork_each_call: never give a process a second call.
@@ -103,8 +103,11 @@ class WorkerPool(Generic[PayloadT, ResultT]):
             make_error: turns the WorkerError of a payload into the error that its future raises.
         """
         setup = WorkerSetup(load, pickler)
-        server = _share_server(os.getpid(), preload) if load_after_fork else _Server(ServerSetup(preload, setup))
-        self._workers = _WorkerStarter(server, setup if load_after_fork else None, startup_timeout_s)
+        if shared_imports is None:
+            self._workers = _WorkerStarter(_Server(ServerSetup((), setup)), None, startup_timeout_s)
+        else:
+            server = _share_server(os.getpid(), shared_imports)
+            self._workers = _WorkerStarter(server, setup, startup_timeout_s)
         self._queue = _TaskQueue(num_workers, max_batch_size)
         self._make_error = make_error
         self._threads: list[Thread] = []
@@ -130,10 +133,9 @@ class WorkerPool(Generic[PayloadT, ResultT]):
 
     def submit_all(self, payloads: Sequence[PayloadT], timeouts_s: Sequence[float | None]) -> list[Future[ResultT]]:
         """Submit calls together, so that they can be sent in batches. The futures raise as those of `submit`."""
-        tasks = [
-            _Task[Any](payload, timeout_s, self._make_error)
-            for payload, timeout_s in zip(payloads, timeouts_s, strict=True)
-        ]
+        tasks = []
+        for payload, timeout_s in zip(payloads, timeouts_s, strict=True):
+            tasks.append(_Task[Any](payload, timeout_s, self._make_error))
         self._queue.add(tasks)
         while len(self._threads) < min(self._num_workers, self._queue.num_submitted):
             arguments = (self._queue, self._workers, self._fork_each_call)
@@ -151,7 +153,7 @@ class _Task(Generic[ResultT]):
     make_error: Callable[[Any, WorkerError], Exception] | None
     future: Future[ResultT] = field(default_factory=Future)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception | SystemExit) -> None:
         """Let the future raise an error, in the words of the pool's owner."""
         if isinstance(error, WorkerError) and self.make_error is not None:
             error = self.make_error(self.payload, error)
@@ -350,10 +352,10 @@ class _WorkerStarter:
 
 
 @cache
-def _share_server(process_id: int, preload: str | None) -> _Server:
+def _share_server(process_id: int, imports: tuple[str, ...]) -> _Server:
     """Return the server of all pools of this process that load after the fork."""
     del process_id  # a fork of this process needs a server of its own
-    return _Server(ServerSetup(preload, None))
+    return _Server(ServerSetup(imports, None))
 
 
 def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
@@ -364,10 +366,12 @@ def _wait_until_loaded(line: MessageSocket, timeout_s: float) -> None:
     """
     activity = "starting"
     try:
-        while (report := line.receive(timeout_s)) is not None:
+        report = line.receive(timeout_s)
+        while report is not None:
             if isinstance(report, UserError):
                 raise WorkerStartError(f"died while {activity}: {report}") from report
             activity = report
+            report = line.receive(timeout_s)
     except TimeoutError:
         raise WorkerStartError(f"hung while {activity}: more than {timeout_s:g} s") from None
     except (EOFError, ConnectionError):
@@ -399,34 +403,41 @@ def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, work
     """Run tasks in a worker and return it, or None when it hung or died: then the running task fails, and the others
     go back to the queue.
     """
-    try:
+    # Pickling calls code of the payloads, which may raise anything.
+    with ErrorCatcher() as sending:
         worker.line.send([task.payload for task in tasks])
-    except ConnectionError:  # it died; reading the line says so
-        pass
-    except Exception as error:  # noqa: BLE001 - pickling calls code of the payloads, which may raise anything
+    # After a ConnectionError the worker is dead, which reading the line says.
+    if sending.error is not None and not isinstance(sending.error, ConnectionError):
         for task in tasks:
-            task.fail(error)
+            task.fail(sending.error)
         return worker
     for index, task in enumerate(tasks):
-        try:
+        # Unpickling calls code of the result, which may raise anything.
+        with ErrorCatcher() as receiving:
             result = worker.line.receive(task.timeout_s)
-        except TimeoutError:
-            workers.end(worker)
-            task.fail(WorkerTimeoutError(f"took more than {task.timeout_s:g} s"))
-        except (EOFError, OSError):
-            task.fail(WorkerDiedError(workers.end(worker)))
-        except Exception as error:  # noqa: BLE001 - unpickling calls code of the result, which may raise anything
-            workers.end(worker)
-            task.fail(error)
+        if receiving.error is not None:
+            exit_code = workers.end(worker)
+            task.fail(_explain_lost_result(receiving.error, task, exit_code))
+            queue.put_back(tasks[index + 1 :])
+            return None
+        if isinstance(result, UserError):
+            task.fail(result)
         else:
-            if isinstance(result, UserError):
-                task.fail(result)
-            else:
-                task.future.set_result(result)
-            continue
-        queue.put_back(tasks[index + 1 :])
-        return None
+            task.future.set_result(result)
     return worker
+
+
+def _explain_lost_result(
+    error: Exception | SystemExit, task: _Task[Any], exit_code: int | None
+) -> Exception | SystemExit:
+    """Return the error of a task whose result could not be read."""
+    match error:
+        case TimeoutError():
+            return WorkerTimeoutError(f"took more than {task.timeout_s:g} s")
+        case EOFError() | OSError():
+            return WorkerDiedError(exit_code)
+        case _:
+            return error
 
 
 def _close(queue: _TaskQueue, workers: _WorkerStarter, threads: Sequence[Thread]) -> None:

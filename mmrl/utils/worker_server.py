@@ -47,7 +47,7 @@ class WorkerSetup(NamedTuple):
 class ServerSetup(NamedTuple):
     """The first message to a server."""
 
-    preload: str | None  # module to import, so that its workers need not
+    imports: tuple[str, ...]  # modules to import, so that its workers need not
     workers: WorkerSetup | None  # what all workers do; None where each is sent its own setup after the fork
 
 
@@ -84,9 +84,11 @@ class MessageSocket:
         if timeout_s != self.connection.gettimeout():
             self.connection.settimeout(timeout_s)
         body_size, num_buffers = _HEADER.unpack(self._read(_HEADER.size))
-        sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(num_buffers)]
+        sizes = []
+        for _ in range(num_buffers):
+            sizes.append(_SIZE.unpack(self._read(_SIZE.size))[0])
         body = self._read(body_size)
-        return pickle.loads(body, buffers=[self._read(size) for size in sizes])
+        return pickle.loads(body, buffers=list(map(self._read, sizes)))
 
     def _read(self, size: int) -> bytearray:
         """Return the next `size` bytes, reading ahead only where that saves system calls."""
@@ -143,9 +145,9 @@ def run_server(control_fd: int) -> None:
 def _load_for_workers(control: MessageSocket) -> Callable[[MessageSocket], NoReturn]:
     """Read the setup, load, and return what a worker does with the socket to the pool."""
     setup: ServerSetup = control.receive()
-    if setup.preload is not None:
-        control.send(f"importing {setup.preload}")
-        importlib.import_module(setup.preload)
+    for module in setup.imports:
+        control.send(f"importing {module}")
+        importlib.import_module(module)
     if setup.workers is None:
         control.send(None)
         return _load_and_answer

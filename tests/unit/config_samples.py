@@ -47,7 +47,8 @@ data:
 response_format: {thinking: required}
 rewards:
   terms:
-    - {fn: "r:x", name: x, weight: 0.5, args: {k: v}, when: {task: [count]}, training_only: true, requires: y, fallback: 0.5}
+    - {fn: "r:x", name: x, weight: 0.5, args: {k: v}, when: {task: [count]}, training_only: true,
+       requires: y, fallback: 0.5}
     - {fn: "r:y", name: y, timeout_s: 2.0, transform: {clip: [0.0, 0.9], threshold: 0.5, rescale_to: [-1.0, 1.0]}}
     - {fn: "r:z", name: z, schedule: {points: [[0, 1.0], [10, 0.5]]}}
 stages:

@@ -23,8 +23,8 @@ from mmrl.algo.losses import (
     truncate_weights,
 )
 from mmrl.algo.schedule import coefficient, learning_rate
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import LossCoefficientConfig
+from mmrl.utils.seeds import derive_seed
 
 
 def test_the_surrogate_by_hand():
@@ -278,6 +278,6 @@ def test_seeds_spread_over_the_range():
 
 
 def test_seeds_are_equal_in_another_process():
-    code = "from mmrl.algo.seeds import derive_seed; print(derive_seed(5, 'x'))"
+    code = "from mmrl.utils.seeds import derive_seed; print(derive_seed(5, 'x'))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == derive_seed(5, "x")

@@ -170,7 +170,8 @@ CASES = [
         ]}],
      [((IMAGE, "Find every cat."), Target(answer_type=AnswerType.BOXES, coordinate_system=PX, value=(
          Region((1, 2, 4, 6.5), "cat"), Region((9, 9, 10, 10), "cat")))),
-      ((IMAGE, "Find every dog."), Target(answer_type=AnswerType.BOXES, coordinate_system=PX, value=(Region((5, 5, 10, 10), "dog"),)))]),
+      ((IMAGE, "Find every dog."), Target(answer_type=AnswerType.BOXES, coordinate_system=PX, value=(
+         Region((5, 5, 10, 10), "dog"),)))]),
     ("reason_seg", 0, [{"text": ["something to sit on", "the seat"], "is_sentence": True, "shapes": [
         {"label": "target", "points": [[10, 20], [30.5, 25], [20, 40]]},
         {"label": "target", "points": [[5, 30], [6, 31], [5, 32]]},

@@ -77,7 +77,8 @@ def rethink(**options):
         ),
         (rollout_steps(FIRST, rethink(mode="add"), key="evaluation.rollout_steps"), "evaluation has one response"),
         (
-            "stages.rl={kind: rl, name: rl, steps: 1, async_rollouts: true, rollout_steps: [{kind: generate, partial_rollout_tokens: 8}]}",
+            "stages.rl={kind: rl, name: rl, steps: 1, async_rollouts: true, "
+            "rollout_steps: [{kind: generate, partial_rollout_tokens: 8}]}",
             "one step old at most; take out one of",
         ),
         ("stages.rl.async_rollouts=1", "stages.1.async_rollouts: must be true or false, got 1"),

@@ -83,7 +83,8 @@ def test_media_are_files_with_the_stated_digest(generate, place):
 @pytest.mark.parametrize("generate", [printed_text.text, shape_videos.visible_span])
 def test_another_process_makes_the_same_bytes(generate, place):
     code = (
-        f"import pathlib; from mmrl.types import DatasetContext; from {generate.__module__} import {generate.__name__} as g\n"
+        "import pathlib; from mmrl.types import DatasetContext\n"
+        f"from {generate.__module__} import {generate.__name__} as g\n"
         f"p = pathlib.Path({str(place.work_dir)!r}) / 'again'\n"
         "print(*[s.media[0].sha256 for s in g(DatasetContext(work_dir=p, base_dir=p, seed=0), split='test', size=2)])"
     )

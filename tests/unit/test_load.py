@@ -35,7 +35,8 @@ def rows(place, *, split: str, size: int):
         file, digest = files[number % len(files)], digests[number % len(files)]
         path = f"{file.parent}/{'./' * (number // len(files))}{file.name}"  # another reference to the same file
         parts = (ImageRef(path=path, sha256=digest), "How many?")
-        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=Target(answer_type=AnswerType.NUMBER, value=1))
+        target = Target(answer_type=AnswerType.NUMBER, value=1)
+        yield Sample(id=f"{split}-{number}", task="t", parts=parts, target=target)
 """
 
 

@@ -14,7 +14,8 @@ HARVEST = (
   - {kind: sample, name: draw, group_size: 4}
   - {kind: select, name: right, from_stage: draw, correct: [exact], output: responses, max_responses: 2}
   - {kind: select, name: hard, from_stage: draw, correct: [exact], metric: first_correct, range: [2, null], top_k: 9}
-  - {kind: sft, name: again, from_stage: right, target_field: response, steps: 5, drop_thinking_prob: 0.5, loss_on: answer}
+  - {kind: sft, name: again, from_stage: right, target_field: response, steps: 5, drop_thinking_prob: 0.5,
+     loss_on: answer}
 """,
     )
 )
@@ -223,7 +224,8 @@ def test_the_stages_are_explained(path):
         ),
         (
             "{kind: curriculum, phases: [{when: {task: [a, b]}, max_samples: 9, plateau: {window: 5}}, {}]}",
-            "phase 0: samples of which task is a or b, until 9 samples were drawn or the mean of 5 steps is less than 0.01 above",
+            "phase 0: samples of which task is a or b, until 9 samples were drawn or "
+            "the mean of 5 steps is less than 0.01 above",
         ),
     ],
 )

@@ -41,8 +41,8 @@ def main() -> None:
         for overlap in steps:
             steps[overlap] += run_training(asked, async_rollouts=overlap)
     load = os.getloadavg()[0]
-    waits, overlaps = (_phase_medians(steps[arm]) for arm in (False, True))
-    alone, together = (median(sum(step.values()) for step in steps[arm]) for arm in (False, True))
+    waits, overlaps = _phase_medians(steps[False]), _phase_medians(steps[True])
+    alone, together = _median_step(steps[False]), _median_step(steps[True])
     bound = alone / (alone - min(waits["rollout"], waits["learn"]))
     seconds = {"waits": {"step": alone, **waits}, "overlaps": {"step": together, **overlaps}}
     numbers = {"seconds": seconds, "ratio": alone / together, "bound": bound, "cores": os.cpu_count(), "load": load}
@@ -62,13 +62,23 @@ def run_training(arguments: argparse.Namespace, *, async_rollouts: bool) -> list
             sys.exit(done.stderr)
         lines = (Path(folder) / "run" / "timings.jsonl").read_text().splitlines()
     steps = [record for record in map(json.loads, lines) if "time/learn_s" in record]
-    return [
-        {verb: step[f"time/{verb}_s"] for verb in PHASES} for step in steps[SKIPPED_STEPS:-1]
-    ]  # the last draws nothing
+    timed_steps = steps[SKIPPED_STEPS:-1]  # the last draws nothing
+    return [_phase_seconds(step) for step in timed_steps]
+
+
+def _phase_seconds(record: dict[str, Any]) -> dict[str, float]:
+    return {verb: record[f"time/{verb}_s"] for verb in PHASES}
 
 
 def _phase_medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    return {verb: median(step[verb] for step in steps) for verb in PHASES}
+    medians = {}
+    for verb in PHASES:
+        medians[verb] = median(step[verb] for step in steps)
+    return medians
+
+
+def _median_step(steps: list[dict[str, float]]) -> float:
+    return median(sum(step.values()) for step in steps)
 
 
 def make_config(arguments: argparse.Namespace, run_dir: Path, *, async_rollouts: bool) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def benchmark_resume(rounds: int) -> tuple[str, dict[str, float]]:
     with TemporaryDirectory() as folder:
         time_to_next_step(Path(folder, "run"))
         both = [(time_to_next_step(Path(folder, "run")), time_imports()) for _ in range(rounds)]
-    taken, loaded = ([pair[k] for pair in both] for k in (0, 1))
+    taken, loaded = [step for step, _ in both], [load for _, load in both]
     beyond = [step - load for step, load in both]
     print(f"from the command to the end of the first step: {format_spread(taken)} s")
     print(f"libraries alone: {format_spread(loaded)} s; beyond them: {format_spread(beyond)} s")

@@ -343,7 +343,11 @@ def run_task(task: Callable[[LearnerUnderTest], Any], make: MakeLearner, folder:
 def run_in_own_process(make: MakeLearner, folder: Path, workload: Workload) -> Iterator[RunInProcess]:
     """A side in a process of its own; what is given does a task there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        yield lambda task: process.submit(run_task, task, make, folder, workload).result()
+
+        def run(task: Callable[[LearnerUnderTest], Any]) -> Any:
+            return process.submit(run_task, task, make, folder, workload).result()
+
+        yield run
 
 
 def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[float, float]:
@@ -384,8 +388,9 @@ def measure_workload(name: str, workload: Workload, pairs: int) -> list[str] | N
 
 def format_ratios(costs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> list[str]:
     """Medians of both sides' CPU seconds, and of their ratios with and without the kernel's share."""
-    sides = [f"{median(pair[side][0] for pair in costs):.2f} s" for side in (0, 1)]
-    whole, user = (sorted(theirs[part] / ours[part] for theirs, ours in costs) for part in (0, 1))
+    sides = [f"{median(theirs[0] for theirs, _ in costs):.2f} s", f"{median(ours[0] for _, ours in costs):.2f} s"]
+    whole = sorted(theirs[0] / ours[0] for theirs, ours in costs)
+    user = sorted(theirs[1] / ours[1] for theirs, ours in costs)
     return [*sides, f"{median(whole):.2f} [{whole[0]:.2f}, {whole[-1]:.2f}]", f"{median(user):.2f}"]
 
 

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -161,8 +163,8 @@ def _time_both(ours: PromptEncoder, hf: Any, samples: Sequence[Sample], paths: S
     """CPU seconds of both loops over all files, taking turns file by file."""
     mine = theirs = 0.0
     for sample, path in zip(samples, paths, strict=True):
-        mine += cpu_seconds(lambda sample=sample: ours.encode(sample))
-        theirs += cpu_seconds(lambda path=path: reference_patches(hf, path))
+        mine += cpu_seconds(partial(ours.encode, sample))
+        theirs += cpu_seconds(partial(reference_patches, hf, path))
     return mine, theirs
 
 
@@ -180,8 +182,11 @@ def benchmark_prefetch(steps: int, rounds: int) -> dict[str, float]:
         numbers = {}
         for workers, timings in found.items():
             verbs = sorted({verb for step in timings for verb in step if verb.startswith("time/")})
-            shares = ", ".join(f"{verb[5:-2]} {median(step[verb] for step in timings):.2f}" for verb in verbs)
-            total = median(sum(step[verb] for verb in verbs) for step in timings)
+            shares = ", ".join(f"{verb[5:-2]} {median(map(itemgetter(verb), timings)):.2f}" for verb in verbs)
+            totals = []
+            for step in timings:
+                totals.append(sum(step[verb] for verb in verbs))
+            total = median(totals)
             numbers[f"step_s with {workers} workers"] = total
             print(
                 f"data.media_workers={workers}: {total:.2f} s a step ({shares}), {len(timings)} steps in {rounds} runs"

@@ -83,15 +83,21 @@ def make_group(name: str, version: int, rewards: Sequence[float]) -> Group:
 
 def center_rewards(groups: Sequence[Group]) -> list[list[float]]:
     """Each reward less its group's mean."""
-    return [[total - sum(group.totals) / len(group.totals) for total in group.totals] for group in groups]
+    centered = []
+    for group in groups:
+        mean = sum(group.totals) / len(group.totals)
+        centered.append([total - mean for total in group.totals])
+    return centered
 
 
 def time_selection(selector: ExperienceSelector, prompts: dict[str, Prompt]) -> tuple[float, int]:
     """Median CPU time to choose, with half of the groups saturated, once the memory is full; and what it then holds."""
     dice, state, times = random.Random(0), TrainingState(), []
     for step in range(ROUNDS):
-        rewards = [[float(dice.random() < 0.5) * (g % 2) for _ in range(GROUP_SIZE)] for g in range(NUM_PROMPTS)]
-        groups = [make_group(f"{step}-{g}", step, row) for g, row in enumerate(rewards)]
+        groups = []
+        for index in range(NUM_PROMPTS):
+            rewards = [float(dice.random() < 0.5) * (index % 2) for _ in range(GROUP_SIZE)]
+            groups.append(make_group(f"{step}-{index}", step, rewards))
         prompts.update((group.prompt.digest, group.prompt) for group in groups)
         start = time.process_time()
         selector.select(groups, state)

@@ -26,7 +26,6 @@ from results import add_json_option, write_results
 from sklearn.datasets import load_sample_images
 from transformers import GenerationConfig, LogitsProcessor
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import (
     FromScratchConfig,
@@ -45,6 +44,7 @@ from mmrl.policy.qwen_vl import Policy, banned_ids
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
 from mmrl.types import AnswerType, Experience, ImageRef, MediaPolicy, Prompt, Sample, SamplingParams, Target
+from mmrl.utils.seeds import derive_seed
 
 SALT = ("bench",)
 QUESTION = "How many flowers are there in the picture, and which of them is the largest? " * 3

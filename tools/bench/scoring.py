@@ -104,7 +104,10 @@ def make_groups(fn: str) -> list[list[Rollout]]:
     """Prompts with eight responses each."""
     target, answer = TARGETS_AND_ANSWERS[fn]
     one = [make_rollout(target, f"{THOUGHT}<answer>{answer}</answer>", index) for index in range(8)]
-    return [[replace(each, prompt=one[0].prompt) for each in one] for _ in range(64)]
+    groups = []
+    for _ in range(64):
+        groups.append([replace(rollout, prompt=one[0].prompt) for rollout in one])
+    return groups
 
 
 @contextmanager

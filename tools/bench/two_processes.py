@@ -65,7 +65,9 @@ def run_arm(arm: tuple[str, ...], steps: int) -> RunSeconds:
     if any(record.get("learner/grad_norm", 1.0) == 0.0 for record in learned):
         sys.exit("a step learned nothing")
     timed = [record for record in records if record["stage"] == "rl"][WARM_UP_STEPS:]
-    wall = [sum(value for name, value in each.items() if name.startswith("time/")) for each in timed]
+    wall = []
+    for record in timed:
+        wall.append(sum(value for name, value in record.items() if name.startswith("time/")))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return RunSeconds(fmean(wall), cpu)
@@ -101,12 +103,13 @@ def main() -> int:
         print(f"{name:22} {format_spread(taken)} s a step{' of a process, CPU' if arguments.busy else ''}")
     numbers = {f"{name}: step_s": median(taken) for name, taken in found.items()}
     passed = True
-    if (two := ARM_BY_OPTION["two"]) in found:
+    two, zero = ARM_BY_OPTION["two"], ARM_BY_OPTION["zero"]
+    if two in found:
         gains = [one / both for one, both in zip(found[BASELINE], found[two], strict=True)]
         print(f"two processes are {format_spread(gains)} times as fast as one (at least {MIN_SPEEDUP})")
         numbers["speedup_of_two"] = median(gains)
         passed &= median(gains) >= MIN_SPEEDUP
-    if (zero := ARM_BY_OPTION["zero"]) in found:
+    if zero in found:
         costs = [ours / one for one, ours in zip(found[BASELINE], found[zero], strict=True)]
         print(f"ZeRO-0 takes {format_spread(costs)} times as long as plain torch (at most {MAX_SLOWDOWN})")
         numbers["slowdown_of_zero"] = median(costs)

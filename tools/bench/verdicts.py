@@ -64,7 +64,9 @@ def main() -> None:
     rates = [len(responses) / time_verdicts(responses, items) for _ in range(arguments.repeat)]
     print(f"{len(responses)} responses: {median(rates):.0f} verdicts/s (from {min(rates):.0f} to {max(rates):.0f})")
     numbers = {"verdicts_per_s": median(rates)}
-    asked = [next(item for item in items.values() if item.answer_type == kind) for kind in ("choice", "integer")]
+    asked = []
+    for kind in ("choice", "integer"):
+        asked.append(next(item for item in items.values() if item.answer_type == kind))
     for name, unit in REPEATED_UNITS.items():
         text = (unit * (MEGABYTE // len(unit) + 1))[:MEGABYTE]
         times = [time_verdicts([ItemResponse(id=item.id, text=text)], items) for item in asked]

@@ -44,7 +44,7 @@ def _read_header(file: Path, records: Iterator[list[str]]) -> list[str]:
         header = next(records, [])
     except csv.Error as error:
         raise UserError(f"{file}: the header cannot be read ({error})") from error
-    if not all(_is_utf8(name) for name in header):
+    if not all(map(_is_utf8, header)):
         raise UserError(f"{file}: the header is not UTF-8; save the file as UTF-8")
     if not any(header) or len(set(header)) < len(header):
         raise UserError(f"{file}: the first line must name the columns, each once; it is {header}")
@@ -54,7 +54,7 @@ def _read_header(file: Path, records: Iterator[list[str]]) -> list[str]:
 def _parse_record(header: list[str], record: list[str]) -> Cells | BadRowError:
     if len(record) != len(header):
         return BadRowError(f"has {len(record)} cells, the header has {len(header)}")
-    if not all(_is_utf8(cell) for cell in record):
+    if not all(map(_is_utf8, record)):
         return BadRowError("is not UTF-8")
     return dict(zip(header, record, strict=True))
 

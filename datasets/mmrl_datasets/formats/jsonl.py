@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -39,7 +40,7 @@ def as_cells(value: object) -> Cells | BadRowError:
 
 def _read_lines(content: BinaryIO) -> Iterator[bytes]:
     """Yield lines. A line over the limit is cut one byte beyond it, and the rest is skipped in pieces."""
-    while line := content.readline(MAX_LINE_BYTES + 1):
+    for line in iter(partial(content.readline, MAX_LINE_BYTES + 1), b""):
         rest = line
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
             rest = content.readline(MAX_LINE_BYTES + 1)

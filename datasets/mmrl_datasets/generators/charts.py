@@ -165,9 +165,16 @@ def _draw_values(
     Returns None if the values are shares and cannot add up to 100.
     """
     start = int(rng.integers(len(MONTHS)))
-    names = [MONTHS[(start + int(offset)) % len(MONTHS)] for offset in rng.permutation(months)]
-    free = [level for level in levels if level not in fixed]
-    picked = [free[int(index)] for index in rng.permutation(len(free))[: months - len(fixed)]]
+    names = []
+    for offset in rng.permutation(months):
+        names.append(MONTHS[(start + int(offset)) % len(MONTHS)])
+    free = []
+    for level in levels:
+        if level not in fixed:
+            free.append(level)
+    picked = []
+    for index in rng.permutation(len(free))[: months - len(fixed)]:
+        picked.append(free[int(index)])
     if shares:
         picked[-1] = 100 - sum(picked[:-1])
         if picked[-1] not in levels or len(set(picked)) < len(picked):
@@ -177,7 +184,9 @@ def _draw_values(
 
 def _sort_by_month(values: MonthlyValues) -> MonthlyValues:
     """Return consecutive months in their order, which may go on from December to January."""
-    by_number = {MONTHS.index(month): (month, value) for month, value in values}
+    by_number = {}
+    for month, value in values:
+        by_number[MONTHS.index(month)] = (month, value)
     # The first month is the one whose predecessor is missing. If all twelve are there, January is the first.
     start = next((number for number in by_number if (number - 1) % len(MONTHS) not in by_number), 0)
     return [by_number[(start + offset) % len(MONTHS)] for offset in range(len(by_number))]

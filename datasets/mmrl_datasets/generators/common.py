@@ -96,7 +96,9 @@ def choose_phrasing(rng: np.random.Generator, first: str, second: str) -> str:
 
 def shuffle_options(rng: np.random.Generator, options: Sequence[str], correct: str) -> tuple[list[str], str]:
     """Return the options in random order and the letter of the correct one; every letter is equally likely."""
-    shuffled = [options[int(index)] for index in rng.permutation(len(options))]
+    shuffled = []
+    for index in rng.permutation(len(options)):
+        shuffled.append(options[int(index)])
     return shuffled, LETTERS[shuffled.index(correct)]
 
 
@@ -137,7 +139,9 @@ def _make_sample_rngs(seed: int, prefix: str, indices: Iterable[int]) -> Iterato
     """Yield the random generators of samples `prefix`/000000, `prefix`/000001, ... in order."""
     remaining = iter(indices)
     while True:
-        names = [f"{prefix}/{index:06d}" for index in islice(remaining, RNG_BATCH_SIZE)]
+        names = []
+        for index in islice(remaining, RNG_BATCH_SIZE):
+            names.append(f"{prefix}/{index:06d}")
         if not names:
             return
         layout_rngs = make_rngs(seed, [f"{name}/layout" for name in names])

@@ -72,7 +72,7 @@ def sums(
     handwriting = load_handwritten_digits(split_name)
 
     def render(rngs: SampleRngs) -> RenderedSample:
-        chosen = [int(index) for index in rngs.layout.integers(len(handwriting), size=length)]
+        chosen = list(map(int, rngs.layout.integers(len(handwriting), size=length)))
         boxes = place_in_line(rngs.layout, length, image_px // length, image_px)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
         written = paste_digits(canvas, handwriting, chosen, boxes)

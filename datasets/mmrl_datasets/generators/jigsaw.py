@@ -187,7 +187,9 @@ def _cut_tiles(rng: np.random.Generator, photos: Sequence[Image.Image], grid: _T
         photo = photos[int(rng.integers(len(photos)))]
         crop = np.asarray(random_crop(rng, photo, grid.columns * side, grid.rows * side))
         corners = product(range(0, grid.rows * side, side), range(0, grid.columns * side, side))
-        tiles = [_blank_margin(crop[y : y + side, x : x + side], grid.margin_px) for y, x in corners]
+        tiles = []
+        for y, x in corners:
+            tiles.append(_blank_margin(crop[y : y + side, x : x + side], grid.margin_px))
         if all(np.abs(a.astype(int) - b).mean() >= MIN_DIFFERENCE for a, b in combinations(tiles, 2)):
             return tiles
     raise UserError(

@@ -138,7 +138,7 @@ def _make_question(
     if topic == "count":
         count = len(scene)
         near = sorted((n for n in range(1, 7) if n != count), key=lambda n: (abs(n - count), rng.random()))
-        return _ChoiceQuestion("How many shapes are there?", str(count), [str(number) for number in near])
+        return _ChoiceQuestion("How many shapes are there?", str(count), list(map(str, near)))
     colours = [shape.name.split()[0] for shape in scene]
     if topic == "colour":
         form = scene[0].name.split()[1]
@@ -155,7 +155,10 @@ def _corner_of(shape: SceneObject, image_px: int) -> str:
 
 def _order_distractors(rng: np.random.Generator, words: Mapping[str, object], shown: Sequence[str]) -> list[str]:
     """Return all words but the answer, which is `shown[0]`: the others that are shown, then the rest at random."""
-    rest = [word for word in words if word not in shown]
+    rest = []
+    for word in words:
+        if word not in shown:
+            rest.append(word)
     return [*shown[1:], *_shuffle(rng, rest)]
 
 

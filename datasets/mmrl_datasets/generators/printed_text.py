@@ -98,11 +98,9 @@ def text(
         left = int(rngs.layout.integers(image_px - ink.width + 1))
         top = int(rngs.layout.integers(image_px - ink.height + 1))
         canvas.paste(INK_COLOR, (left, top), ink.point(lambda level: round(level * contrast)))
+        question = choose_phrasing(rngs.layout, "Read the text.", "What is written here?")
         return RenderedSample(
-            parts=(
-                _add_noise(canvas, rngs.pixels, noise),
-                choose_phrasing(rngs.layout, "Read the text.", "What is written here?"),
-            ),
+            parts=(_add_noise(canvas, rngs.pixels, noise), question),
             target=Target(answer_type=AnswerType.TEXT, value=written),
             meta={"box": [left, top, left + ink.width, top + ink.height]},
         )
@@ -148,7 +146,7 @@ def _render_to_fit(rng: np.random.Generator, written: str, image_px: int, angle:
 def _render_text(written: str, font_px: int, weight: float, angle: float) -> Image.Image:
     font = ImageFont.load_default(size=font_px * SUPERSAMPLING)
     stroke = round(weight * font_px * SUPERSAMPLING)
-    left, top, right, bottom = (int(side) for side in font.getbbox(written))
+    left, top, right, bottom = map(int, font.getbbox(written))
     sheet = Image.new("L", (right - left + 2 * stroke + 4, bottom - top + 2 * stroke + 4))
     ImageDraw.Draw(sheet).text(
         (2 + stroke - left, 2 + stroke - top), written, fill=255, font=font, stroke_width=stroke, stroke_fill=255

@@ -27,11 +27,13 @@ def make_rngs(seed: int, names: Sequence[str]) -> list[np.random.Generator]:
     """
     # Seeding the generators together is five times faster than calling default_rng for each: numpy's SeedSequence
     # makes many small arrays.
-    digests = [hashlib.sha256(f"{seed}/{name}".encode()).digest() for name in names]
+    digests = []
+    for name in names:
+        digests.append(hashlib.sha256(f"{seed}/{name}".encode()).digest())
     hashed = b"".join(digest[: 4 * POOL_WORDS] for digest in digests)
     # SeedSequence splits a big integer into words, the lowest first.
     entropy = np.frombuffer(hashed, ">u4").reshape(-1, POOL_WORDS)[:, ::-1]
-    return [_make_rng(state) for state in _seed_states(entropy.astype(np.uint32))]
+    return list(map(_make_rng, _seed_states(entropy.astype(np.uint32))))
 
 
 def _make_rng(state: NDArray[np.uint64]) -> np.random.Generator:

@@ -94,7 +94,10 @@ def counting(
     def render(rngs: SampleRngs) -> RenderedSample:
         colour = colours[int(rngs.layout.integers(len(colours)))]
         count = int(rngs.layout.integers(max_count + 1))
-        others = [other for other in colours if other != colour]
+        others = []
+        for other in colours:
+            if other != colour:
+                others.append(other)
         draw = partial(_draw_coloured_shapes, rngs.layout, [colour] * count, others, image_px)
         shapes = draw_composition(split_name, draw)
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=SCENE_GREY)
@@ -238,7 +241,9 @@ def _draw_named_objects(
     rng: np.random.Generator, names: Sequence[str], sides: Sequence[int], *, count: int, image_px: int, grid_px: int
 ) -> list[SceneObject] | None:
     """Place objects of different names, photos as rectangles and shapes as squares; None if they find no room."""
-    chosen = [names[int(index)] for index in rng.permutation(len(names))[:count]]
+    chosen = []
+    for index in rng.permutation(len(names))[:count]:
+        chosen.append(names[int(index)])
     widths = choose_with_replacement(rng, sides, count)
     heights = widths if names is SHAPE_NAMES else choose_with_replacement(rng, sides, count)
     boxes = place_boxes(rng, list(zip(widths, heights, strict=True)), image_px=image_px, step=grid_px, gap=0)

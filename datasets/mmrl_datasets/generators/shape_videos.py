@@ -198,7 +198,7 @@ def visible_span(
     _check_distractors(distractors)
 
     def render(rngs: SampleRngs) -> RenderedSample:
-        first, end = sorted(int(edge) for edge in rngs.layout.permutation(frames + 1)[:2])
+        first, end = sorted(map(int, rngs.layout.permutation(frames + 1)[:2]))
         draw = partial(_draw_static_shapes, rngs.layout, range(first, end), distractors, settings)
         shapes = draw_composition(split_name, draw)
         question = f"From when to when is the {shapes[-1].shape.name} visible, in seconds?"
@@ -262,7 +262,9 @@ def _draw_static_shapes(
 
     Returns None if they find no room.
     """
-    sides = [_draw_side(rng, settings.image_px) for _ in range(distractors + 1)]
+    sides = []
+    for _ in range(distractors + 1):
+        sides.append(_draw_side(rng, settings.image_px))
     boxes = place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:
         return None
@@ -286,7 +288,9 @@ def _draw_side(rng: np.random.Generator, image_px: int) -> int:
 
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
     """Draw names of shapes whose colours differ."""
-    colours = [SHAPE_COLOURS[int(index)] for index in rng.permutation(len(SHAPE_COLOURS))[:count]]
+    colours = []
+    for index in rng.permutation(len(SHAPE_COLOURS))[:count]:
+        colours.append(SHAPE_COLOURS[int(index)])
     forms = choose_with_replacement(rng, SHAPES, count)
     return [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]
 

@@ -72,8 +72,10 @@ def corner_digits(
 
     def render(rngs: SampleRngs) -> RenderedSample:
         canvas = make_background(rngs.pixels, textures, image_px=image_px, strength=background, grey=PAPER_GREY)
-        chosen = [int(index) for index in rngs.layout.integers(len(handwriting), size=len(CORNERS))]
-        boxes = [_draw_box_inside(rngs.layout, zoom_box, digit_px) for zoom_box in zoom_boxes]
+        chosen = list(map(int, rngs.layout.integers(len(handwriting), size=len(CORNERS))))
+        boxes = []
+        for zoom_box in zoom_boxes:
+            boxes.append(_draw_box_inside(rngs.layout, zoom_box, digit_px))
         written = paste_digits(canvas, handwriting, chosen, boxes)
         asked = int(rngs.layout.integers(len(CORNERS)))
         # CORNERS alternates left and right, so flipping the lowest bit swaps the two.
@@ -86,7 +88,9 @@ def corner_digits(
 
     for sample in generate_samples(context, "corner", split_name, render, size=size, seed=seed):
         zoomed = CORNERS.index(sample.meta["looked"])
-        box = [round(side * resized_px / image_px) for side in zoom_boxes[zoomed]]
+        box = []
+        for side in zoom_boxes[zoomed]:
+            box.append(round(side * resized_px / image_px))
         call = {"name": "zoom", "arguments": {"box": box}}
         answer = RESPONSE_FORMAT.render(_digit_target(sample.meta["things"][zoomed]["name"]))
         yield replace(sample, response=f"{CALL_START}{json.dumps(call)}{CALL_END}{answer}")

@@ -74,7 +74,7 @@ class AnswerSpec:
         if self.answer_type is AnswerType.BOXES and self.box_format == "xywh":
             entries = _parse_json(cell) if isinstance(cell, str) else cell
             if isinstance(entries, list):
-                cell = [_to_xyxy(entry) for entry in entries]
+                cell = list(map(_to_xyxy, entries))
         try:
             if isinstance(cell, str):
                 value = parse_answer_value(self.answer_type, cell.strip())
@@ -91,7 +91,7 @@ class AnswerSpec:
 
     def _parse_box(self, value: object, role: str) -> list[float]:
         box = _parse_json(value) if isinstance(value, str) else value
-        if not isinstance(box, list) or len(box) != 4 or not all(is_number(number) for number in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
             raise BadRowError(f"{role} must be four finite numbers {self.box_format}, is {short_repr(value)}")
         x1, y1, x2, y2 = box
         if self.box_format == "xywh":

@@ -114,7 +114,9 @@ def _read_fields(
         raise BadRowError("nobody answers the question; name a column for the answer, or complete the conversation")
     else:
         answer = _turn_text(conversation.reply)
-    values = {role: optional_value(cells, roles.get(role)) for role in ROLES}
+    values = {}
+    for role in ROLES:
+        values[role] = optional_value(cells, roles.get(role))
     pieces = _parse_content(conversation.question, resolver)
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
@@ -137,7 +139,7 @@ def _read_fields(
 def _parse_turns(value: object) -> list[_Turn]:
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
-    return [_parse_turn(entry) for entry in value]
+    return list(map(_parse_turn, value))
 
 
 def _parse_turn(entry: object) -> _Turn:

@@ -1,4 +1,4 @@
-"""Where a reader finds a value: in a column, in several, or in a template over columns."""
+"""Columns of a table: the value of a sample's field comes from one, from several, or from a template over them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ class ColumnTemplate:
             MissingColumnError: the row lacks a column.
             BadRowError: the template cannot be filled.
         """
-        values = {name: get_cell(cells, name) for name in self.required_columns}
+        values = {}
+        for name in self.required_columns:
+            values[name] = get_cell(cells, name)
         try:
             return self.template.render(values) or None
         except (TemplateRuntimeError, BadRowError, TypeError, ValueError, ArithmeticError, LookupError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,7 @@ def _download_chunks(url: str) -> Iterator[bytes]:
         with opener.open(url, timeout=READ_TIMEOUT_S) as reply:
             expected = reply.headers.get("Content-Length")
             received = 0
-            while chunk := reply.read1(CHUNK_BYTES):
+            for chunk in iter(partial(reply.read1, CHUNK_BYTES), b""):
                 received += len(chunk)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not complete within {TOTAL_TIMEOUT_S:g} s")

@@ -90,7 +90,7 @@ class MediaResolver:
             BadRowError: one of them cannot be read, or may not be.
             UserError: an embedded or downloaded one cannot be stored.
         """
-        return [self.image(entry) for entry in _as_list(entries)]
+        return list(map(self.image, _as_list(entries)))
 
     def videos(self, entries: object, time_range: TimeRange = WHOLE_VIDEO, fps: float | None = None) -> list[VideoRef]:
         """Return the videos of a cell, which holds one, a list of them, or null.
@@ -104,7 +104,9 @@ class MediaResolver:
             BadRowError: one of them cannot be read, or may not be; a time range for several.
             UserError: an embedded or downloaded one cannot be stored.
         """
-        videos = [self.video(entry, time_range, fps) for entry in _as_list(entries)]
+        videos = []
+        for entry in _as_list(entries):
+            videos.append(self.video(entry, time_range, fps))
         if time_range != WHOLE_VIDEO and len(videos) != 1:
             raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
         return videos

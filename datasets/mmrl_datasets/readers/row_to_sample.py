@@ -356,7 +356,9 @@ def _media_in_order(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
     only_videos = videos and not images
-    types = ["video" if only_videos else placeholder.media_type for placeholder in placeholders]
+    types = []
+    for placeholder in placeholders:
+        types.append("video" if only_videos else placeholder.media_type)
     for media_type, media in (("image", images), ("video", videos)):
         count = types.count(media_type)
         if count != len(media):
@@ -388,5 +390,5 @@ def _to_json_value(value: object) -> object:
         case Mapping():
             return {str(key): _to_json_value(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_to_json_value(inner) for inner in value]
+            return list(map(_to_json_value, value))
     return str(value)

@@ -66,7 +66,7 @@ def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[
     image = cell_text(cells, "image")
     if image:
         if len(image) > MAX_INDEX_CHARS or image.startswith("["):
-            return [resolver.image_from_base64(entry) for entry in _parse_list(image)]
+            return list(map(resolver.image_from_base64, _parse_list(image)))
         if image not in images_by_index:
             raise BadRowError(f"image {image!r} is the index of no earlier row with an image")
         return images_by_index[image]

@@ -169,9 +169,10 @@ def _option_in_sentence(
         sentence = CharSpan(condition.end(), sentence.end)
     mentions = list(options.find_mentions(text, *sentence))
     # A text that the question has, too, may be repeated from there.
-    new_mentions = [
-        mention for mention in mentions if text[mention.start : mention.end].lower() not in question.lower()
-    ]
+    new_mentions = []
+    for mention in mentions:
+        if text[mention.start : mention.end].lower() not in question.lower():
+            new_mentions.append(mention)
     found = _single_mention(mentions, "concluding_text") or _single_mention(new_mentions, "concluding_text")
     if found is not None:
         return found

@@ -178,7 +178,9 @@ def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOp
 
 def _blank_out_row(text: str, options: AnswerOptions) -> str:
     """Blank out the first "A) text", "B) text", ..., if a text has them for every option."""
-    listed = [f"{letter}) {option}" for letter, option in zip(options.letters, options.texts, strict=True)]
+    listed = []
+    for letter, option in zip(options.letters, options.texts, strict=True):
+        listed.append(f"{letter}) {option}")
     if not all(entry in text for entry in listed):
         return text
     for entry in listed:

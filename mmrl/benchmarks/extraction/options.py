@@ -128,7 +128,7 @@ class AnswerOptions:
     @cached_property
     def has_refusal_option(self) -> bool:
         """True when one option is that there is no telling."""
-        return any(phrases.find_refusal(text) for text in self.texts)
+        return any(map(phrases.find_refusal, self.texts))
 
     @cached_property
     def all_numeric(self) -> bool:
@@ -149,7 +149,7 @@ class AnswerOptions:
     @cached_property
     def _distinctive_stems(self) -> tuple[frozenset[str], ...]:
         """Stems of each option's words without those that every option has."""
-        stems = [word_stems(text) for text in self.texts]
+        stems = list(map(word_stems, self.texts))
         shared = frozenset.intersection(*stems) if len(stems) > 1 else frozenset()
         return tuple(words - shared for words in stems)
 

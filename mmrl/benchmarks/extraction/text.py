@@ -81,7 +81,10 @@ def answer_span(response: str) -> CharSpan | None:
 
     A response that first repeats its prompt answers behind that. None where thinking was opened and never closed.
     """
-    stops = [position for token in _STOP_TOKENS if (position := response.find(token)) >= 0]
+    stops = []
+    for token in _STOP_TOKENS:
+        if token in response:
+            stops.append(response.find(token))
     end = min(stops, default=len(response))
     start = 0
     was_opened = was_closed = False
@@ -155,7 +158,9 @@ def content_words(text: str) -> frozenset[str]:
 
 def sentence_start(text: str, position: int) -> int:
     """Return the start of the sentence that a position is in; a bounded way back."""
-    boundaries = [text.rfind(mark, 0, position) for mark in ("\n", ". ", "。")]
+    boundaries = []
+    for mark in ("\n", ". ", "。"):
+        boundaries.append(text.rfind(mark, 0, position))
     return max(*boundaries, position - _MAX_SENTENCE_CHARS, -1) + 1
 
 
@@ -164,7 +169,9 @@ def sentence_end(text: str, position: int) -> int:
     while position < len(text) and text[position] in " \t\r\n:":
         position += 1
     limit = position + _MAX_SENTENCE_CHARS
-    boundaries = [text.find(mark, position, limit) for mark in ("\n", ". ", "。")]
+    boundaries = []
+    for mark in ("\n", ". ", "。"):
+        boundaries.append(text.find(mark, position, limit))
     return min([*(boundary for boundary in boundaries if boundary >= 0), len(text), limit])
 
 

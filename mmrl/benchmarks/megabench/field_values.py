@@ -26,7 +26,7 @@ def parse_entries(value: object, *, lowercase: bool = False) -> list[Any]:
             entries = list(value)
         case _:
             entries = [value]
-    entries = [_to_hashable(entry) for entry in entries]
+    entries = list(map(_to_hashable, entries))
     if lowercase:
         return [entry.lower() if isinstance(entry, str) else entry for entry in entries]
     return entries

@@ -169,7 +169,10 @@ def _make_mapping_metric(field_metric: FieldMetric, *, over_union: bool) -> Fiel
 
     def mapping_metric(prediction: object, reference: object) -> float:
         predicted, expected = _to_mapping(prediction), _to_mapping(reference)
-        scores = [field_metric(predicted[key], value) for key, value in expected.items() if key in predicted]
+        scores = []
+        for key, value in expected.items():
+            if key in predicted:
+                scores.append(field_metric(predicted[key], value))
         return sum(scores) / max(1, len({*predicted, *expected} if over_union else expected))
 
     return mapping_metric

@@ -48,7 +48,7 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
     boxes = _INTEGER_BOX.findall(inner)
     if not boxes:
         return 0.0
-    corners = [float(number) for number in boxes[-1]]
+    corners = list(map(float, boxes[-1]))
     resize = image_resize_map(item, response)
     predicted = resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
     target = resize.convert(item.answer, item.coordinate_system, CoordinateSystem.PX_ORIGINAL)
@@ -80,7 +80,9 @@ def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction)
 def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
     """Return COCO's AP: the mean over labels and ten IoU thresholds of precision interpolated at 101 recalls."""
     labels = sorted({region.label for item, _, _ in results for region in item.answer})
-    values = [_label_average_precision(_rank_boxes(results, label)) for label in labels]
+    values = []
+    for label in labels:
+        values.append(_label_average_precision(_rank_boxes(results, label)))
     return float(np.mean(values)) if values else 0.0
 
 
@@ -98,10 +100,10 @@ def _rank_boxes(results: Sequence[tuple[Item, ItemResponse, Extraction]], label:
         image_confidences = np.array([1.0 if region.confidence is None else region.confidence for region in predicted])
         # A stable sort, as pycocotools uses: equal confidences keep the order of the response.
         order = np.argsort(-image_confidences, kind="mergesort")[:_MAX_BOXES]
-        boxes = [
-            resize.convert(predicted[index].coordinates, response.coordinate_system, CoordinateSystem.PX_ORIGINAL)
-            for index in order
-        ]
+        boxes = []
+        for index in order:
+            corners = predicted[index].coordinates
+            boxes.append(resize.convert(corners, response.coordinate_system, CoordinateSystem.PX_ORIGINAL))
         confidences += image_confidences[order].tolist()
         matches += _match_boxes(np.array(boxes).reshape(-1, 4), np.array(targets).reshape(-1, 4))
         num_targets += len(targets)

@@ -104,7 +104,10 @@ def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = [column for column in MATHVISTA_COLUMNS if column not in row]
+    absent = []
+    for column in MATHVISTA_COLUMNS:
+        if column not in row:
+            absent.append(column)
     if absent:
         raise ValueError(
             f"has no column {', '.join(map(repr, absent))}; MathVista's items have {', '.join(MATHVISTA_COLUMNS)}, and "

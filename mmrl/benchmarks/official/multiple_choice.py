@@ -78,7 +78,10 @@ def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -
         text = text.strip(mark)
     text = f" {text} "
     for form in forms:
-        named = [letter for letter in option_letters(len(options)) if form.format(letter) in text]
+        named = []
+        for letter in option_letters(len(options)):
+            if form.format(letter) in text:
+                named.append(letter)
         if named:
             # MMMU looks for the last letter between spaces even if it found letters in another form.
             last_form = form if form == _BRACKETED_LETTER else _SPACED_LETTER
@@ -156,7 +159,10 @@ def _key_phrases(response: str) -> list[str]:
     phrases = []
     for number, line in enumerate(lines, 1):
         key_words = (*_KEY_WORDS, "=") if number == len(lines) else _KEY_WORDS
-        tails = [line.rpartition(key)[2].strip() for key in key_words if key in line]
+        tails = []
+        for key in key_words:
+            if key in line:
+                tails.append(line.rpartition(key)[2].strip())
         shortest = min(filter(None, tails), key=len, default="")
         if shortest and shortest not in _PUNCTUATION:
             phrases.append(shortest)

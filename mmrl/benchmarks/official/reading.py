@@ -47,7 +47,7 @@ def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -
 def score_textvqa(item: Item, response: ItemResponse, extraction: Extraction) -> float:
     """Score by VQA accuracy: the mean over all choices of all but one person of min(1, agreeing people / 3)."""
     prediction = normalize_vqa_answer(response.text[:_MAX_CHARS])
-    people = [normalize_vqa_answer(answer) for answer in accepted_answers(item)]
+    people = list(map(normalize_vqa_answer, accepted_answers(item)))
     if len(people) == 1:
         return float(prediction == people[0])
     agrees = [answer == prediction for answer in people]
@@ -83,7 +83,7 @@ def normalize_vqa_answer(text: str) -> str:
 def accepted_answers(item: Item) -> list[str]:
     """Return every correct answer as text."""
     answers = item.answer if isinstance(item.answer, list) else [item.answer]
-    return [str(answer) for answer in answers]
+    return list(map(str, answers))
 
 
 def _normalize_case(text: str) -> str:

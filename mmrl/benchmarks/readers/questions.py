@@ -99,7 +99,9 @@ class BenchmarkQuestions:
         digest = hashlib.sha256()
         for question in self.entries:
             parts = question.sample.parts if question.sample else ()
-            contents = [part if isinstance(part, str) else part.sha256 for part in parts]
+            contents = []
+            for part in parts:
+                contents.append(part if isinstance(part, str) else part.sha256)
             digest.update(repr((question.item, contents)).encode())
         return digest.hexdigest()
 
@@ -309,7 +311,9 @@ def _make_target(item: Item) -> Target:
 
 def _item_from_sample(sample: Sample) -> Item:
     # Of several item types with one prompt type the last counts: `text` rather than `list`, `count` for numbers.
-    item_types = {prompt_type: item_type for item_type, prompt_type in PROMPT_ANSWER_TYPES.items()}
+    item_types = {}
+    for item_type, prompt_type in PROMPT_ANSWER_TYPES.items():
+        item_types[prompt_type] = item_type
     return Item(
         id=sample.id,
         answer_type=item_types.get(sample.target.answer_type, "text"),

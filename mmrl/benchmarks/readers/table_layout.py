@@ -132,7 +132,10 @@ class TableLayout:
         options: tuple[str, ...] = ()
         if answer_type == "choice":
             options = parse_option_texts(values.get("options"), question, question_lists_options=lists_options)
-        columns = {role: values[role] for role in _COPIED_ROLES if values.get(role) is not None}
+        columns = {}
+        for role in _COPIED_ROLES:
+            if values.get(role) is not None:
+                columns[role] = values[role]
         columns["question"] = question
         columns["options"] = list(options)
         columns["answer"] = normalize_answer(values["answer"], self.box_format)

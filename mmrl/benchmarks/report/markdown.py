@@ -53,7 +53,9 @@ def _outcome_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the table of outcomes, and a line on length and truncation."""
     outcomes = report["outcomes"]
     total = max(1, sum(outcomes.values()))
-    rows = [(name, str(count), _percent(count / total)) for name, count in outcomes.items()]
+    rows = []
+    for name, count in outcomes.items():
+        rows.append((name, str(count), _percent(count / total)))
     line = f"{_percent(report['truncated_rate'])} % of responses reached the limit of tokens."
     if report["mean_tokens"] is not None:
         line += f" They are {report['mean_tokens']:.1f} tokens long on average."

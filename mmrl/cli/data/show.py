@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         indices = browser.select_indices(
             sample_id=arguments.id, index=arguments.index, seed=arguments.random, count=arguments.count
         )
-        views = [browser.open_sample(index) for index in indices]
+        views = list(map(browser.open_sample, indices))
         for view in views:
             console.info(describe_sample(view) + "\n")
         if arguments.out is not None:

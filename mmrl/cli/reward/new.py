@@ -50,17 +50,18 @@ def create_reward(name: str, folder: Path) -> int:
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a function: use letters, digits and _, a letter first")
-    rows = [
-        {
-            "fn": f"./{name}.py:{name}",
-            "args": args,
-            "sample": {"kind": "number", "value": 3},
-            "response": response,
-            "expected": expected,
-            "source": source,
-        }
-        for response, args, expected, source in _CASE_ROWS
-    ]
+    rows = []
+    for response, args, expected, source in _CASE_ROWS:
+        rows.append(
+            {
+                "fn": f"./{name}.py:{name}",
+                "args": args,
+                "sample": {"kind": "number", "value": 3},
+                "response": response,
+                "expected": expected,
+                "source": source,
+            }
+        )
     table = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
     code, cases = folder / f"{name}.py", folder / f"{name}.json"
     try:

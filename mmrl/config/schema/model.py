@@ -193,7 +193,7 @@ class ModelConfig(StrictModel):
     @property
     def trainable_components(self) -> tuple[Component, ...]:
         """The components of which something is trained."""
-        reached = {_component_of(target) for target in self.lora.targets} if self.lora else set(COMPONENTS)
+        reached = set(map(_component_of, self.lora.targets)) if self.lora else set(COMPONENTS)
         return tuple(component for component in COMPONENTS if component in reached and component not in self.freeze)
 
     def describe_training(self) -> str:
@@ -201,7 +201,10 @@ class ModelConfig(StrictModel):
         if self.lora:
             return self.lora.describe()
         trained = self.trainable_components
-        frozen = [component for component in COMPONENTS if component not in trained]
+        frozen = []
+        for component in COMPONENTS:
+            if component not in trained:
+                frozen.append(component)
         return f"{', '.join(trained)}; " + (f"frozen: {', '.join(frozen)}" if frozen else "nothing is frozen")
 
 

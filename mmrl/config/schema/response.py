@@ -155,7 +155,9 @@ class BaseRewardConfig(StrictModel):
     def describe(self) -> str:
         """Return weight, name, function and conditions as a line."""
         name = self.name or self.fn.rpartition(":")[2]
-        conditions = [f"only where {column} is {' or '.join(allowed)}" for column, allowed in self.when.items()]
+        conditions = []
+        for column, allowed in self.when.items():
+            conditions.append(f"only where {column} is {' or '.join(allowed)}")
         conditions += self._describe_options()
         if self.schedule is not None:
             conditions.append(self.schedule.describe())
@@ -264,6 +266,8 @@ class RewardsConfig(ScoringConfig):
                 formula = "the least value of"
             case "lexicographic":
                 formula = "the values, the earlier ones outweighing all later ones, of"
-        rewards = [reward.describe() for reward in (*self.terms, *self.group_rewards)]
+        rewards = []
+        for reward in (*self.terms, *self.group_rewards):
+            rewards.append(reward.describe())
         failures = f"a response that cannot be scored: {self.on_unscorable}; a reward that raises: {self.on_error}"
         return "\n".join([f"R_i = {formula}", *rewards, failures])

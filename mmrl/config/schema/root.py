@@ -188,7 +188,9 @@ class Config(StrictModel):
         if checkpoints.best is None or "evaluation" not in info.data:
             return checkpoints
         group, _, rest = checkpoints.best.metric.partition("/")
-        names = [benchmark.name for benchmark in info.data["evaluation"].benchmarks]
+        names = []
+        for benchmark in info.data["evaluation"].benchmarks:
+            names.append(benchmark.name)
         if group == "benchmark" and rest.partition("/")[0] not in names:
             raise ValueError(
                 f"best.metric 'benchmark/{rest}' is of no benchmark in evaluation.benchmarks "

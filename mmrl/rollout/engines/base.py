@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import Learner
 from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
 from mmrl.rollout.weight_sync import WeightStream
 from mmrl.types import Experience, FinishReason, Prompt, Rollout, SamplingParams, UserError
+from mmrl.utils.seeds import derive_seed
 
 # vLLM reads a seed as a signed 64-bit number and gives sibling i the seed plus i; the bound leaves room for both.
 _SEED_LIMIT = 2**62

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.policy.batch import collate_prompts, collate_responses
 from mmrl.policy.logits import compute_logprobs, sample_tokens
 from mmrl.policy.processor import QwenProcessor
 from mmrl.policy.qwen_vl import Policy
 from mmrl.rollout.responses import GeneratedTokens, StopStringMatcher, append_generated, empty_rollout
 from mmrl.types import FinishReason, Prompt, Rollout, SamplingParams
+from mmrl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -96,7 +96,10 @@ class HfSampler:
         self, prompts: Sequence[Prompt], group_size: int, sampling_params: SamplingParams, *, step: int
     ) -> list[list[Rollout]]:
         """Return `group_size` rollouts for each prompt, in order."""
-        empty = [empty_rollout(prompt, index, sampling_params) for prompt in prompts for index in range(group_size)]
+        empty = []
+        for prompt in prompts:
+            for index in range(group_size):
+                empty.append(empty_rollout(prompt, index, sampling_params))
         rollouts = self.extend(empty, sampling_params, step=step)
         return [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
 

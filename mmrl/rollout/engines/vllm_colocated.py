@@ -107,7 +107,9 @@ class VllmEngine:
         from mmrl.rollout.engines.vllm_inputs import build_engine_input
 
         self._wake_up()
-        inputs = [build_engine_input(request.rollout, self._processor) for request in requests]
+        inputs = []
+        for request in requests:
+            inputs.append(build_engine_input(request.rollout, self._processor))
         while True:
             try:
                 return self._generate_once(requests, inputs)
@@ -208,7 +210,7 @@ class VllmEngine:
             if finished[number].prompt_token_ids != engine_input["prompt_token_ids"]:
                 sample_id = requests[number].rollout.prompt.sample.id
                 raise RuntimeError(f"sample {sample_id}: the rollout engine read other tokens than it was given")
-            completions.append([_parse_output(output) for output in finished[number].outputs])
+            completions.append(list(map(_parse_output, finished[number].outputs)))
         return completions
 
     def _wake_up(self) -> None:

@@ -88,7 +88,10 @@ def _placeholder_ranges(
 
 def _placeholder_positions(token_ids: Sequence[int], placeholder_id: int, counts: Sequence[int]) -> list[list[int]]:
     """Return the positions of `placeholder_id`, divided into one list for each medium by its number of tokens."""
-    positions = [position for position, token_id in enumerate(token_ids) if token_id == placeholder_id]
+    positions = []
+    for position, token_id in enumerate(token_ids):
+        if token_id == placeholder_id:
+            positions.append(position)
     divided = []
     start = 0
     for count in counts:

@@ -263,7 +263,7 @@ def _generate_on_replica(replica: Replica, body: Mapping[str, Any]) -> list[Gene
     """Send one request and read its completions, in the order of their seeds."""
     try:
         choices = replica.request_json("inference/v1/generate", body)["choices"]
-        return [_parse_choice(choice) for choice in sorted(choices, key=_choice_index)]
+        return list(map(_parse_choice, sorted(choices, key=_choice_index)))
     except RuntimeError as error:
         raise ReplicaError(str(error)) from error
 
@@ -273,5 +273,7 @@ def _choice_index(choice: Mapping[str, Any]) -> int:
 
 
 def _parse_choice(choice: Mapping[str, Any]) -> GeneratedTokens:
-    logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+    logps = []
+    for token in choice["logprobs"]["content"]:
+        logps.append(token["logprob"])
     return parse_completion(choice["token_ids"], logps, choice["finish_reason"], choice["stop_reason"])

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import BlindProbeConfig
 from mmrl.config.schema.rollout_steps import step_name
 from mmrl.ports import PromptBuilder, Sampler
@@ -29,6 +28,7 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+from mmrl.utils.seeds import derive_seed
 
 _DEFAULT_CROP_FRACTION = 0.5
 
@@ -130,12 +130,12 @@ class BlindProbe:
         The search starts at a place that derives from step and sample, so the result does not depend on the other
         prompts of the round or on the number of ranks. None if no sample fits.
         """
-        media_types = [type(ref) for ref in sample.media]
+        media_types = list(map(type, sample.media))
         count = len(self.swap_samples)
         start = derive_seed(step_name(self.options), step, sample.id) % max(count, 1)
         for offset in range(count):
             media = self.swap_samples[(start + offset) % count].media
-            if [type(ref) for ref in media] == media_types and media != sample.media:
+            if list(map(type, media)) == media_types and media != sample.media:
                 with suppress(PromptTooLongError):
                     return self._build_prompt(_replace_media(sample, media))
         return None

@@ -39,4 +39,4 @@ class CompleteRollouts:
     ) -> RolloutBatch:
         """Return one complete group for each prompt, in order. `unfinished` is empty here, before and after."""
         groups = self.sampler.generate(prompts, self.group_size, self.sampling_params, step=step)
-        return RolloutBatch(groups=tuple(tuple(group) for group in groups))
+        return RolloutBatch(groups=tuple(map(tuple, groups)))

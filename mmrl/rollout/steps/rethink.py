@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from mmrl.algo.seeds import derive_seed
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RewardScorer, Sampler
 from mmrl.rollout.steps.base import with_metrics
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, SamplingParams, Segment, UserError
+from mmrl.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,10 @@ class CorrectnessCheck:
         """
         verdicts = []
         for rollout, score in zip(rollouts, self.scorer.score_eval(rollouts), strict=True):
-            values = [score.terms[name].value for name in self.correct_terms if name in score.terms]
+            values = []
+            for name in self.correct_terms:
+                if name in score.terms:
+                    values.append(score.terms[name].value)
             if not values:
                 sample = rollout.prompt.sample
                 raise UserError(
@@ -186,7 +189,10 @@ class ForcedRethink:
         answer_offset = self.processor.response_format.find_last_answer(first_response.text[start:])
         if answer_offset is None:
             return first_response.num_tokens
-        token_ids = [token for segment in first_response.segments for token in segment.token_ids]
+        token_ids = []
+        for segment in first_response.segments:
+            for token in segment.token_ids:
+                token_ids.append(token)
         return count_tokens_before(token_ids, first_response.text[: start + answer_offset], self.processor.decode)
 
     def _continue(self, attempts: Sequence[_Attempt], step: int) -> list[Continuation]:

@@ -37,7 +37,7 @@ class ToolStep:
             UserError: a tool failed, and `on_error` is `stop`.
         """
         options = self.executor.options
-        groups = [list(group) for group in batch.groups]
+        groups = list(map(list, batch.groups))
         counts: Counter[str] = Counter()
         for _ in range(options.max_turns):
             # All rollouts of the batch that call a tool go on together: one large request to the engine in each turn.
@@ -50,7 +50,9 @@ class ToolStep:
             for (group_index, position), rollout in zip(places, continued, strict=True):
                 groups[group_index][position] = rollout
         counts["unanswered"] = sum(_ends_in_call(rollout) for group in groups for rollout in group)
-        metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
+        metrics = {}
+        for name in (*CALL_METRICS, "unanswered"):
+            metrics[f"{options.name}/{name}"] = float(counts[name])
         return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
     def _find_open_calls(self, groups: Sequence[Sequence[Rollout]]) -> list[tuple[int, int]]:

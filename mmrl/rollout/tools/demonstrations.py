@@ -32,7 +32,7 @@ class DemonstrationTools:
             UserError: a tool failed, or a demonstration exceeds the limits of turns or tokens.
         """
         counts: Counter[str] = Counter()
-        turns_of = [self._split_at_calls(demonstration) for demonstration in demonstrations]
+        turns_of = list(map(self._split_at_calls, demonstrations))
         completed = []
         for demonstration, turns in zip(demonstrations, turns_of, strict=True):
             completed.append(self._append_segments(replace(demonstration, segments=()), turns[0]))

@@ -41,7 +41,9 @@ class ToolRunner:
 
     def make_executor(self, options: ToolsConfig, processor: QwenProcessor) -> ToolExecutor:
         """Return the executor of a step's tools, with processes of its own. They start with the first call."""
-        loaders = {tool.call_name: partial(self.load_tool, tool) for tool in options.tools}
+        loaders = {}
+        for tool in options.tools:
+            loaders[tool.call_name] = partial(self.load_tool, tool)
         workers = ToolWorkers(list(loaders.values()), options.workers, options.timeout_s)
         self._workers.append(workers)
         return ToolExecutor(options=options, tool_loaders=loaders, workers=workers, processor=processor)
@@ -81,7 +83,7 @@ class ToolExecutor:
         Raises:
             UserError: a file that is to be shown has changed since the run started.
         """
-        calls = [self._parse_call(rollout) for rollout in rollouts]
+        calls = list(map(self._parse_call, rollouts))
         requests = []
         for call, rollout in zip(calls, rollouts, strict=True):
             if isinstance(call, Action):

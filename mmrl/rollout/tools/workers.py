@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from mmrl.rollout.tools.media_results import ImageCrop, MediaResult, VideoClip, VideoFrames
 from mmrl.types import Sample, UserError
+from mmrl.utils.error_catcher import ErrorCatcher
 from mmrl.utils.worker_pool import WorkerDiedError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
-from mmrl_rewards.cases import ErrorCatcher
 
 _STARTUP_TIMEOUT_S = 300.0
 ToolFunction = Callable[[Mapping[str, Any], Sample], str | MediaResult]
@@ -60,10 +60,10 @@ class ToolWorkers:
                 self._num_workers,
                 startup_timeout_s=_STARTUP_TIMEOUT_S,
                 # A tool's file may start threads or open connections, which a fork would lose.
-                load_after_fork=True,
+                shared_imports=(),
             )
         futures = self._pool.submit_all(requests, [self._timeout_s] * len(requests))
-        return [self._wait_for_result(future) for future in futures]
+        return list(map(self._wait_for_result, futures))
 
     def _wait_for_result(self, future: Future[ToolResult]) -> ToolResult:
         try:
