@@ -13,15 +13,6 @@ from typing import Final
 import numpy as np
 import torch
 from PIL import Image
-from qwen_vl_utils.vision_process import (
-    FRAME_FACTOR,
-    SPATIAL_MERGE_SIZE,
-    VIDEO_MAX_TOKEN_NUM,
-    calculate_video_frame_range,
-    smart_nframes,
-)
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.functional import resize
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.checks import MediaError, MediaRangeError
@@ -155,6 +146,9 @@ def _choose_indices(ref: VideoRef, video: VideoConfig, timeline: VideoTimeline) 
 
     qwen-vl-utils takes fewer frames than `min_frames` where a video has not as many. Here that is an error.
     """
+    # qwen-vl-utils imports torchvision, which takes seconds: a process that reads no video does not wait for it.
+    from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
+
     total = len(timeline.timestamps)
     seconds = total / timeline.fps
     start = 0.0 if ref.start is None else ref.start
@@ -185,6 +179,8 @@ def _resized_frame_size(size: Size, count: int, sampling: FrameSampling) -> Size
     The pixels of a frame are limited by `max_pixels`, by its share of `total_pixels`, and by 768 tokens, a constant of
     qwen-vl-utils that no option raises.
     """
+    from qwen_vl_utils.vision_process import FRAME_FACTOR, SPATIAL_MERGE_SIZE, VIDEO_MAX_TOKEN_NUM
+
     side = sampling.patch_size * SPATIAL_MERGE_SIZE
     video = sampling.video
     share = min(VIDEO_MAX_TOKEN_NUM * side**2, video.total_pixels / count * FRAME_FACTOR)
@@ -198,6 +194,9 @@ def _decode_resized_frames(reader: VideoReader, plan: FramePlan) -> torch.Tensor
     Returns:
         float32 [time, 3, height, width], RGB from 0 to 255.
     """
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import resize
+
     frames = reader.read_frames(plan.indices)
     chunk_frames = max(1, _CHUNK_BYTES // (3 * plan.original_size.width * plan.original_size.height))
     size = [plan.resized_size.height, plan.resized_size.width]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
-from transformers import ProcessorMixin
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 _CACHE_SIZE = 1024
 

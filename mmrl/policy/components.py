@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.policy.families import ModelFamily, get_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

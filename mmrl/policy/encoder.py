@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
-from transformers import ProcessorMixin
 
 from mmrl.answer import ResponseFormat
 from mmrl.config.schema import VideoConfig
@@ -37,6 +37,9 @@ from mmrl.types import (
     UserError,
     VideoRef,
 )
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 
 @dataclass(frozen=True, slots=True)

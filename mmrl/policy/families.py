@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
 
 from mmrl.config.schema import Component
 from mmrl.config.schema.model import LoraTarget
@@ -27,6 +21,9 @@ from mmrl.media.resize import resized_size
 from mmrl.policy.mrope import Grid, PlaceholderRun, mrope_positions
 from mmrl.types import CoordinateSystem, Size, UserError
 from mmrl.utils.plugins import load_plugin
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Full names of linear layers; together they fit all three built-in families.
 _QWEN_LORA_LAYERS: Mapping[LoraTarget, str] = {
@@ -165,32 +162,52 @@ class ModelFamily:
                 return (PlaceholderRun((1, height, width)),) * time
 
 
-FAMILIES = {
-    family.model_type: family
-    for family in (
+class _BuiltinFamilies(Mapping[str, ModelFamily]):
+    """The built-in families by `model_type`. A lookup makes the family, because its class takes seconds to import."""
+
+    def __getitem__(self, model_type: str) -> ModelFamily:
+        return _make_builtin_family(model_type)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _make_builtin_family(model_type: str) -> ModelFamily:
+    import transformers
+
+    match model_type:
         # arXiv:2409.12191, "Unified multimodal training": boxes normalised to [0, 1000).
-        ModelFamily(
-            model_type="qwen2_vl",
-            model_class=Qwen2VLForConditionalGeneration,
-            coordinate_system=CoordinateSystem.NORM_1000,
-            video_time=VideoTimeEncoding.FRAME_INDEX,
-        ),
+        case "qwen2_vl":
+            return ModelFamily(
+                model_type=model_type,
+                model_class=transformers.Qwen2VLForConditionalGeneration,
+                coordinate_system=CoordinateSystem.NORM_1000,
+                video_time=VideoTimeEncoding.FRAME_INDEX,
+            )
         # arXiv:2502.13923, "Absolute coordinates": pixels of the resized image.
-        ModelFamily(
-            model_type="qwen2_5_vl",
-            model_class=Qwen2_5_VLForConditionalGeneration,
-            coordinate_system=CoordinateSystem.PX_RESIZED,
-            video_time=VideoTimeEncoding.SECONDS,
-        ),
+        case "qwen2_5_vl":
+            return ModelFamily(
+                model_type=model_type,
+                model_class=transformers.Qwen2_5_VLForConditionalGeneration,
+                coordinate_system=CoordinateSystem.PX_RESIZED,
+                video_time=VideoTimeEncoding.SECONDS,
+            )
         # arXiv:2511.21631, "Grounding": back to the relative range of 1000; "Timestamp": times in words.
-        ModelFamily(
-            model_type="qwen3_vl",
-            model_class=Qwen3VLForConditionalGeneration,
-            coordinate_system=CoordinateSystem.NORM_1000,
-            video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
-        ),
-    )
-}
+        case "qwen3_vl":
+            return ModelFamily(
+                model_type=model_type,
+                model_class=transformers.Qwen3VLForConditionalGeneration,
+                coordinate_system=CoordinateSystem.NORM_1000,
+                video_time=VideoTimeEncoding.TEXT_TIMESTAMPS,
+            )
+    raise KeyError(model_type)
+
+
+FAMILIES: Mapping[str, ModelFamily] = _BuiltinFamilies()
 
 
 def get_family(config: PretrainedConfig) -> ModelFamily:

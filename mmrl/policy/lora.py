@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import PreTrainedModel
 
 from mmrl.config.schema import LoraConfig
 from mmrl.policy.families import ModelFamily, get_family
 from mmrl.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import PreTrainedModel
 
 
 class LoraAdapter:
@@ -38,6 +41,10 @@ class LoraAdapter:
             seed: decides A, whatever the state of torch's generator, which stays as it is.
             family: its family, which knows the names of the targets; None for the built-in family of its config.
         """
+        # peft takes a second to import, and most runs train no adapter.
+        from peft import LoraConfig as PeftLoraConfig
+        from peft import get_peft_model
+
         layers = (family or get_family(model.config)).lora_layers
         config = PeftLoraConfig(
             r=options.rank,
@@ -87,6 +94,11 @@ def has_adapter(model: nn.Module) -> bool:
 
 def iter_adapted_layers(model: nn.Module) -> Iterator[tuple[str, BaseTunerLayer]]:
     """Yield the layers that an adapter changes, each with the name that the layer has without the adapter."""
+    # A process that has not imported peft has no adapted layer, and need not import it to find none.
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
             yield name, module

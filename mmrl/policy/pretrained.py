@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmrl.config.schema import ModelConfig
 from mmrl.policy.families import FAMILIES, ModelFamily, get_family, load_family
 from mmrl.policy.progress_bars import hide_progress_bars
 from mmrl.types import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, ProcessorMixin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,8 @@ def load_processor(options: ModelConfig, base_dir: Path = Path()) -> ProcessorBu
     Raises:
         UserError: nothing loadable is there, its family is unknown, or `model.family` makes none.
     """
+    from transformers import AutoProcessor
+
     path = str(options.path)
     family = load_family(options.family.fn, base_dir, options.family.args) if options.family else None
     with _explain_load_errors(path):
@@ -78,6 +83,8 @@ def load_pretrained(options: ModelConfig, base_dir: Path = Path()) -> ModelBundl
 
 
 def _find_builtin_family(path: str) -> ModelFamily:
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(path)
     if config.model_type not in FAMILIES:
         raise UserError(

@@ -9,12 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from mmrl.config.schema import COMPONENTS, Component
 from mmrl.distributed.ranks import Ranks, balanced_range
@@ -24,6 +22,10 @@ from mmrl.policy.families import FAMILIES, ModelFamily, get_family
 from mmrl.policy.lora import has_adapter, iter_adapted_layers, merged_weight, without_adapter
 from mmrl.policy.shared_prefix_attention import ATTENTION_NAME, install_shared_prefix_attention
 from mmrl.policy.vision_cache import VisionCache
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
 
 _VISION_COMPONENTS: tuple[Component, Component] = ("vision", "projector")
 _VISION_CACHE_BYTES = 2**30
@@ -260,6 +262,8 @@ class Policy:
     def prefill(self, batch: PromptBatch) -> tuple[Cache, torch.Tensor]:
         """Encode prompts; return their key-value cache and the logits of the next token, [B, V]."""
         self.model.eval()
+        from transformers import DynamicCache
+
         cache = DynamicCache(config=self.model.config.get_text_config())
         return cache, self.append(cache, batch, batch.attention_mask_BP)
 

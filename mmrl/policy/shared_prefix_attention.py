@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from mmrl.policy.batch import PrefixGroup
 from mmrl.types import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION_NAME = "mmrl_shared_prefix"
 PrefixTree = tuple[PrefixGroup, ...]
@@ -59,6 +59,9 @@ def install_shared_prefix_attention(model: PreTrainedModel) -> None:
 
     It stays installed: a layer recomputed in the backward pass must find the attention of its forward.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
     AttentionInterface.register(ATTENTION_NAME, shared_prefix_attention)
     # Without a mask function of this name, transformers drops the padding mask of ordinary calls.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
@@ -92,6 +95,8 @@ def shared_prefix_attention(
         UserError: the layer attends within a sliding window only.
     """
     if prefix_tree is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return output, None
     if options.get("sliding_window"):

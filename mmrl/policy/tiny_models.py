@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    ProcessorMixin,
-    Qwen2_5_VLProcessor,
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
-    Qwen3VLProcessor,
-    Qwen3VLVideoProcessor,
-)
 
 from mmrl.config.schema import FromScratchConfig
 from mmrl.policy.families import FAMILIES
 from mmrl.types import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 _SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -55,6 +48,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         texts: what it is trained on.
         vocab_size: most tokens, special tokens and tags included; at least 300.
     """
+    from transformers import PreTrainedTokenizerFast
+
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -87,6 +82,15 @@ def make_processor(
         tokenizer: its tokenizer.
         pixels: least and largest area of a resized image.
     """
+    from transformers import (
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLProcessor,
+        Qwen2VLVideoProcessor,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
     geometry = {
         "patch_size": spec.vision.patch_size,
         "merge_size": spec.vision.spatial_merge_size,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
-from transformers.utils import ModelOutput
 
 from mmrl.policy.batch import BatchMedia
 from mmrl.utils.picklable_lock import PicklableLock
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 
 class VisionFeatures(NamedTuple):

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 Matrix = NDArray[np.float64]  # [answers, targets], or [boxes, 4]
 
@@ -44,6 +43,9 @@ def match_one_to_one(gains: Matrix) -> Matching:
     Args:
         gains: value of pairing each answer with each target, [answers, targets], at least 0.
     """
+    # Many modules import this one, and few runs match anything: only those import scipy.
+    from scipy.optimize import linear_sum_assignment
+
     rows, columns = linear_sum_assignment(gains, maximize=True)
     matched = gains[rows, columns]
     useful = matched > 0.0
