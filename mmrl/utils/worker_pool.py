@@ -192,8 +192,10 @@ class _TaskQueue:
                 self._cancel_all()
 
     def take(self) -> list[_Task[Any]]:
-        """Return the tasks for one worker: at most a batch, and fewer towards the end, so that no worker is left with
-        the rest while others idle. Waits for some; empty once the queue is closed.
+        """Wait for tasks and return those for one worker; empty once the queue is closed.
+
+        These are a batch at most, and fewer towards the end, so that no worker is left with the rest while others
+        idle.
         """
         taken: list[_Task[Any]] = []
         with self._changed:
@@ -400,8 +402,9 @@ def _run_tasks(queue: _TaskQueue, workers: _WorkerStarter, fork_each_call: bool)
 
 
 def _run_batch(tasks: list[_Task[Any]], worker: _Worker, queue: _TaskQueue, workers: _WorkerStarter) -> _Worker | None:
-    """Run tasks in a worker and return it, or None when it hung or died: then the running task fails, and the others
-    go back to the queue.
+    """Run tasks in a worker and return it, or None when it hung or died.
+
+    In that case the running task fails, and the others go back to the queue.
     """
     # Pickling calls code of the payloads, which may raise anything.
     with ErrorCatcher() as sending:

@@ -52,8 +52,10 @@ class ServerSetup(NamedTuple):
 
 
 class MessageSocket:
-    """Sends and receives objects. A message is a header (sizes of the pickle and of its out-of-band buffers), the
-    pickle, and the buffers: the numbers of an array are copied once, from where they stand to where they stay.
+    """Sends and receives objects over a socket.
+
+    A message is a header (sizes of the pickle and of its out-of-band buffers), the pickle, and the buffers. The
+    numbers of an array are copied once, from where they stand to where they stay.
     """
 
     def __init__(self, connection: socket.socket) -> None:

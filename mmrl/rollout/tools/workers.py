@@ -34,8 +34,9 @@ class ToolRequest(NamedTuple):
 
 
 class ToolWorkers:
-    """`num_workers` processes that call tools, from the first call until `close`. A call that takes more than
-    `timeout_s` seconds is killed.
+    """Runs tools in `num_workers` processes, from the first call until `close`.
+
+    A call that takes more than `timeout_s` seconds is killed.
     """
 
     def __init__(self, loaders: Sequence[Callable[[], ToolFunction]], num_workers: int, timeout_s: float) -> None:

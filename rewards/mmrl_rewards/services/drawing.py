@@ -1,4 +1,5 @@
-"""Draws SVG and formulas. Runs in the worker processes of `renderer.draw`, each of which draws once and ends.
+"""Draws SVG and formulas, in the worker processes of `renderer.draw`, each of which draws once and ends.
+
 The libraries that draw are imported in the functions, so that no other process loads them.
 
 A drawing has limits of processor time, memory and size, writes no file and starts no program. SVG that passes
