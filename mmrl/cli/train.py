@@ -68,6 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         return launch(command, arguments.nproc)
     # A wrong config should be refused before torch is imported, which takes seconds.
     with pause_gc_for_imports():
+        from mmrl.policy.families import FAMILIES
         from mmrl.training.run import train
+
+        # Looking a family up imports transformers' model classes, which is better done while no garbage is collected.
+        for family in FAMILIES:
+            FAMILIES[family]
 
     return train(loaded, steps=arguments.steps, run_dir=arguments.run_dir)
