@@ -318,7 +318,9 @@ def test_packages_and_imports_between_them_are_few():
         ("function_lines_p95", 30),
         ("function_lines_max", 60),
         ("longest_file", 500),
-        ("lines", 44_000),
+        # 44,000 when the limits were set. Then every field got a documented line of its own, and every function that
+        # refuses something a Raises section; those lines are wanted, so the limit went up by them.
+        ("lines", 50_000),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

@@ -140,7 +140,7 @@ def test_too_long_and_misread_prompts_follow_settings_of_their_own(folder, capsy
 
 
 def test_rows_outside_keep_are_left_out_and_counted(folder, capsys):
-    rows = ROWS.replace("value=1))", 'value=1), meta={"pass_rate": number / 50})')
+    rows = ROWS.replace("target=target)", 'target=target, meta={"pass_rate": number / 50})')
     (folder / "mine.py").write_text(rows)
     keep = {"column": "pass_rate", "low": 0.1, "high": 0.5}
     source = {"fn": "./mine.py:rows", "args": {"split": "train", "size": 50}, "row_filter": keep}
