@@ -320,7 +320,7 @@ def test_packages_and_imports_between_them_are_few():
         ("longest_file", 500),
         # 44,000 when the limits were set. Then every field got a documented line of its own, and every function that
         # refuses something a Raises section; those lines are wanted, so the limit went up by them.
-        ("lines", 50_000),
+        ("lines", 51_000),
     ],
 )
 def test_a_measure_keeps_to_its_limit(name, limit):

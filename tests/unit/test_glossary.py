@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("mmrl", "rewards/mmrl_rewards", "datasets/mmrl_datasets")
 # Classes of 0.1 that no code, doc or config may name any more.
 OLD_CLASSES = (
-    *("SamplingLaw", "Veil", "Examinee", "Workshop", "Teller", "Keeper", "Chooser", "Asker", "Foresight", "Overlap"),
+    *("SamplingLaw", "Veil", "Examinee", "Workshop", "Teller", "Keeper", "Chooser", "Asker", "Foresight"),
     *("Sifting", "Replaying", "Attentive", "Lagging", "AlsoLooking", "OpenGate", "HeldOutGate", "Muted", "Watched"),
     *("Feeder", "Blindfold", "Homes", "Candidate"),
 )
