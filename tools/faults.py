@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the rows into the table in this file")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="mmrl-faults-") as folder:
-        lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.num_kills)
+        lab = FaultHarness(Path(folder), random.Random(arguments.seed), arguments.kills)
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))

@@ -108,7 +108,7 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     with monkeypatch.context() as patched:
         strike(patched, AsyncRollouts, "start", 2, signal.SIGINT)
         assert here("train", once).code == 128 + signal.SIGINT
-    state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$State"]
+    state = json.loads((tmp_path / "once" / "checkpoints" / "01-000002" / "state.json").read_text())["$TrainingState"]
     assert "$View" in json.dumps(state["ahead"])
     assert here("train", once).code == 0
     done = mmrl("train", twice, "--nproc", 2)

@@ -52,7 +52,7 @@ from mmrl.config.schema import FromScratchConfig, LanguageFromScratchConfig, Vis
 from mmrl.distributed.ranks import MediaPlacement, SingleProcess
 from mmrl.log.console import Console
 from mmrl.log.run_dir import RunDir
-from mmrl.policy.components import component_of
+from mmrl.policy.families import FAMILIES
 from mmrl.policy.progress_bars import hide_progress_bars
 from mmrl.policy.tiny_models import make_model, make_processor, train_tokenizer
 from mmrl.rollout.engines.hf import HfSampler
@@ -357,8 +357,8 @@ def relative_differences(ours: RunInProcess, theirs: RunInProcess) -> tuple[floa
         raise SystemExit(f"only one side trains {sorted(gradient.keys() ^ their_gradient.keys())}")
     apart, whole = Counter[str](), Counter[str]()
     for name, their in their_gradient.items():
-        apart[component_of(name)] += float(((gradient[name] - their) ** 2).sum())
-        whole[component_of(name)] += float((their**2).sum())
+        apart[FAMILIES["qwen2_5_vl"].component_of(name)] += float(((gradient[name] - their) ** 2).sum())
+        whole[FAMILIES["qwen2_5_vl"].component_of(name)] += float((their**2).sum())
     return abs(loss / their_loss - 1.0), max((apart[role] / whole[role]) ** 0.5 for role in whole)
 
 

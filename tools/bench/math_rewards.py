@@ -65,7 +65,7 @@ from mmrl_rewards.contract import reward
 
 @reward(name="forget")
 def forget(response, sample) -> float:
-    maths._math_verify.cache_clear()
+    maths._load_math_verify.cache_clear()
     return 1.0
 """
 

@@ -83,7 +83,7 @@ def measure_all(cli_args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = make_model(SCRATCH, tokenizer, seed=1, dtype=cli_args.dtype)
     hf = make_processor(SCRATCH, tokenizer, (12544, 12544))
     store = MediaCache(MediaPolicy(roots=(folder,)), MediaLimitsConfig(), max_bytes=10**8)
-    options: dict[str, Any] = {"video": VideoConfig(), "instruct": False, "max_prompt_tokens": 500}
+    options: dict[str, Any] = {"video": VideoConfig(), "add_instruction": False, "max_prompt_tokens": 500}
     processor = QwenProcessor(PromptEncoder(hf, get_family(model.config), grammar, store, **options))
     policy = Policy(model)
     export_hf_folder(folder / "model", model, hf)

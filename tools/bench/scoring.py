@@ -60,7 +60,7 @@ import time
 from mmrl_rewards.contract import reward
 
 
-@reward(name="sleepy", deadline_s=1.0)
+@reward(name="sleepy", timeout_s=1.0)
 def sleepy(response, sample) -> float:
     while response.text == "hang":
         time.sleep(0.01)

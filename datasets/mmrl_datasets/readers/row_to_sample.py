@@ -22,6 +22,9 @@ from mmrl_datasets.readers.columns import Column, ColumnTemplate, parse_column
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
 
 
+_MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layout has ten
+
+
 class MediaPlaceholder(NamedTuple):
     """A position in a question where an image or a video belongs."""
 
@@ -107,6 +110,8 @@ class RowSource:
             try:
                 if isinstance(row.cells, BadRowError):
                     raise row.cells
+                if _is_nested_too_deeply(row.cells):
+                    raise BadRowError("nested too deeply")
                 missing_columns.add_row(row.cells)
                 fields = read_fields(row.cells)
                 own_task = task if fields.task is None else check_text(fields.task, "task")
@@ -392,3 +397,20 @@ def _to_json_value(value: object) -> object:
         case list() | tuple():
             return list(map(_to_json_value, value))
     return str(value)
+
+
+def _is_nested_too_deeply(cells: object) -> bool:
+    """Return True if a cell holds lists or mappings more than `_MAX_NESTING` levels deep."""
+    # A loop, not a recursion: it is there so that no recursion, here or in a checkpoint, meets such a value.
+    pending = [(cells, 0)]
+    while pending:
+        value, level = pending.pop()
+        if level > _MAX_NESTING:
+            return True
+        inner: Iterable[object] = ()
+        if isinstance(value, Mapping):
+            inner = value.values()
+        elif isinstance(value, list | tuple):
+            inner = value
+        pending += [(item, level + 1) for item in inner]
+    return False
