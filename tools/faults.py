@@ -218,9 +218,7 @@ FAULTS: dict[str, Callable[[FaultHarness], Iterator[FaultRow]]] = {
 
 def markdown_rows(rows: Sequence[FaultRow]) -> list[str]:
     """The rows in Markdown."""
-    return [
-        f"| {row.error_kind} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows
-    ]
+    return [f"| {row.fault} | {row.tried} | {row.outcome} | {'; '.join(row.problems) or 'nothing'} |" for row in rows]
 
 
 def update_table(path: Path, rows: Sequence[FaultRow]) -> None:
@@ -253,11 +251,13 @@ def main() -> None:
         rows = []
         for name in arguments.only:
             rows += list(FAULTS[name](lab))
-            print(f"{name}: {'LOST ' + '; '.join(rows[-1].lost) if rows[-1].lost else 'nothing lost'}", flush=True)
+            print(
+                f"{name}: {'LOST ' + '; '.join(rows[-1].problems) if rows[-1].problems else 'nothing lost'}", flush=True
+            )
     print("\n".join([*TABLE_HEAD, *markdown_rows(rows)]))
     if arguments.write:
         update_table(arguments.write, rows)
-    sys.exit("something was lost" if any(row.lost for row in rows) else 0)
+    sys.exit("something was lost" if any(row.problems for row in rows) else 0)
 
 
 if __name__ == "__main__":
