@@ -53,12 +53,12 @@ def test_the_policy_calls_the_tool_by_itself(zoomed):
     told = metrics(zoomed)
     cold = [record for record in told if record["stage"] == "cold" and "learner/loss" in record]
     assert len(cold) == 90
-    assert {record["tools/media_shown"] for record in cold} == {12.0}  # every demonstration was shown what it looks at
+    assert {record["tools/shown"] for record in cold} == {12.0}  # every demonstration was shown what it looks at
     assert cold[-1]["learner/loss"] < cold[0]["learner/loss"] / 10
     steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
     assert len(steps) == 4
     for record in steps:
-        assert record["tools/media_shown"] >= 4
+        assert record["tools/shown"] >= 4
         assert record["tools/errors"] == record["tools/timeouts"] == 0
     assert any(record["learner/grad_norm/vision"] > 0.0 for record in steps)
     tested = [record for record in told if "test/corner" in record]
@@ -114,10 +114,10 @@ def test_two_processes_zoom_as_one_does(here, tmp_path, monkeypatch, zoomed):
     done = mmrl("train", twice, "--nproc", 2)
     assert done.code == 0, done.errors
     told = metrics(tmp_path / "once")
-    assert {record["tools/media_shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}
+    assert {record["tools/shown"] for record in told if record["stage"] == "cold" and "learner/loss" in record} == {5.0}
     steps = [record for record in told if record["stage"] == "rl" and "learner/loss" in record]
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
-    assert min(record["tools/media_shown"] for record in steps) > 0
+    assert min(record["tools/shown"] for record in steps) > 0
     alike(metrics(tmp_path / "twice"), told)
 
 
