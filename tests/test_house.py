@@ -72,6 +72,19 @@ ONLY_IN = {
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),
     "rich": ("mmrl/log/", "mmrl/cli/"),
+    "mmrl.utils.plugins": (  # where names become functions
+        "mmrl/algo/advantages.py",
+        "mmrl/benchmarks/registry.py",
+        "mmrl/cli/data/make.py",
+        "mmrl/data/load.py",
+        "mmrl/learner/objective.py",
+        "mmrl/policy/families.py",
+        "mmrl/rollout/engines/custom.py",
+        "mmrl/rollout/steps/custom.py",
+        "mmrl/scoring/build.py",
+        "mmrl/scoring/registry.py",
+        "mmrl/training/callbacks.py",
+    ),
 }
 # Who may open an image: the package for media that are given, and the service for images that one's own renderer drew.
 OPENERS = ("mmrl/media/", "rewards/mmrl_rewards/services/renderer.py")
@@ -373,6 +386,7 @@ PROVOCATIONS = [
     (check_libraries, "mmrl/learner/learner.py", "import transformers.models", "transformers belongs in"),
     (check_libraries, "mmrl/learner/learner.py", "from torch import distributed", "torch.distributed belongs in"),
     (check_libraries, "mmrl/rollout/engines/hf.py", "import vllm", "vllm belongs in"),
+    (check_libraries, "mmrl/training/rl.py", "from mmrl.utils.plugins import x", "mmrl.utils.plugins belongs in"),
     (check_constructs, "mmrl/a.py", "from . import types", "relative import"),
     (check_constructs, "mmrl/a.py", "try: f()\nexcept: pass", "bare except"),
     (check_constructs, "mmrl/a.py", "try: f()\nexcept Exception: pass", "except Exception"),
