@@ -247,8 +247,11 @@ def _record_impure_calls(task: Callable[[], object]) -> list[str]:
         if event.startswith(_FORBIDDEN_EVENTS) and not _is_importing(sys._getframe(1)):
             found[event] = None
 
-    def profile(_: FrameType, event: str, called: object) -> None:
-        if event == "c_call" and isinstance(called, BuiltinFunctionType) and _is_random_or_clock(called):
+    def profile(frame: FrameType, event: str, called: object) -> None:
+        if event != "c_call" or not isinstance(called, BuiltinFunctionType) or not _is_random_or_clock(called):
+            return
+        # numpy and scipy seed generators and read clocks while they are imported, which no reward can help.
+        if not _is_importing(frame):
             found[f"{called.__module__ or 'random'}.{called.__name__}"] = None
 
     sys.addaudithook(audit)

@@ -219,6 +219,12 @@ def test_lint_finds(made, body, check, detail):
     assert detail in found.detail
 
 
+def test_a_library_may_read_the_clock_while_it_is_imported(made, tmp_path, monkeypatch):
+    (tmp_path / "slow_library.py").write_text("import os, time\nSTARTED = time.time() + len(os.urandom(4))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert report_on(made("import slow_library; return right * 1.0")).ok
+
+
 def test_lint_finds_what_cannot_be_pickled(made):
     name = made("return right * 1.0")
     bound = load_bound_reward(name, Path(), {"factor": 2.0})
