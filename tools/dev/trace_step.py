@@ -2,6 +2,7 @@
 
     python tools/dev/trace_step.py            # three numbers and the deepest stack
     python tools/dev/trace_step.py --json     # the numbers alone
+    python tools/dev/trace_step.py --list     # every function, by module
 
 The quickstart runs two steps of each stage on few samples, with a KL penalty, so that a reference is in the step too.
 Calls are counted while `training.rl.run_rl_stage` runs, in this process.
@@ -91,6 +92,7 @@ def main() -> None:
     """Trace and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--list", action="store_true", help="print every function that was called, by module")
     options = parser.parse_args()
     tracer = CallTracer()
     run_quickstart(tracer)
@@ -99,6 +101,9 @@ def main() -> None:
         return
     for name, value in tracer.summary().items():
         print(f"{name:<12} {value}")
+    if options.list:
+        for module, function in sorted(tracer.functions):
+            print(f"  {module}: {function}")
     print("the deepest stack:")
     for module, function in tracer.deepest:
         print(f"  {module}: {function}")
