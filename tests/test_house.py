@@ -67,7 +67,7 @@ ONLY_IN = {
     "datasets": ("datasets/mmrl_datasets/",),
     "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
     "qwen_vl_utils": ("mmrl/media/",),
-    "av": ("mmrl/media/", "datasets/mmrl_datasets/generators/mp4_writer.py"),  # reading, and writing
+    "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
     "decord": (),  # tests compare with it
     "jsonschema": ("rewards/mmrl_rewards/schema.py",),
     "math_verify": ("rewards/mmrl_rewards/maths.py",),

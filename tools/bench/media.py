@@ -34,7 +34,7 @@ from mmrl.policy.encoder import PromptEncoder
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.tiny_models import make_processor, train_tokenizer
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Sample, Target, VideoRef
-from mmrl_datasets.generators.mp4_writer import RenderedVideo, encode_mp4
+from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 QUESTION = "How many flowers are there in the picture?"
 SCRATCH = FromScratchConfig(vision=VisionFromScratchConfig(patch_size=14))
