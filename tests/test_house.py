@@ -65,7 +65,7 @@ ONLY_IN = {
     "resvg_py": ("rewards/mmrl_rewards/services/drawing.py",),
     "ziamath": ("rewards/mmrl_rewards/services/drawing.py",),
     "datasets": ("datasets/mmrl_datasets/",),
-    "pyarrow": ("datasets/mmrl_datasets/formats/parquet.py",),
+    "pyarrow": ("datasets/mmrl_datasets/formats/tables.py",),
     "qwen_vl_utils": ("mmrl/media/",),
     "av": ("mmrl/media/", "datasets/mmrl_datasets/media_files.py"),  # reading, and writing
     "decord": (),  # tests compare with it

@@ -16,8 +16,8 @@ from mmrl.media.video import FrameSampling
 from mmrl.types import AnswerType, DatasetContext, MediaPolicy, VideoRef
 from mmrl_datasets.generators import charts, shape_videos
 from mmrl_datasets.generators.drawing import COLOURS
-from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 from mmrl_datasets.generators.photos import SPLITS
+from mmrl_datasets.media_files import RenderedVideo, encode_mp4
 
 STEP = 5  # the charts' default; a labelled line stands at every second one
 

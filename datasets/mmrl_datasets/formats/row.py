@@ -54,7 +54,8 @@ def get_cell(cells: Cells, column: str) -> object:
 
 
 def _look_up(cells: Cells, column: str) -> tuple[bool, object]:
-    """Return whether the column was found, and its value, which may be None."""
+    # True if the column was found, and its value, which may be None. Published tables have names with dots in them,
+    # so the whole name is tried first.
     if column in cells:
         return True, cells[column]
     outer, _, inner = column.partition(".")

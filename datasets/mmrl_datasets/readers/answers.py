@@ -168,7 +168,7 @@ def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
 
 
 def _to_xyxy(entry: AnswerValue) -> AnswerValue:
-    """Convert one entry of a list of boxes from x, y, width, height. Anything else is returned as it is."""
+    # An entry of another form passes as it is: the parser of answers refuses it with a message of its own.
     match entry:
         case [x, y, width, height] if all(map(is_number, entry)):
             return [x, y, x + width, y + height]
@@ -179,7 +179,7 @@ def _to_xyxy(entry: AnswerValue) -> AnswerValue:
 
 
 def _parse_json(text: str) -> object:
-    """Parse JSON, or return None, which every caller refuses as a value of the wrong type."""
+    # None for text that is no JSON: every caller refuses it as a value of the wrong type.
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

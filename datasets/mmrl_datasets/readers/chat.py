@@ -118,6 +118,7 @@ def _read_fields(
     for role in ROLES:
         values[role] = optional_value(cells, roles.get(role))
     pieces = _parse_content(conversation.question, resolver)
+    # Tools reply anew when the sample is trained on, so their images of then would be in the way.
     images = _drop_tool_images(resolver.images(values["images"]), pieces, conversation.tool_replies)
     videos = resolver.videos(values["videos"], parse_time_range(values["start"], values["end"]))
     meta = unused_cells(cells, roles.values())
@@ -139,16 +140,17 @@ def _read_fields(
 def _parse_turns(value: object) -> list[_Turn]:
     if not isinstance(value, list):
         raise BadRowError(f"a conversation must be a list of turns, is {short_repr(value)}")
-    return list(map(_parse_turn, value))
-
-
-def _parse_turn(entry: object) -> _Turn:
-    match entry:
-        case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
-            if speaker in SPEAKER_ROLES:
-                return _Turn(SPEAKER_ROLES[speaker], content)
-            raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
-    raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
+    turns = []
+    for entry in value:
+        match entry:
+            # LLaVA and ShareGPT write the first way, OpenAI the second.
+            case {"from": str(speaker), "value": content} | {"role": str(speaker), "content": content}:
+                if speaker not in SPEAKER_ROLES:
+                    raise BadRowError(f"unknown speaker {speaker!r}; there are {', '.join(map(str, SPEAKER_ROLES))}")
+                turns.append(_Turn(SPEAKER_ROLES[speaker], content))
+            case _:
+                raise BadRowError(f"a turn must have from and value, or role and content; is {short_repr(entry)}")
+    return turns
 
 
 def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation:
@@ -156,6 +158,7 @@ def _parse_conversation(turns: list[_Turn], exchange: Exchange) -> _Conversation
     dialogue = turns if system is None else turns[1:]
     if not dialogue:
         raise BadRowError("the conversation holds no question")
+    # User and assistant take turns; the reply of a tool stands where the user would speak.
     for index, turn in enumerate(dialogue):
         expected = "assistant" if index % 2 else "user"
         replies_to_call = turn.speaker == "tool" and exchange == "calls" and index > 0 and expected == "user"

@@ -10,25 +10,38 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib import request
+from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 
 from mmrl.types import DatasetContext, ImageRef, MediaPolicy, UserError, VideoRef
 from mmrl.utils.files import compute_frames_digest, compute_sha256, list_frames, resolve_inside
-from mmrl_datasets.file_writes import write_if_changed
 from mmrl_datasets.formats.row import BadRowError, short_repr
-from mmrl_datasets.readers.download import download
+from mmrl_datasets.media_files import write_if_changed
 
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
 HEAD_BYTES: Final = 16
 """Bytes at the start of a file that tell its format."""
-DIGEST_CACHE_SIZE: Final = 1024
-"""Files whose digest is remembered, as several rows often name one file."""
+HASH_CACHE_SIZE: Final = 1024
+"""Files whose sha256 is remembered, as several rows often name one file."""
+READ_TIMEOUT_S: Final = 20.0
+"""Longest time without a byte."""
+TOTAL_TIMEOUT_S: Final = 600.0
+"""Longest time for the whole file, so that a server that sends a byte now and then cannot hold up a run."""
+CHUNK_BYTES: Final = 1 << 16
+# The default opener would also follow a redirect to file:// or ftp://.
+ALLOWED_HANDLERS: Final = (
+    *(request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler),
+    *(request.HTTPRedirectHandler, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler),
+)
 TimeRange = tuple[float | None, float | None]
 """Start and end of a part of a video, in seconds; None stands for its beginning or its end."""
 WHOLE_VIDEO: Final = (None, None)
@@ -80,7 +93,7 @@ class MediaResolver:
     """Embedded and downloaded media are stored under this folder."""
     media_policy: MediaPolicy
     """The folders and URLs that may be read, and the largest sizes."""
-    compute_digest: Callable[[Path], str]
+    compute_sha256: Callable[[Path], str]
     """Returns the sha256 of a file, in hex."""
 
     def images(self, entries: object) -> list[ImageRef]:
@@ -165,27 +178,27 @@ class MediaResolver:
                 missing = f"there is no such file; relative paths start from {self.base}"
                 problem = "it is not a regular file" if path.exists() else missing
                 raise BadRowError(f"{source} cannot be read: {problem}")
-            # The size is checked first: reading a file of many gigabytes for its digest would take minutes.
+            # The size is checked first: reading a file of many gigabytes for its sha256 would take minutes.
             self._check_size(path.stat().st_size, media_type, source)
-            return path, self.compute_digest(path)
+            return path, self.compute_sha256(path)
         except UserError as error:
             raise BadRowError(f"{source}: {error}") from error
         except (OSError, ValueError) as error:
             raise BadRowError(f"{source} cannot be read: {error}") from error
 
     def _resolve_frame_folder(self, written: str) -> tuple[Path, str]:
-        """Return a folder of frames and a digest over all of them."""
         try:
             path = resolve_inside(self.base / written, self.media_policy.roots)
-            digests = {}
+            hashes = {}
             for frame in list_frames(path, self.media_policy.roots):
                 self._check_size(frame.stat().st_size, IMAGE, f"frame {frame}")
-                digests[frame.name] = self.compute_digest(frame)
-            return path, compute_frames_digest(digests)
+                hashes[frame.name] = self.compute_sha256(frame)
+            return path, compute_frames_digest(hashes)
         except (UserError, OSError) as error:
             raise BadRowError(f"video {short_repr(written)}: {error}") from error
 
     def _resolve_url(self, url: str, scheme: str, media_type: MediaType) -> tuple[Path, str]:
+        # Who allows http allows https, too.
         required = "http" if scheme == "https" else scheme
         if required not in self.media_policy.schemes:
             supported = required in ("http", "file", "data")
@@ -195,7 +208,10 @@ class MediaResolver:
             case "data":
                 return self._resolve_data_url(url, media_type)
             case "file":
-                return self._resolve_file_url(url, media_type)
+                parts = urlsplit(url)
+                if parts.netloc not in ("", "localhost"):
+                    raise BadRowError(f"{media_type.name} {short_repr(url)} is on another machine, {parts.netloc}")
+                return self._resolve_file(unquote(parts.path), media_type)
         return self._download(url, media_type)
 
     def _resolve_data_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
@@ -203,7 +219,7 @@ class MediaResolver:
         source = f"{media_type.name} {short_repr(url)}"
         if head is None:
             raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
-        # Four characters of base64 are three bytes, of which at most two are padding.
+        # Checked before decoding. Four characters of base64 are three bytes, of which at most two are padding.
         if (len(url) - head.end()) * 3 // 4 - 2 > limit:
             raise BadRowError(
                 f"{source} has more than {limit:,} bytes; "
@@ -211,18 +227,11 @@ class MediaResolver:
             )
         return self._store_base64(url[head.end() :], media_type)
 
-    def _resolve_file_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
-            raise BadRowError(f"{media_type.name} {short_repr(url)} is on another machine, {parts.netloc}")
-        return self._resolve_file(unquote(parts.path), media_type)
-
     def _download(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        """Return the stored file of a URL, downloading it unless an earlier run did.
-
-        A note under `store_dir`/urls, named by the sha256 of the URL, holds the path of the stored file.
-        """
+        """Return the stored file of a URL, downloading it unless an earlier run did."""
+        # The note, named by the sha256 of the URL, holds the path of the stored file.
         note = self.store_dir / "urls" / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
+        partial_file = note.with_suffix(f".{os.getpid()}.partial")
         try:
             if note.is_file():
                 path = self.store_dir / note.read_text(encoding="utf-8")
@@ -230,24 +239,17 @@ class MediaResolver:
                 if path.is_file() and compute_sha256(path) == path.stem:
                     return path, path.stem
             note.parent.mkdir(parents=True, exist_ok=True)
-            path, sha256 = self._download_to_store(url, note.with_suffix(f".{os.getpid()}.partial"), media_type)
+            try:
+                sha256, head = _download_to(partial_file, url, self._byte_limit(media_type)[1])
+                extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
+                path = self._stored_path(sha256, extension)
+                path.parent.mkdir(exist_ok=True)
+                partial_file.replace(path)
+            finally:
+                partial_file.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"{self.store_dir}: cannot store {short_repr(url)}: {error}; free space") from error
         write_if_changed(note, str(path.relative_to(self.store_dir)).encode())
-        return path, sha256
-
-    def _download_to_store(self, url: str, partial: Path, media_type: MediaType) -> tuple[Path, str]:
-        """Download to the file `partial`, then move it to its place in the store."""
-        try:
-            sha256 = download(url, partial, self._byte_limit(media_type)[1])
-            with partial.open("rb") as file:
-                head = file.read(HEAD_BYTES)
-            extension = media_type.detect_extension(head, f"{media_type.name} {short_repr(url)}")
-            path = self._stored_path(sha256, extension)
-            path.parent.mkdir(exist_ok=True)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
         return path, sha256
 
     def _store_base64(self, text: str, media_type: MediaType) -> tuple[Path, str]:
@@ -301,7 +303,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
         base=base,
         store_dir=context.work_dir / "media",
         media_policy=context.media_policy,
-        compute_digest=lru_cache(DIGEST_CACHE_SIZE)(compute_sha256),
+        compute_sha256=lru_cache(HASH_CACHE_SIZE)(compute_sha256),
     )
 
 
@@ -332,7 +334,7 @@ def parse_fps(value: object) -> float | None:
 
 
 def _parse_seconds(value: object, role: str) -> float | None:
-    """Return a finite number that is not negative, given as a number or as text; None for null."""
+    # CSV and JSON write a number in their own ways, so text of a number counts, too. Null stays null.
     if value is None:
         return None
     try:
@@ -365,3 +367,44 @@ def _as_list(entries: object) -> list[object]:
     if entries is None:
         return []
     return entries if isinstance(entries, list) else [entries]
+
+
+def _download_to(file: Path, url: str, max_bytes: int) -> tuple[str, bytes]:
+    """Write the content of a URL to a file, and return its sha256 and its first bytes.
+
+    Raises:
+        BadRowError: the server cannot be reached or is too slow, or the file is larger than `max_bytes`.
+        OSError: the file cannot be written.
+    """
+    sha256, size, head = hashlib.sha256(), 0, b""
+    with file.open("wb") as content:
+        for chunk in _download_chunks(url):
+            size += len(chunk)
+            if size > max_bytes:
+                raise BadRowError(f"{url} has more than {max_bytes:,} bytes")
+            sha256.update(chunk)
+            content.write(chunk)
+            head = (head + chunk)[:HEAD_BYTES]
+    return sha256.hexdigest(), head
+
+
+def _download_chunks(url: str) -> Iterator[bytes]:
+    opener = request.OpenerDirector()
+    for handler in ALLOWED_HANDLERS:
+        opener.add_handler(handler())
+    deadline = time.monotonic() + TOTAL_TIMEOUT_S
+    try:
+        with opener.open(url, timeout=READ_TIMEOUT_S) as reply:
+            expected = reply.headers.get("Content-Length")
+            received = 0
+            for chunk in iter(partial(reply.read1, CHUNK_BYTES), b""):
+                received += len(chunk)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not complete within {TOTAL_TIMEOUT_S:g} s")
+                yield chunk
+            # A connection that breaks off looks like the end of the file.
+            if expected is not None and received != int(expected):
+                raise URLError(f"broke off after {received:,} of {expected} bytes")
+    except (OSError, HTTPException, ValueError) as error:
+        # URLError and TimeoutError are OSErrors.
+        raise BadRowError(f"{url} cannot be downloaded: {error}") from error

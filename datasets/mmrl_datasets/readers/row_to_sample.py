@@ -14,14 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from mmrl.answer import POSSIBLE_COORDINATE_TYPES
 from mmrl.types import ContentPart, DatasetContext, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
-from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
-from mmrl_datasets.readers.columns import Column, ColumnTemplate, parse_column
+from mmrl_datasets.readers.columns import Column, is_template, parse_template
 
 PLACEHOLDER: Final = re.compile(r"<(?P<media_type>image|video)>|<image[ _]?(?P<number>[1-9][0-9]?)>")
-
-
 _MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layout has ten
 
 
@@ -115,13 +113,16 @@ class RowSource:
                 missing_columns.add_row(row.cells)
                 fields = read_fields(row.cells)
                 own_task = task if fields.task is None else check_text(fields.task, "task")
+                # A row may give its id with the prefix or without.
+                prefix = f"{own_task}/{self.split}/"
                 name = row.name if fields.row_id is None else fields.row_id
-                sample_id = _sample_id(f"{own_task}/{self.split}/", name)
+                sample_id = name if name.startswith(prefix) else prefix + name
                 if sample_id in row_of_id:
                     raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
                 row_of_id[sample_id] = row.name
                 yield _make_sample(sample_id, own_task, fields)
             except RecursionError:
+                # Parsers of JSON and of literals raise this for a text within a cell.
                 yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: nested too deeply")
             except BadRowError as problem:
                 missing_columns.add_problem(problem, row.location)
@@ -135,41 +136,10 @@ class RowSource:
 class RowAnswerSpec:
     """The type of a source's answers: one for all rows, or one that templates name for each row."""
 
-    answer_type: AnswerSpec | ColumnTemplate
-    """The spec for all rows, or the template of the type."""
-    coordinate_system: str | ColumnTemplate | None
-    """Used with a template of the type: the coordinates of types that have some."""
-    box_format: BoxFormat
-
-    @property
-    def required_columns(self) -> frozenset[str]:
-        """Columns that a row must have for the templates."""
-        required: frozenset[str] = frozenset()
-        for option in (self.answer_type, self.coordinate_system):
-            if isinstance(option, ColumnTemplate):
-                required |= option.required_columns
-        return required
-
-    def resolve(self, cells: Cells) -> AnswerSpec:
-        """Return the spec of a row's answer.
-
-        Raises:
-            BadRowError: the templates name no known type or coordinates.
-        """
-        if isinstance(self.answer_type, AnswerSpec):
-            return self.answer_type
-        answer_type = check_text(self.answer_type.read(cells), "answer_type").strip()
-        # Rows of other types may have no coordinates to name, so the template is not filled for them.
-        coordinates = self._read_coordinates(cells) if answer_type in POSSIBLE_COORDINATE_TYPES else None
-        try:
-            return make_answer_spec(answer_type, coordinates, self.box_format)
-        except UserError as error:
-            raise BadRowError(str(error)) from error
-
-    def _read_coordinates(self, cells: Cells) -> str | None:
-        if isinstance(self.coordinate_system, ColumnTemplate):
-            return self.coordinate_system.read(cells)
-        return self.coordinate_system
+    resolve: Callable[[Cells], AnswerSpec]
+    """Returns the spec of a row's answer; raises BadRowError if templates name no known type or coordinates."""
+    required_columns: frozenset[str] = frozenset()
+    """Columns that a row must have for the templates."""
 
 
 def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat) -> RowAnswerSpec:
@@ -178,15 +148,32 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
     Raises:
         UserError: an unknown word (see `make_answer_spec`), or a template of coordinates beside one type.
     """
-    type_column = parse_column(answer_type, "answer_type")
-    coordinates_column = None if coordinates is None else parse_column(coordinates, "coordinates")
-    if isinstance(type_column, ColumnTemplate):
-        if isinstance(coordinates_column, ColumnTemplate):
-            return RowAnswerSpec(type_column, coordinates_column, box_format)
-        return RowAnswerSpec(type_column, coordinates, box_format)
-    if isinstance(coordinates_column, ColumnTemplate):
-        raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
-    return RowAnswerSpec(make_answer_spec(answer_type, coordinates, box_format), coordinates, box_format)
+    type_template = parse_template(answer_type, "answer_type") if is_template(answer_type) else None
+    coordinates_template = parse_template(str(coordinates), "coordinates") if is_template(coordinates) else None
+    if type_template is None:
+        if coordinates_template:
+            raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
+        spec = make_answer_spec(answer_type, coordinates, box_format)
+        return RowAnswerSpec(lambda _: spec)
+
+    def resolve(cells: Cells) -> AnswerSpec:
+        own_type = check_text(type_template.read(cells), "answer_type").strip()
+        own_coordinates = coordinates
+        if own_type not in POSSIBLE_COORDINATE_TYPES:
+            # Rows of other types may have no coordinates to name, so the template is not filled for them.
+            own_coordinates = None
+        elif coordinates_template:
+            filled = coordinates_template.read(cells)
+            own_coordinates = None if filled is None else str(filled)
+        try:
+            return make_answer_spec(own_type, own_coordinates, box_format)
+        except UserError as error:
+            raise BadRowError(str(error)) from error
+
+    required = type_template.required_columns
+    return RowAnswerSpec(
+        resolve, required | coordinates_template.required_columns if coordinates_template else required
+    )
 
 
 def parse_id(value: object) -> str:
@@ -249,8 +236,8 @@ def insert_media(
 ) -> tuple[ContentPart, ...]:
     """Return the pieces with an image or video in place of each placeholder; without placeholders, media come first.
 
-    If there are only videos, `<image>` stands for a video, as LLaVA-Video writes it. A numbered placeholder names an
-    image, which may stand in several places.
+    If there are only videos, `<image>` stands for a video. A numbered placeholder names an image, which may stand in
+    several places.
 
     Raises:
         BadRowError: the numbers of placeholders and media differ, or no placeholder names one of the images.
@@ -271,13 +258,9 @@ def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
     consumed: set[str] = set()
     for column in columns:
         for name in column.consumed_columns:
+            # Both, because `a.b` may be a column of that name or the key `b` within column `a`.
             consumed |= {name, name.partition(".")[0]}
     return {name: value for name, value in cells.items() if name not in consumed}
-
-
-def _sample_id(prefix: str, name: str) -> str:
-    """Return the id of a sample. A row may give it with the prefix or without."""
-    return name if name.startswith(prefix) else prefix + name
 
 
 def _make_sample(sample_id: str, task: str, fields: SampleFields) -> Sample:
@@ -316,8 +299,7 @@ def _make_target(value: object, role: str, fields: SampleFields, parts: Sequence
 class _MissingColumnCheck:
     """Tells a wrong setting from bad rows: a column that every row lacks was named wrongly."""
 
-    MAX_ROWS: Final = 1000
-    """After so many rows without the column, the rest of a large file is not read."""
+    MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
 
     def __init__(self, columns: Collection[str]) -> None:
         self._unseen_columns = set(columns)
@@ -333,6 +315,7 @@ class _MissingColumnCheck:
         if isinstance(problem, MissingColumnError):
             self._num_incomplete += 1
             self._first_problem = self._first_problem or f"{location}: {problem}"
+            # Not one row had the column so far, so the setting is wrong and the rest of the file need not be read.
             if self._num_incomplete == self._num_rows == self.MAX_ROWS:
                 raise UserError(self._first_problem)
 
@@ -349,6 +332,7 @@ def _media_by_number(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
     numbers = {placeholder.number for placeholder in placeholders}
+    # With both kinds, nobody can say which image the unnumbered one takes.
     if None in numbers or videos:
         raise BadRowError("numbered places for images stand beside others: number all, or none")
     if numbers != set(range(1, len(images) + 1)):
@@ -360,6 +344,7 @@ def _media_by_number(
 def _media_in_order(
     placeholders: Sequence[MediaPlaceholder], images: Sequence[ImageRef], videos: Sequence[VideoRef]
 ) -> list[MediaRef]:
+    # LLaVA-Video writes `<image>` where a video belongs.
     only_videos = videos and not images
     types = []
     for placeholder in placeholders:
@@ -386,7 +371,7 @@ def _merge_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
 
 
 def _to_json_value(value: object) -> object:
-    """Return a value that JSON can hold. Bytes become their number, and other objects their text."""
+    # Bytes become their number, and other objects, such as dates, their text: `meta` is written into checkpoints.
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -400,7 +385,6 @@ def _to_json_value(value: object) -> object:
 
 
 def _is_nested_too_deeply(cells: object) -> bool:
-    """Return True if a cell holds lists or mappings more than `_MAX_NESTING` levels deep."""
     # A loop, not a recursion: it is there so that no recursion, here or in a checkpoint, meets such a value.
     pending = [(cells, 0)]
     while pending:

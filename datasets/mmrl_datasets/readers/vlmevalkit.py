@@ -10,7 +10,7 @@ from mmrl.types import DatasetContext, ImageRef, RejectedRow, Sample
 from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, get_cell, short_repr
 from mmrl_datasets.readers.answers import AnswerSpec, check_text, make_answer_spec
-from mmrl_datasets.readers.columns import SingleColumn, optional_value
+from mmrl_datasets.readers.columns import optional_value, single_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import (
     RowSource,
@@ -97,7 +97,7 @@ def cell_text(cells: Cells, column: str) -> str:
     Raises:
         BadRowError: it holds something else.
     """
-    value = optional_value(cells, SingleColumn(column))
+    value = optional_value(cells, single_column(column))
     if not isinstance(value, str | None):
         raise BadRowError(f"{column} must be text, is {short_repr(value)}")
     return (value or "").strip()
@@ -109,6 +109,7 @@ def _read_fields(
     index, question, answer = (get_cell(cells, column) for column in REQUIRED_COLUMNS)
     row_id = parse_id(index)
     images = read_images(cells, resolver, images_by_index)
+    # VLMEvalKit writes an image once; later rows with the same image name this row.
     images_by_index[row_id] = images
     hint = cell_text(cells, "hint")
     text = check_text(question, "question")
@@ -121,7 +122,7 @@ def _read_fields(
         answer=answer,
         choices=options,
         row_id=row_id,
-        meta=unused_cells(cells, map(SingleColumn, (*REQUIRED_COLUMNS, "image", "image_path", "hint", *LETTERS))),
+        meta=unused_cells(cells, map(single_column, (*REQUIRED_COLUMNS, "image", "image_path", "hint", *LETTERS))),
     )
 
 

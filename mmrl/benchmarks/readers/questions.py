@@ -34,8 +34,8 @@ from mmrl.types import (
     VideoRef,
 )
 from mmrl_datasets.choices import format_choices
-from mmrl_datasets.formats.registry import open_rows
 from mmrl_datasets.formats.row import BadRowError, Cells
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers import coco
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import MediaPlaceholder, insert_media, split_at_placeholders
