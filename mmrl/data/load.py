@@ -10,8 +10,7 @@ from itertools import islice
 from math import isfinite
 
 from mmrl.config import Config
-from mmrl.config.schema import DataConfig, DataSourceConfig
-from mmrl.data.check_stages import check_stages_have_samples
+from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage
 from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
@@ -50,9 +49,16 @@ class DataSplits:
         """Return the samples by the name of their split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
-    def digests(self) -> dict[str, str]:
-        """Return a hash over samples and media of each split, which does not depend on where the media lie."""
-        return {name: _digest_samples(samples) for name, samples in self.by_split().items()}
+    def content_hashes(self) -> dict[str, str]:
+        """Return a sha256 over samples and media of each split, which does not depend on where the media lie."""
+        hashes = {}
+        for name, samples in self.by_split().items():
+            sha256 = hashlib.sha256()
+            for sample in samples:
+                parts = [part if isinstance(part, str) else part.sha256 for part in sample.parts]
+                sha256.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
+            hashes[name] = sha256.hexdigest()
+        return hashes
 
 
 class DatasetLoader:
@@ -100,7 +106,13 @@ class DatasetLoader:
             if sources and not usable:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(usable)
-        _check_no_leak(splits)
+        # A sample that is trained on would make its evaluation look better than it is.
+        held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
+        repeated = held_out & {sample.id for sample in splits["train"]}
+        if repeated:
+            raise UserError(
+                f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
+            )
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=source_indices)
 
@@ -133,12 +145,24 @@ class DatasetLoader:
         data = self._config.data
         splits: dict[str, tuple[Sample, ...]] = {}
         for split, given in samples.by_split().items():
-            kept, bad, too_long = _measure_prompts(given, measure_prompt)
+            kept: list[Sample] = []
+            bad: list[RejectedRow] = []
+            too_long: list[RejectedRow] = []
+            for sample in given:
+                try:
+                    measure_prompt(sample)
+                except PromptTooLongError as error:
+                    too_long.append(RejectedRow(sample.id, str(error)))
+                except UserError as error:
+                    bad.append(RejectedRow(sample.id, str(error)))
+                else:
+                    kept.append(sample)
             self._report_rejected(split, kept, bad, skip=data.on_bad_sample == "skip", remedy=_BAD_SAMPLE_REMEDY)
             self._report_rejected(split, kept, too_long, skip=data.on_too_long == "skip", remedy=_TOO_LONG_REMEDY)
             if given and not kept:
                 raise UserError(f"data.{split}: there is not one usable sample")
             splits[split] = tuple(kept)
+        # Again, because a stage that had enough samples before may have too few now.
         check_stages_have_samples(self._config, splits["train"])
         return DataSplits(**splits, source_indices=samples.source_indices)
 
@@ -169,6 +193,7 @@ class DatasetLoader:
         # A resumed run knows the sizes of images that it has opened before and that have not been touched since.
         known_sizes = self._opened_index.known_sizes(refs) if self._opened_index else {}
         new_refs = [ref for ref in refs if ref not in known_sizes]
+        # Workers open media through an empty cache of their own and send back sizes, not pixels.
         cache = self._worker_cache() if workers else self._media_cache
         opened = open_all_media(new_refs, cache.image_size, workers=workers, console=self._console)
         new_sizes = {ref: size for ref, size in opened.items() if isinstance(size, Size)}
@@ -218,7 +243,12 @@ def read_source(source: DataSourceConfig, context: DatasetContext) -> Iterator[S
     """
     read_rows = load_plugin(source.fn, context.base_dir, source.args, role="data source", parameters=("context",))
     for row in read_rows(context):
-        yield _with_prefix(row, source.name) if source.name else row
+        if not source.name:
+            yield row
+        elif isinstance(row, RejectedRow):
+            yield row._replace(id=f"{source.name}/{row.id}")
+        else:
+            yield replace(row, id=f"{source.name}/{row.id}")
 
 
 def passes_row_filter(row: Sample | RejectedRow, source: DataSourceConfig) -> bool:
@@ -253,9 +283,43 @@ def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample
     return samples, rejected
 
 
-def _with_prefix(row: Sample | RejectedRow, name: str) -> Sample | RejectedRow:
-    row_id = f"{name}/{row.id}"
-    return row._replace(id=row_id) if isinstance(row, RejectedRow) else replace(row, id=row_id)
+def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
+    """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
+    for stage in config.training_stages:
+        if stage.from_stage is None:
+            check_stage_has_samples(stage, sum(map(stage.accepts, samples)))
+
+
+def check_stage_has_samples(stage: SftStage | RlStage, count: int) -> None:
+    """Check that a stage has samples, and an RL stage enough of them for a step to take each at most once.
+
+    Raises:
+        UserError: `count`, the number of samples that the stage may use, is too small.
+    """
+    owner = f"stage {stage.from_stage!r} kept {count} of its" if stage.from_stage else f"there are {count}"
+    owner += " (see its `when`)" if stage.when else ""
+    if not count:
+        raise UserError(f"stage {stage.name!r} has nothing to train on: {owner} samples")
+    if not isinstance(stage, RlStage):
+        return
+    needed = max_prompts_per_step(stage)
+    # Draws derive from step and sample id, so a sample taken twice would get the same rollouts twice.
+    if needed > max(count, stage.repeat_samples_to or 0):
+        remedy = "set repeat_samples_to, or lower prompts_per_step"
+        if stage.dynamic_sampling:
+            remedy += " or dynamic_sampling.max_rounds"
+        if stage.max_prompts_in_flight > stage.prompts_per_step:
+            remedy += " or oversampling"
+        raise UserError(
+            f"stage {stage.name!r} needs {needed} prompts a step and {owner} samples: one would get the same rollouts "
+            f"twice; {remedy}"
+        )
+
+
+def max_prompts_per_step(stage: RlStage) -> int:
+    """Return how many samples a step may take, in all its sampling rounds together."""
+    rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
+    return stage.max_prompts_in_flight * rounds
 
 
 def _check_unique_ids(samples: Iterable[Sample]) -> None:
@@ -264,42 +328,3 @@ def _check_unique_ids(samples: Iterable[Sample]) -> None:
         if sample.id in seen:
             raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
         seen.add(sample.id)
-
-
-def _check_no_leak(splits: Mapping[str, Sequence[Sample]]) -> None:
-    """Raise a UserError if a training sample is a validation or test sample too."""
-    held_out = {sample.id for sample in (*splits["validation"], *splits["test"])}
-    repeated = held_out & {sample.id for sample in splits["train"]}
-    if repeated:
-        raise UserError(
-            f"data: sample {min(repeated)!r} is in the training and the held-out data; {_DUPLICATE_ID_REMEDY}"
-        )
-
-
-def _measure_prompts(
-    samples: Iterable[Sample], measure_prompt: Callable[[Sample], object]
-) -> tuple[list[Sample], list[RejectedRow], list[RejectedRow]]:
-    """Return samples whose prompts can be built, those whose cannot, and those whose are too long."""
-    kept: list[Sample] = []
-    bad: list[RejectedRow] = []
-    too_long: list[RejectedRow] = []
-    for sample in samples:
-        try:
-            measure_prompt(sample)
-        except PromptTooLongError as error:
-            too_long.append(RejectedRow(sample.id, str(error)))
-        except UserError as error:
-            bad.append(RejectedRow(sample.id, str(error)))
-        else:
-            kept.append(sample)
-    return kept, bad, too_long
-
-
-def _digest_samples(samples: Iterable[Sample]) -> str:
-    digest = hashlib.sha256()
-    for sample in samples:
-        parts = []
-        for part in sample.parts:
-            parts.append(part if isinstance(part, str) else part.sha256)
-        digest.update(repr((sample.id, parts, sample.target, sample.label, sample.thinking)).encode())
-    return digest.hexdigest()

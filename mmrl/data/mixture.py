@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from mmrl.config.schema import MixtureOrderConfig
@@ -13,10 +12,8 @@ from mmrl.data.order import DataOrder, DataRow
 from mmrl.types import UserError
 from mmrl.utils.seeds import derive_seed
 
-BLOCK_SIZE: Final = 1000
-"""Positions over which fixed shares are exact."""
-SCHEDULED_BLOCK_SIZE: Final = 100
-"""Positions over which scheduled shares stay the same and are exact."""
+BLOCK_SIZE: Final = 1000  # positions over which fixed shares are exact
+SCHEDULED_BLOCK_SIZE: Final = 100  # positions over which scheduled shares stay the same and are exact
 
 
 class MixtureOrder:
@@ -50,25 +47,22 @@ class MixtureOrder:
 
     def _plan_block(self, block: int) -> list[tuple[int, int]]:
         """Return, for each position of a block, the index of a source and the position in that source's own order."""
+        # Most takes ask for the block of the take before.
         if self._cached_block[0] != block:
             source_indices: list[int] = []
             for source_index, quota in enumerate(self._quotas_of(block)):
                 source_indices += [source_index] * quota
             random.Random(derive_seed(self._seed, "block", block)).shuffle(source_indices)
-            next_positions = list(self._source_positions(block))
+            for done in range(len(self._block_starts) - 1, block):
+                pairs = zip(self._block_starts[done], self._quotas_of(done), strict=True)
+                self._block_starts.append(tuple(before + quota for before, quota in pairs))
+            next_positions = list(self._block_starts[block])
             plan = []
             for source_index in source_indices:
                 plan.append((source_index, next_positions[source_index]))
                 next_positions[source_index] += 1
             self._cached_block = (block, plan)
         return self._cached_block[1]
-
-    def _source_positions(self, block: int) -> tuple[int, ...]:
-        """Return the position of each source at the start of a block."""
-        for done in range(len(self._block_starts) - 1, block):
-            pairs = zip(self._block_starts[done], self._quotas_of(done), strict=True)
-            self._block_starts.append(tuple(before + quota for before, quota in pairs))
-        return self._block_starts[block]
 
 
 def fixed_mixture(sources: Sequence[DataOrder], weights: Sequence[float], seed: int) -> MixtureOrder:
@@ -91,18 +85,21 @@ def scheduled_mixture(
     """
     for step, weights in options.points:
         _checked_quotas(weights, SCHEDULED_BLOCK_SIZE, f"data_order.points: at step {step}")
-    return MixtureOrder(sources, partial(_quotas_at, options, per_step), seed)
+
+    def quotas_of(block: int) -> list[int]:
+        step = block * SCHEDULED_BLOCK_SIZE // per_step
+        return allocate_quotas(weights_at(options, step), SCHEDULED_BLOCK_SIZE)
+
+    return MixtureOrder(sources, quotas_of, seed)
 
 
 def weights_at(options: MixtureOrderConfig, step: int) -> tuple[float, ...]:
-    """Return the weights of the sources at a step.
-
-    The weights of each point are scaled to the sum 1 first, so that interpolation mixes shares.
-    """
+    """Return the weights of the sources at a step, which add up to 1."""
     steps: list[int] = []
     shares: list[tuple[float, ...]] = []
     for point_step, weights in options.points:
         steps.append(point_step)
+        # Scaled first, so that interpolation mixes shares: points may be written to different sums.
         total = sum(weights)
         shares.append(tuple(weight / total for weight in weights))
     following = bisect_right(steps, step)
@@ -124,17 +121,13 @@ def allocate_quotas(weights: Sequence[float], total: int) -> list[int]:
     for weight in weights:
         exact = weight / weight_sum * total
         quotas.append(int(exact))
+        # Negative, so that the largest remainder sorts first.
         negative_remainders.append(int(exact) - exact)
     # The sort is stable, so of equal remainders the first source gets the position.
     by_remainder = sorted(range(len(weights)), key=negative_remainders.__getitem__)
     for index in by_remainder[: total - sum(quotas)]:
         quotas[index] += 1
     return quotas
-
-
-def _quotas_at(options: MixtureOrderConfig, per_step: int, block: int) -> list[int]:
-    step = block * SCHEDULED_BLOCK_SIZE // per_step
-    return allocate_quotas(weights_at(options, step), SCHEDULED_BLOCK_SIZE)
 
 
 def _checked_quotas(weights: Sequence[float], total: int, key: str) -> list[int]:

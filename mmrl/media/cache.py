@@ -60,7 +60,13 @@ class MediaCache:
         if ref in self._images:
             self._images.move_to_end(ref)
             return self._images[ref]
-        image = self._load_image(ref)
+        if ref.crop is not None:
+            # Through the cache, so that several crops of one image open it once.
+            image = crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
+        elif ref.timestamp is not None:
+            image = corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
+        else:
+            image = corrupt_image(open_image(ref, self._roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
         self._images[ref] = image
         self._used_bytes += _num_bytes(image)
@@ -91,13 +97,6 @@ class MediaCache:
         if video.plan != self._frame_plans.setdefault(_frame_plan_key(ref, sampling), video.plan):
             raise MediaError(f"{ref.path}: its frames are not those planned before; restore it")
         return corrupt_video(video, ref)
-
-    def _load_image(self, ref: ImageRef) -> Image.Image:
-        if ref.crop is not None:
-            return crop_image(self.get_image(replace(ref, crop=None)), ref, ref.crop, self._limits)
-        if ref.timestamp is not None:
-            return corrupt_image(read_video_frame(ref, ref.timestamp, self._roots, self._limits), ref)
-        return corrupt_image(open_image(ref, self._roots, self._limits), ref)
 
 
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:

@@ -70,14 +70,14 @@ def unreadable_error(path: str, error: OSError) -> MediaError:
     return MediaError(f"{path}: cannot be read ({error.strerror}); check its permissions")
 
 
-def check_digest(path: str, digest: str, expected: str) -> None:
+def check_sha256(path: str, sha256: str, expected: str) -> None:
     """Refuse a file whose sha256 differs from the one in its reference.
 
     Raises:
         MediaError: the file has changed since.
     """
-    if digest != expected:
-        raise MediaError(f"{path}: changed since it was referenced ({digest[:12]} is not {expected[:12]}); restore it")
+    if sha256 != expected:
+        raise MediaError(f"{path}: changed since it was referenced ({sha256[:12]} is not {expected[:12]}); restore it")
 
 
 def check_dimensions(path: str, size: Size, limits: MediaLimitsConfig) -> None:

@@ -15,11 +15,9 @@ from mmrl.utils.files import report_write_errors, write_atomically
 class _OpenedFile(NamedTuple):
     """An image file when it was opened."""
 
-    sha256: str
-    """The digest in its reference."""
+    sha256: str  # the hash in its reference
     num_bytes: int
-    mtime_ns: int
-    """Time of its last change, in nanoseconds since 1970."""
+    mtime_ns: int  # time of its last change, in nanoseconds since 1970
     width: int
     height: int
 
@@ -27,7 +25,7 @@ class _OpenedFile(NamedTuple):
 class OpenedMediaIndex:
     """A JSON file with an entry for each image that was opened without an error.
 
-    It only spares the check before the first step. Training compares the digest of each file that it opens.
+    It only spares the check before the first step. Training compares the sha256 of each file that it opens.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,13 +16,11 @@ from PIL import Image
 
 from mmrl.config.schema import MediaLimitsConfig, VideoConfig
 from mmrl.media.checks import MediaError, MediaRangeError
-from mmrl.media.frame_folder import FrameFolderReader
-from mmrl.media.resize import resized_size
-from mmrl.media.video_reader import VideoFileReader, VideoTimeline, open_video_file
+from mmrl.media.image import resized_size
+from mmrl.media.video_reader import FrameFolderReader, VideoFileReader, VideoTimeline, open_video_file
 from mmrl.types import ImageRef, Size, VideoRef
 
-_CHUNK_BYTES: Final = 2**26
-"""Bytes of frames that are in memory at their original size."""
+_CHUNK_BYTES: Final = 2**26  # bytes of frames that are in memory at their original size
 
 VideoReader = VideoFileReader | FrameFolderReader
 

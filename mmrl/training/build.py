@@ -25,8 +25,8 @@ from mmrl.config.schema import (
     SamplingConfig,
     SftStage,
 )
-from mmrl.data.check_stages import check_demonstrations
 from mmrl.data.context import make_dataset_context
+from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.load import DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import MediaPlacement, Ranks

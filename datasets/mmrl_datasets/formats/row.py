@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-Cells = Mapping[str, Any]
-"""The values of a row by column name."""
+Cells = Mapping[str, Any]  # the values of a row by column name
 _MAX_REPR_CHARS = 60
 
 

@@ -26,14 +26,11 @@ SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes: the first for a dataset of several splits, the second for one split."""
 SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
-MAX_LINE_BYTES: Final = 64 << 20
-"""A longer line of JSON Lines is rejected, and never held in memory as a whole."""
-MAX_CELL_CHARS: Final = 64 << 20
-"""Longest cell of a CSV or TSV file."""
+MAX_LINE_BYTES: Final = 64 << 20  # A longer line of JSON Lines is rejected, and never held in memory as a whole
+MAX_CELL_CHARS: Final = 64 << 20  # longest cell of a CSV or TSV file
 MAX_JSON_BYTES: Final = 512 << 20
 """Largest JSON file. JSON is read as a whole, and its objects take several times the size of the file."""
-BATCH_ROWS: Final = 64
-"""Rows of Parquet and `datasets` that are read at once: some megabytes where they hold images."""
+BATCH_ROWS: Final = 64  # rows of Parquet and `datasets` that are read at once: some megabytes where they hold images
 BUFFER_BYTES: Final = 1 << 20
 
 

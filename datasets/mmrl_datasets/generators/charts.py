@@ -22,8 +22,7 @@ from mmrl_datasets.generators.photos import parse_split
 
 ChartType = Literal["bar", "line", "pie"]
 ChartQuestion = Literal["value", "difference", "largest", "month"]
-MonthlyValues = Sequence[tuple[str, int]]
-"""Months with their values."""
+MonthlyValues = Sequence[tuple[str, int]]  # months with their values
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 CHART_BACKGROUND: Final = (255, 255, 255)
@@ -32,12 +31,9 @@ LINE_COLOR: Final = (208, 208, 208)
 MARK_COLOR: Final = (36, 84, 220)
 SLICE_COLORS: Final = ((244, 150, 150), (150, 214, 160), (160, 182, 246), (250, 226, 130))
 FONT_PX: Final = 10
-MIN_STEP_PX: Final = 4
-"""Least distance between two neighbouring values on the axis, in pixels."""
-MIN_SHARE_PERCENT: Final = 10
-"""Smallest slice of a pie; the name of a month fits into it."""
-LABEL_PX: Final = 22
-"""Width of the widest month's name with space around it, in pixels."""
+MIN_STEP_PX: Final = 4  # least distance between two neighbouring values on the axis, in pixels
+MIN_SHARE_PERCENT: Final = 10  # smallest slice of a pie; the name of a month fits into it
+LABEL_PX: Final = 22  # width of the widest month's name with space around it, in pixels
 
 
 class _PlotArea(NamedTuple):

@@ -18,8 +18,7 @@ from mmrl_datasets.generators.photos import Split
 from mmrl_datasets.generators.random_streams import make_rngs
 from mmrl_datasets.media_files import RenderedVideo, save_mp4, save_png
 
-RNG_BATCH_SIZE: Final = 256
-"""Samples whose random generators are seeded together, which is faster than one by one."""
+RNG_BATCH_SIZE: Final = 256  # samples whose random generators are seeded together, which is faster than one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from mmrl.types import AnswerType, DatasetContext, Sample, Target
 from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
-RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")
-"""How demonstrations are written."""
+RESPONSE_FORMAT: Final = ResponseFormat(thinking="optional")  # how demonstrations are written
 
 
 def sums(

@@ -13,8 +13,7 @@ from PIL import Image, ImageDraw
 from mmrl.types import UserError
 from mmrl_datasets.generators.photos import HandwrittenDigit, Split, random_crop
 
-Box = tuple[int, int, int, int]
-"""x1, y1 (inclusive), x2, y2 (exclusive), in pixels."""
+Box = tuple[int, int, int, int]  # x1, y1 (inclusive), x2, y2 (exclusive), in pixels
 # The facts that make up a composition. They sort, and their repr is the same in every process.
 _FactT = TypeVar("_FactT", bound=tuple[Any, ...] | str)
 _OptionT = TypeVar("_OptionT")
@@ -28,16 +27,11 @@ COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "white": (250, 250, 250),
 }
 SHAPES: Final = ("disc", "square", "triangle")
-SCENE_GREY: Final = 128
-"""Grey level (0 to 255) that the background of a scene fades to."""
-PAPER_GREY: Final = 224
-"""Grey level that the background of handwriting fades to."""
-PRINT_PAPER_GREY: Final = 232
-"""Grey level that the background of printed text fades to."""
-INK_COLOR: Final = (24, 28, 64)
-"""RGB of handwriting and printed text."""
-SUPERSAMPLING: Final = 4
-"""Shapes and text are drawn this many times larger and then shrunk, which smooths their edges."""
+SCENE_GREY: Final = 128  # grey level (0 to 255) that the background of a scene fades to
+PAPER_GREY: Final = 224  # grey level that the background of handwriting fades to
+PRINT_PAPER_GREY: Final = 232  # grey level that the background of printed text fades to
+INK_COLOR: Final = (24, 28, 64)  # RGB of handwriting and printed text
+SUPERSAMPLING: Final = 4  # shapes and text are drawn this many times larger and then shrunk, which smooths their edges
 # A split keeps at least one composition in ten, and some draws place no composition at all.
 MAX_DRAWS: Final = 5000
 

@@ -30,10 +30,8 @@ from mmrl_datasets.choices import format_choices
 from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_scene_photos, parse_split, random_crop
 
-MIN_DIFFERENCE: Final = 8.0
-"""Least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)."""
-BLANK_LEVEL: Final = 128
-"""Grey level of the blanked edges of tiles."""
+MIN_DIFFERENCE: Final = 8.0  # least mean absolute difference between two tiles of a puzzle, in grey levels (0 to 255)
+BLANK_LEVEL: Final = 128  # grey level of the blanked edges of tiles
 RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
         "to the left": (-1, 0),
@@ -54,10 +52,8 @@ class _Puzzle(NamedTuple):
 
     rows: int
     columns: int
-    tile_px: int
-    """Side of a square tile."""
-    margin_px: int
-    """Pixels blanked at each edge of a tile."""
+    tile_px: int  # side of a square tile
+    margin_px: int  # pixels blanked at each edge of a tile
 
 
 def order(

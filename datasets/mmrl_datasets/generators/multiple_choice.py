@@ -27,8 +27,7 @@ class _ChoiceQuestion(NamedTuple):
 
     text: str
     answer: str
-    distractors: list[str]
-    """Wrong answers, the most plausible first."""
+    distractors: list[str]  # wrong answers, the most plausible first
 
 
 def shapes(

@@ -22,8 +22,7 @@ SPLIT_RANGES: Final[dict[Split, tuple[float, float]]] = {
     "test": (0.8, 1.0),
 }
 """The fraction of a photograph's columns, or of the handwritten digits, where each split begins and ends."""
-MAX_ZOOM: Final = 4 / 3
-"""Side of the largest region that a crop shrinks, in sides of the crop."""
+MAX_ZOOM: Final = 4 / 3  # side of the largest region that a crop shrinks, in sides of the crop
 
 
 class HandwrittenDigit(NamedTuple):

@@ -20,8 +20,7 @@ from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_textures, parse_split
 
 MIN_FONT_PX: Final = 10
-MAX_NOISE_STD: Final = 64.0
-"""Standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)."""
+MAX_NOISE_STD: Final = 64.0  # standard deviation of the noise for `noise: 1`, in grey levels (0 to 255)
 Characters = Literal["words", "digits", "mixed"]
 # `mixed` leaves out characters that the font draws alike (I, l and 1; O, o and 0), and letters whose two cases differ
 # in size alone, such as C and c.

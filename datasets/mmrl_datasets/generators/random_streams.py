@@ -10,8 +10,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
-POOL_WORDS: Final = 4
-"""32-bit words in the entropy pool of numpy's `SeedSequence`."""
+POOL_WORDS: Final = 4  # 32-bit words in the entropy pool of numpy's `SeedSequence`
 # The constants of numpy's `SeedSequence` (numpy/random/bit_generator.pyx).
 XSHIFT: Final = np.uint32(16)
 MIX_MULT_L, MIX_MULT_R = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)

@@ -46,8 +46,7 @@ DIRECTIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     }
 )
 """Signs of the movement: to the right, and down."""
-MIN_SPEED_PX: Final = 2
-"""Least movement between two frames, in pixels."""
+MIN_SPEED_PX: Final = 2  # least movement between two frames, in pixels
 
 
 class _ShapeInFrame(NamedTuple):
@@ -61,8 +60,7 @@ class _ShapeInFrame(NamedTuple):
         return f"_Still(frame={self.frame!r}, thing={self.shape!r})"
 
 
-_Video = tuple[Sequence[_ShapeInFrame], str, Target]
-"""The shapes of a video, the question about them and its answer."""
+_Video = tuple[Sequence[_ShapeInFrame], str, Target]  # the shapes of a video, the question about them and its answer
 
 
 class _VideoSettings(NamedTuple):

@@ -21,10 +21,8 @@ from mmrl_datasets.generators import common, drawing
 from mmrl_datasets.generators.photos import load_handwritten_digits, load_textures, parse_split
 
 CORNERS: Final = ("top left", "top right", "bottom left", "bottom right")
-ZOOM_SIDE_FACTOR: Final = 2
-"""Side of the zoomed box, in sides of a digit."""
-RESPONSE_FORMAT: Final = ResponseFormat()
-"""How demonstrations are written."""
+ZOOM_SIDE_FACTOR: Final = 2  # side of the zoomed box, in sides of a digit
+RESPONSE_FORMAT: Final = ResponseFormat()  # how demonstrations are written
 
 
 def corner_digits(

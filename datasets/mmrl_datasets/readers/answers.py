@@ -30,8 +30,7 @@ MAX_COORDINATE: Final[Mapping[CoordinateSystem | None, float]] = {
 }
 """The largest coordinate of each system that has one. Pixels have none, as the image is not opened here."""
 NUMBER_PATTERN: Final = re.compile(r"[+-]?\d{1,300}(\.\d+)?", re.ASCII)
-BoxFormat = Literal["xyxy", "xywh"]
-"""How a row writes boxes: two corners, or a corner with width and height."""
+BoxFormat = Literal["xyxy", "xywh"]  # how a row writes boxes: two corners, or a corner with width and height
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
 
 

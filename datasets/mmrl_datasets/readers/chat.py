@@ -41,25 +41,18 @@ Exchange = Literal["only", "first", "calls"]
 class _Turn(NamedTuple):
     """One turn of a conversation."""
 
-    speaker: str
-    """system, user, assistant or tool."""
-    content: object
-    """Text or a list of parts, not checked yet."""
+    speaker: str  # system, user, assistant or tool
+    content: object  # text or a list of parts, not checked yet
 
 
 class _Conversation(NamedTuple):
     """The parts of a conversation that a sample needs."""
 
-    system: object | None
-    """The system turn, if there is one."""
-    question: object
-    """The first turn of the user."""
-    reply: object | None = None
-    """The first turn of the assistant; None if it is missing, or if tools are called."""
-    response: str | None = None
-    """All that the assistant says, if tools are called."""
-    tool_replies: Sequence[object] = ()
-    """The turns that answer tool calls."""
+    system: object | None  # the system turn, if there is one
+    question: object  # the first turn of the user
+    reply: object | None = None  # the first turn of the assistant; None if it is missing, or if tools are called
+    response: str | None = None  # all that the assistant says, if tools are called
+    tool_replies: Sequence[object] = ()  # the turns that answer tool calls
 
 
 def rows(

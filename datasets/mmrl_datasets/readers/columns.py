@@ -13,8 +13,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from mmrl.types import UserError
 from mmrl_datasets.formats.row import BadRowError, Cells, did_you_mean, get_cell, has_column, short_repr
 
-TEMPLATE_MARKERS: Final = ("{{", "{%")
-"""An option that contains one of these is a template, not a column name."""
+TEMPLATE_MARKERS: Final = ("{{", "{%")  # an option that contains one of these is a template, not a column name
 
 
 @dataclass(frozen=True, slots=True)

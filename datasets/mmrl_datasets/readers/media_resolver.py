@@ -28,12 +28,9 @@ from mmrl_datasets.media_files import write_if_changed
 
 URL: Final = re.compile(r"(?P<scheme>data(?=:)|[a-z][a-z0-9+.-]*(?=://)):", re.IGNORECASE)
 DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
-HEAD_BYTES: Final = 16
-"""Bytes at the start of a file that tell its format."""
-HASH_CACHE_SIZE: Final = 1024
-"""Files whose sha256 is remembered, as several rows often name one file."""
-READ_TIMEOUT_S: Final = 20.0
-"""Longest time without a byte."""
+HEAD_BYTES: Final = 16  # bytes at the start of a file that tell its format
+HASH_CACHE_SIZE: Final = 1024  # files whose sha256 is remembered, as several rows often name one file
+READ_TIMEOUT_S: Final = 20.0  # longest time without a byte
 TOTAL_TIMEOUT_S: Final = 600.0
 """Longest time for the whole file, so that a server that sends a byte now and then cannot hold up a run."""
 CHUNK_BYTES: Final = 1 << 16
