@@ -51,21 +51,13 @@ def encode_mp4(video: RenderedVideo) -> bytes:
 
 
 def save_mp4(video: RenderedVideo, folder: Path, stem: str) -> VideoRef:
-    """Encode a video to `folder`/`stem`-SHA256.mp4, named as by `save_png`, and return the reference to it.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Encode a video to `folder`/`stem`-SHA256.mp4 and return the reference to it; names and raises as `save_png`."""
     path, sha256 = _save_by_hash(encode_mp4(video), folder, stem, ".mp4")
     return VideoRef(path=path, sha256=sha256)
 
 
 def save_png(image: Image.Image, folder: Path, stem: str) -> ImageRef:
-    """Write an image to `folder`/`stem`-SHA256.png, with 8 digits of its sha256, and return the reference to it.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write an image to `folder`/`stem`-SHA256.png, with 8 digits of its sha256; raises as `write_if_changed`."""
     buffer = io.BytesIO()
     # The lowest level that compresses: a generator waits for this, and the files are small anyway.
     image.save(buffer, "PNG", compress_level=1)
@@ -74,7 +66,7 @@ def save_png(image: Image.Image, folder: Path, stem: str) -> ImageRef:
 
 
 def write_if_changed(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one beside it. Do nothing if the file already has this content.
+    """Write a file through a temporary one beside it, unless the file has this content already.
 
     Raises:
         UserError: the file cannot be written.

@@ -14,11 +14,7 @@ TargetField = Literal["label", "target", "response"]
 
 
 def demonstration_text(sample: Sample, target_field: TargetField) -> Target | str:
-    """Return what supervised training imitates: the target, the annotator's label, or a full response.
-
-    Raises:
-        UserError: the sample has no label or no response.
-    """
+    """Return what supervised training imitates: target, label, or a full response; raises UserError without one."""
     match target_field:
         case "target":
             return sample.target

@@ -66,11 +66,7 @@ class MixtureOrder:
 
 
 def fixed_mixture(sources: Sequence[DataOrder], weights: Sequence[float], seed: int) -> MixtureOrder:
-    """Return a mixture whose shares stay the same; `weights` are relative.
-
-    Raises:
-        UserError: a weight is so small that its source would never be drawn from.
-    """
+    """Return a mixture in the shares of `weights`; raises UserError if one is too small to be drawn from at all."""
     quotas = _checked_quotas(weights, BLOCK_SIZE, "data.train")
     return MixtureOrder(sources, lambda _: quotas, seed)
 
@@ -78,11 +74,7 @@ def fixed_mixture(sources: Sequence[DataOrder], weights: Sequence[float], seed: 
 def scheduled_mixture(
     sources: Sequence[DataOrder], options: MixtureOrderConfig, *, per_step: int, seed: int
 ) -> MixtureOrder:
-    """Return a mixture whose shares follow the steps of the stage, each of `per_step` positions.
-
-    Raises:
-        UserError: a weight is so small that its source would never be drawn from.
-    """
+    """Return a mixture whose shares follow the steps, each of `per_step` positions; raises as `fixed_mixture`."""
     for step, weights in options.points:
         _checked_quotas(weights, SCHEDULED_BLOCK_SIZE, f"data_order.points: at step {step}")
 

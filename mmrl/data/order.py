@@ -101,11 +101,7 @@ class SequentialOrder:
 
 
 def sort_by_column(samples: Sequence[Sample], column: str, *, descending: bool) -> list[Sample]:
-    """Return the samples sorted by a number in their `meta`; equal ones keep their order.
-
-    Raises:
-        UserError: a sample has no number there.
-    """
+    """Return the samples sorted, stably, by a number in their `meta`; raises UserError if one has none."""
     for sample in samples:
         value = sample.meta.get(column)
         # bool is a subclass of int, and NaN has no place in an order.

@@ -94,9 +94,7 @@ class StageData:
             )
 
     def stage_samples(self, stage: SftStage | RlStage | schema.SampleStage) -> tuple[Sample, ...]:
-        """Return the samples that a stage uses: the training samples, or those that `from_stage` selected.
-
-        Only samples that meet the stage's `when` are among them.
+        """Return the training samples, or those that `from_stage` selected, that meet the stage's `when`.
 
         Raises:
             UserError: the table of `from_stage` cannot be read.

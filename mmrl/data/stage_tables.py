@@ -22,11 +22,7 @@ SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward
 
 
 def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
-    """Return a sample as a row of a table in `folder`, with its `meta`.
-
-    Raises:
-        UserError: the sample has media that a table cannot name, such as a crop of an image.
-    """
+    """Return a sample as a row of a table in `folder`; raises UserError if it has media that no file holds."""
     columns = sample_columns(sample, partial(_relative_media_path, folder=folder))
     form = {
         "task": sample.task,
@@ -37,11 +33,7 @@ def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a table.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read the rows of a table; raises UserError if it cannot be read."""
     try:
         # str.splitlines would also split at separators such as U+2028, which JSON allows within a text.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
@@ -52,11 +44,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def save_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table atomically.
-
-    Raises:
-        UserError: the disk is full or not writable.
-    """
+    """Write a table atomically; raises UserError if the disk is full or not writable."""
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(map(json_line, rows)))

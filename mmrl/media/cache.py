@@ -33,11 +33,7 @@ class MediaCache:
         self._frame_plans: dict[tuple[VideoRef, FrameSampling], FramePlan] = {}
 
     def image_size(self, ref: ImageRef) -> Size:
-        """Return the size of an image in pixels. It is opened unless its size is known.
-
-        Raises:
-            MediaError: the image cannot be used (see `get_image`).
-        """
+        """Return the size of an image in pixels, opening it unless its size is known; raises as `get_image`."""
         if ref not in self._sizes:
             self.get_image(ref)
         return self._sizes[ref]
@@ -76,11 +72,7 @@ class MediaCache:
         return image
 
     def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
-        """Return the frames of a video that the model sees, and their size. The file is read unless the plan is known.
-
-        Raises:
-            MediaError: the video cannot be used (see `plan_frames`).
-        """
+        """Return the frames of a video that the model sees, and their size; raises as `plan_frames`."""
         key = _frame_plan_key(ref, sampling)
         if key not in self._frame_plans:
             self._frame_plans[key] = plan_frames(ref, sampling, self._roots, self._limits)

@@ -49,11 +49,7 @@ class OpenedMediaIndex:
         return sizes
 
     def add(self, sizes: Mapping[ImageRef, Size]) -> None:
-        """Add images that were just opened, and write the file.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Add images that were just opened, and write the file; raises UserError if it cannot be written."""
         whole = {ref: size for ref, size in sizes.items() if _is_whole_file(ref)}
         if not whole:
             return

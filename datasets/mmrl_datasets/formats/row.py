@@ -39,12 +39,9 @@ def has_column(cells: Cells, column: str) -> bool:
 
 
 def get_cell(cells: Cells, column: str) -> object:
-    """Return the value of a column.
+    """Return the value of a column; raises MissingColumnError if the row has none of that name.
 
     `a.b` is the column of that name or, if there is none, the value under the key `b` in column `a`.
-
-    Raises:
-        MissingColumnError: the row has no such column.
     """
     found, value = _look_up(cells, column)
     if not found:

@@ -58,11 +58,7 @@ def open_rows(base: Path, path: str, split: str) -> Iterator[Row]:
 
 
 def load_json(file: Path) -> object:
-    """Return the content of a JSON file.
-
-    Raises:
-        UserError: there is no such file, or it is too large, or not JSON.
-    """
+    """Return the content of a JSON file; raises UserError if it is missing, too large or no JSON."""
     if not file.is_file():
         raise UserError(f"{file}: no such file; correct the path")
     if file.stat().st_size > MAX_JSON_BYTES:
@@ -78,11 +74,7 @@ def load_json(file: Path) -> object:
 
 
 def write_parquet(file: Path, rows: Sequence[Cells]) -> None:
-    """Write rows to a Parquet file. A row that lacks a column of another row has null in it.
-
-    Raises:
-        UserError: a column holds values of several types.
-    """
+    """Write rows, with null for a column that a row lacks; raises UserError if a column mixes types."""
     import pyarrow
     from pyarrow.parquet import write_table
 

@@ -35,11 +35,7 @@ class HandwrittenDigit(NamedTuple):
 
 
 def parse_split(name: str) -> Split:
-    """Return `name` as a split.
-
-    Raises:
-        UserError: there is no such split.
-    """
+    """Return `name` as a split; raises UserError if there is no such split."""
     for split in SPLITS:
         if split == name:
             return split

@@ -130,11 +130,7 @@ def make_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxF
 
 
 def check_text(value: object, role: str) -> str:
-    """Return `value` if it is text that is not blank.
-
-    Raises:
-        BadRowError: it is not, or it holds a lone surrogate, which no tokenizer accepts.
-    """
+    """Return text that is not blank; raises BadRowError for anything else, and for a lone surrogate."""
     if not isinstance(value, str) or not value.strip():
         raise BadRowError(f"{role} must be text that is not empty, is {short_repr(value)}")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):

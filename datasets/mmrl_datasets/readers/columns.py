@@ -39,11 +39,7 @@ def is_template(written: str | Sequence[str] | None) -> bool:
 
 
 def parse_template(text: str, option: str) -> Column:
-    """Return the template that an option holds, run in a sandbox: missing columns are errors, text and numbers fit in.
-
-    Raises:
-        UserError: it is no Jinja template.
-    """
+    """Return the Jinja template that an option holds; raises UserError if it is none."""
     environment = SandboxedEnvironment(undefined=StrictUndefined, finalize=_check_printable, keep_trailing_newline=True)
     try:
         names = frozenset(meta.find_undeclared_variables(environment.parse(text)))
@@ -65,11 +61,7 @@ def parse_template(text: str, option: str) -> Column:
 
 
 def parse_column(written: str | Sequence[str], option: str) -> Column:
-    """Return the column, the list of columns or the template that an option holds.
-
-    Raises:
-        UserError: it is a broken template.
-    """
+    """Return the column, the list of columns or the template that an option holds; raises as `parse_template`."""
     if is_template(written):
         return parse_template(str(written), option)
     if isinstance(written, str):

@@ -52,11 +52,7 @@ class MediaType(NamedTuple):
     """An offset, the bytes that a file has there, and the file extension of that format."""
 
     def detect_extension(self, content: bytes, source: str) -> str:
-        """Return the file extension for content that begins with these bytes.
-
-        Raises:
-            BadRowError: it is of no known format; `source` names it in the message.
-        """
+        """Return the file extension for content that begins with these bytes; raises BadRowError, naming `source`."""
         for offset, magic, extension in self.signatures:
             if content[offset:].startswith(magic):
                 return extension
@@ -305,11 +301,7 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
 
 
 def parse_time_range(start: object, end: object) -> TimeRange:
-    """Return the part of a video that two cells name, in seconds; null stands for its beginning or its end.
-
-    Raises:
-        BadRowError: they are not numbers of seconds, or in the wrong order.
-    """
+    """Return the part of a video that two cells name, in seconds; raises BadRowError if they name none."""
     start_s, end_s = _parse_seconds(start, "start"), _parse_seconds(end, "end")
     if end_s is not None and (start_s or 0.0) >= end_s:
         raise BadRowError(f"a part of a video must have start < end, is {start_s or 0.0:g} to {end_s:g} s")
@@ -317,11 +309,7 @@ def parse_time_range(start: object, end: object) -> TimeRange:
 
 
 def parse_fps(value: object) -> float | None:
-    """Return the frame rate of a cell, for videos that are folders of frames; None for null.
-
-    Raises:
-        BadRowError: it is no positive number.
-    """
+    """Return the frame rate of a cell, None for null; raises BadRowError if it is no positive number."""
     if value is None:
         return None
     fps = _parse_seconds(value, "fps")
@@ -344,12 +332,7 @@ def _parse_seconds(value: object, role: str) -> float | None:
 
 
 def _parse_video_options(options: Mapping[object, object], column_range: TimeRange) -> TimeRange:
-    """Return the part of a video that a mapping of verl or qwen-vl-utils names.
-
-    Raises:
-        BadRowError: the mapping also says how frames are sampled, which is up to the config (`model.video`), or both it
-            and the columns name a part.
-    """
+    """Return the part of a video that a mapping of verl or qwen-vl-utils names, or that the columns name."""
     for key in options:
         if key not in ("type", "video_start", "video_end"):
             raise BadRowError(f"a video's {key!r} is up to the config (model.video): remove it from the data")
@@ -367,12 +350,7 @@ def _as_list(entries: object) -> list[object]:
 
 
 def _download_to(file: Path, url: str, max_bytes: int) -> tuple[str, bytes]:
-    """Write the content of a URL to a file, and return its sha256 and its first bytes.
-
-    Raises:
-        BadRowError: the server cannot be reached or is too slow, or the file is larger than `max_bytes`.
-        OSError: the file cannot be written.
-    """
+    """Write the content of a URL to a file, and return its sha256 and its first bytes."""
     sha256, size, head = hashlib.sha256(), 0, b""
     with file.open("wb") as content:
         for chunk in _download_chunks(url):

@@ -177,11 +177,7 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
 
 
 def parse_id(value: object) -> str:
-    """Return the id of a row as text.
-
-    Raises:
-        BadRowError: it is neither text nor a whole number.
-    """
+    """Return the id of a row as text; raises BadRowError if it is neither text nor a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRowError(f"id must be text or a whole number, is {short_repr(value)}")
     return check_text(str(value), "id")
@@ -190,10 +186,7 @@ def parse_id(value: object) -> str:
 def parse_choices(value: object) -> tuple[str, ...]:
     """Return the options of a multiple choice question: a list, or text that writes one as Python or JSON do.
 
-    Null and an empty list give no options.
-
-    Raises:
-        BadRowError: it is no list of two or more texts.
+    Null and an empty list give no options. Raises BadRowError for anything but two or more texts.
     """
     options = parse_literal(value, "choices") if isinstance(value, str) else value
     if options is None or options == []:
@@ -204,11 +197,7 @@ def parse_choices(value: object) -> tuple[str, ...]:
 
 
 def parse_literal(text: str, role: str) -> object:
-    """Return the value that a Python literal writes, which covers most lists in JSON.
-
-    Raises:
-        BadRowError: it is no literal.
-    """
+    """Return the value that a Python literal writes, which covers most lists in JSON; raises BadRowError."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:

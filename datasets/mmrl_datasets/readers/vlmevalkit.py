@@ -59,9 +59,7 @@ def rows(
 def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]) -> list[ImageRef]:
     """Return the images of a row; `images_by_index` holds those of the rows before it.
 
-    Raises:
-        MissingColumnError: there is neither `image` nor `image_path`.
-        BadRowError: both are empty, or the image cannot be read.
+    Raises MissingColumnError or BadRowError if there is none, or if it cannot be read.
     """
     image = cell_text(cells, "image")
     if image:
@@ -79,11 +77,7 @@ def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[
 
 
 def read_options(cells: Cells) -> tuple[str, ...]:
-    """Return the options in columns A, B, ...
-
-    Raises:
-        BadRowError: one between them is empty.
-    """
+    """Return the options in columns A, B, ...; raises BadRowError if one between them is empty."""
     options = [cell_text(cells, letter) for letter in LETTERS]
     count = options.index("") if "" in options else len(options)
     if any(options[count:]):
@@ -92,11 +86,7 @@ def read_options(cells: Cells) -> tuple[str, ...]:
 
 
 def cell_text(cells: Cells, column: str) -> str:
-    """Return the text of a cell, or an empty string if it is null or missing.
-
-    Raises:
-        BadRowError: it holds something else.
-    """
+    """Return the text of a cell, empty if it is null or missing; raises BadRowError if it holds something else."""
     value = optional_value(cells, single_column(column))
     if not isinstance(value, str | None):
         raise BadRowError(f"{column} must be text, is {short_repr(value)}")
