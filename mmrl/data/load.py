@@ -98,7 +98,11 @@ class DatasetLoader:
             if split == "train":
                 source_indices = row_sources
             samples, rejected = separate_rejected(rows)
-            _check_unique_ids(samples)
+            seen: set[str] = set()
+            for sample in samples:
+                if sample.id in seen:
+                    raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
+                seen.add(sample.id)
             usable, damaged = self._open_images(samples)
             rejected += damaged
             skip = self._config.data.on_bad_sample == "skip"
@@ -320,11 +324,3 @@ def max_prompts_per_step(stage: RlStage) -> int:
     """Return how many samples a step may take, in all its sampling rounds together."""
     rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
     return stage.max_prompts_in_flight * rounds
-
-
-def _check_unique_ids(samples: Iterable[Sample]) -> None:
-    seen: set[str] = set()
-    for sample in samples:
-        if sample.id in seen:
-            raise UserError(f"data: two samples have the id {sample.id!r}; {_DUPLICATE_ID_REMEDY}")
-        seen.add(sample.id)

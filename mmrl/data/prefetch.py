@@ -75,7 +75,8 @@ class Prefetcher:
                 # The same sample may come twice, at the border of two epochs.
                 if taken.get(row.id, row).parts != row.parts:
                     raise UserError(f"sample {row.id}: another sample of the same step has this id; ids must be unique")
-                encoded.append(self._encode(row, future))
+                result = self._encoder.get_cached(row) if future is None else future.result()
+                encoded.append(self._encoder.encode(row) if result is None else result)
                 samples.append(row)
                 taken[row.id] = row
             except UserError as error:
@@ -103,12 +104,6 @@ class Prefetcher:
                 future = self._workers.submit(row)
             scheduled.append((row, future))
         return scheduled
-
-    def _encode(self, sample: Sample, future: Future[EncodedPrompt] | None) -> EncodedPrompt:
-        if future is not None:
-            return future.result()
-        cached = self._encoder.get_cached(sample)
-        return self._encoder.encode(sample) if cached is None else cached
 
     def _drop_or_raise(self, error: UserError) -> None:
         may_drop = self._drop_too_long if isinstance(error, PromptTooLongError) else self._skip_unusable

@@ -18,7 +18,6 @@ from mmrl.data.load import (
     passes_row_filter,
     read_source,
 )
-from mmrl.data.mixture import fixed_mixture, scheduled_mixture
 from mmrl.data.order import (
     CachedOrder,
     CurriculumOrder,
@@ -28,6 +27,8 @@ from mmrl.data.order import (
     SequentialOrder,
     ShuffledOrder,
     StreamingOrder,
+    fixed_mixture,
+    scheduled_mixture,
     sort_by_column,
 )
 from mmrl.data.prefetch import Prefetcher

@@ -56,7 +56,12 @@ def open_image(ref: ImageRef, roots: Sequence[Path], limits: MediaLimitsConfig) 
             # Pillow reads the header only; `load` decodes the pixels.
             _check_header(image, content, ref.path, limits)
             image.load()
-            return _upright_rgb(image)
+            upright = ImageOps.exif_transpose(image)
+            # Converted straight to RGB, what lies under transparent pixels would show, mostly black.
+            if upright.has_transparency_data:
+                layer = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+            return upright.convert("RGB")
     except UnidentifiedImageError as error:
         raise MediaError(f"{ref.path}: not a {', '.join(IMAGE_FORMATS)} image; convert or remove it") from error
     except Image.DecompressionBombError as error:
@@ -112,11 +117,3 @@ def _check_header(image: Image.Image, content: bytes, path: str, limits: MediaLi
     deep_png = image.format == "PNG" and content[PNG_BIT_DEPTH_OFFSET] > 8
     if deep_png or image.mode not in EIGHT_BIT_MODES:
         raise MediaError(f"{path}: 16 or more bits per channel (mode {image.mode}); convert it to 8 bits")
-
-
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
-    if not upright.has_transparency_data:
-        return upright.convert("RGB")
-    layer = upright.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer).convert("RGB")

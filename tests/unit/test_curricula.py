@@ -12,8 +12,16 @@ from mmrl.algo.curriculum_phase import find_phase
 from mmrl.algo.reward_history import has_plateaued, limr_alignment, record_rewards, reward_mean, reward_std
 from mmrl.algo.select_experiences import SelectionPipeline
 from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, PlateauConfig, PriorityOrderConfig
-from mmrl.data.mixture import SCHEDULED_BLOCK_SIZE, scheduled_mixture, weights_at
-from mmrl.data.order import CurriculumOrder, PriorityOrder, SequentialOrder, ShuffledOrder, sort_by_column
+from mmrl.data.order import (
+    SCHEDULED_BLOCK_SIZE,
+    CurriculumOrder,
+    PriorityOrder,
+    SequentialOrder,
+    ShuffledOrder,
+    scheduled_mixture,
+    sort_by_column,
+    weights_at,
+)
 from mmrl.data.stage_data import repeat_samples
 from mmrl.types import (
     AnswerType,

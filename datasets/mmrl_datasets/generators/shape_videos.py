@@ -73,6 +73,7 @@ class _VideoSettings(NamedTuple):
     fps: int
     distractors: int
     background: float
+    sides: range  # of the shapes, in pixels
 
 
 def direction(
@@ -210,7 +211,8 @@ def _check_settings(
     if not 0 <= distractors <= most:
         raise UserError(f"distractors={distractors} must lie between 0 and {most}: each has a colour of its own")
     textures = load_textures(split_name, image_px)
-    return _VideoSettings(split_name, textures, image_px, frames, fps, distractors, background)
+    sides = range(image_px // 6, image_px // 4 + 1)
+    return _VideoSettings(split_name, textures, image_px, frames, fps, distractors, background, sides)
 
 
 def _generate_videos(
@@ -256,7 +258,7 @@ def _draw_moving_shapes(
 
 def _draw_path(rng: np.random.Generator, signs: tuple[int, int], settings: _VideoSettings) -> list[drawing.Box]:
     """Draw the boxes of a shape in each frame; it stays in the image from the first frame to the last."""
-    side = _draw_side(rng, settings.image_px)
+    side = drawing.choose(rng, settings.sides)
     room, steps = settings.image_px - side, settings.frames - 1
     speed = int(rng.integers(MIN_SPEED_PX, room // steps + 1))
     start = []
@@ -279,17 +281,13 @@ def _draw_static_shapes(
 
     Returns None if they find no room.
     """
-    sides = [_draw_side(rng, settings.image_px) for _ in range(settings.distractors + 1)]
+    sides = drawing.choose_with_replacement(rng, settings.sides, settings.distractors + 1)
     boxes = drawing.place_boxes(rng, [(side, side) for side in sides], image_px=settings.image_px, step=1, gap=2)
     if boxes is None:
         return None
     *others, asked = map(drawing.SceneObject, _draw_names(rng, len(boxes)), boxes)
     shapes = [_ShapeInFrame(frame, other) for frame in range(settings.frames) for other in others]
     return [*shapes, *(_ShapeInFrame(frame, asked) for frame in visible)]
-
-
-def _draw_side(rng: np.random.Generator, image_px: int) -> int:
-    return int(rng.integers(image_px // 6, image_px // 4 + 1))
 
 
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:

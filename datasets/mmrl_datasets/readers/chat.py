@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.types import ContentPart, DatasetContext, ImageRef, RejectedRow, Sample
 from mmrl_datasets.formats.row import BadRowError, Cells, short_repr
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import BoxFormat, check_text
 from mmrl_datasets.readers.columns import Column, collect_required_columns, optional_value, parse_columns
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver, parse_time_range
@@ -91,7 +92,7 @@ def rows(
     answer_spec = make_row_answer_spec(answer_type, coordinates, box_format)
     source = RowSource(path=path, split=split, task=task, limit=limit)
     return source.convert_rows(
-        source.read_rows(context),
+        open_rows(context.base_dir, path, split),
         collect_required_columns(roles.values()) | answer_spec.required_columns,
         partial(_read_fields, roles=roles, answer_spec=answer_spec, resolver=resolver, exchange=exchange),
     )

@@ -192,33 +192,30 @@ class MediaResolver:
 
     def _resolve_url(self, url: str, scheme: str, media_type: MediaType) -> tuple[Path, str]:
         # Who allows http allows https, too.
+        source = f"{media_type.name} {short_repr(url)}"
         required = "http" if scheme == "https" else scheme
         if required not in self.media_policy.schemes:
             supported = required in ("http", "file", "data")
             remedy = f"unless data.allowed_url_schemes has {required}" if supported else "always"
-            raise BadRowError(f"{media_type.name} {short_repr(url)}: {scheme} URLs are refused {remedy}")
+            raise BadRowError(f"{source}: {scheme} URLs are refused {remedy}")
         match required:
             case "data":
-                return self._resolve_data_url(url, media_type)
+                head, limit = DATA_URL.match(url), self.media_policy.max_data_url_bytes
+                if head is None:
+                    raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
+                # Checked before decoding. Four characters of base64 are three bytes, of which at most two are padding.
+                if (len(url) - head.end()) * 3 // 4 - 2 > limit:
+                    raise BadRowError(
+                        f"{source} has more than {limit:,} bytes; "
+                        "keep it in a file or raise data.media_limits.max_data_url_bytes"
+                    )
+                return self._store_base64(url[head.end() :], media_type)
             case "file":
                 parts = urlsplit(url)
                 if parts.netloc not in ("", "localhost"):
-                    raise BadRowError(f"{media_type.name} {short_repr(url)} is on another machine, {parts.netloc}")
+                    raise BadRowError(f"{source} is on another machine, {parts.netloc}")
                 return self._resolve_file(unquote(parts.path), media_type)
         return self._download(url, media_type)
-
-    def _resolve_data_url(self, url: str, media_type: MediaType) -> tuple[Path, str]:
-        head, limit = DATA_URL.match(url), self.media_policy.max_data_url_bytes
-        source = f"{media_type.name} {short_repr(url)}"
-        if head is None:
-            raise BadRowError(f"{source} must be `data:image/...;base64,` or `data:video/...`")
-        # Checked before decoding. Four characters of base64 are three bytes, of which at most two are padding.
-        if (len(url) - head.end()) * 3 // 4 - 2 > limit:
-            raise BadRowError(
-                f"{source} has more than {limit:,} bytes; "
-                "keep it in a file or raise data.media_limits.max_data_url_bytes"
-            )
-        return self._store_base64(url[head.end() :], media_type)
 
     def _download(self, url: str, media_type: MediaType) -> tuple[Path, str]:
         """Return the stored file of a URL, downloading it unless an earlier run did."""

@@ -13,9 +13,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from mmrl.answer import POSSIBLE_COORDINATE_TYPES
-from mmrl.types import ContentPart, DatasetContext, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
+from mmrl.types import ContentPart, ImageRef, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, Row, has_column, short_repr
-from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import AnswerSpec, BoxFormat, check_text, make_answer_spec
 from mmrl_datasets.readers.columns import Column, is_template, parse_template
 
@@ -69,10 +68,6 @@ class RowSource:
     """Task of the samples; None takes the name of the file."""
     limit: int | None = None
     """Most rows to read; None reads all."""
-
-    def read_rows(self, context: DatasetContext) -> Iterator[Row]:
-        """Yield the rows of the source; raises as `open_rows`."""
-        return open_rows(context.base_dir, self.path, self.split)
 
     def convert_rows(
         self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
@@ -253,7 +248,14 @@ def unused_cells(cells: Cells, columns: Iterable[Column]) -> dict[str, Any]:
 
 
 def _make_sample(sample_id: str, task: str, fields: SampleFields) -> Sample:
-    parts = _merge_texts(fields.parts)
+    # Neighbouring texts become one part, so that it does not matter where the question came from.
+    merged: list[ContentPart] = []
+    for part in fields.parts:
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
+        elif part != "":
+            merged.append(part)
+    parts = tuple(merged)
     target = _make_target(fields.answer, "answer", fields, parts)
     return Sample(
         id=sample_id,
@@ -346,17 +348,6 @@ def _media_in_order(
             )
     remaining: dict[str, Iterator[MediaRef]] = {"image": iter(images), "video": iter(videos)}
     return [next(remaining[media_type]) for media_type in types]
-
-
-def _merge_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Join neighbouring texts and drop empty ones."""
-    merged: list[ContentPart] = []
-    for part in parts:
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        elif part != "":
-            merged.append(part)
-    return tuple(merged)
 
 
 def _to_json_value(value: object) -> object:

@@ -9,6 +9,7 @@ from typing import Final
 from mmrl.types import DatasetContext, ImageRef, RejectedRow, Sample
 from mmrl_datasets.choices import LETTERS, format_choices
 from mmrl_datasets.formats.row import BadRowError, Cells, MissingColumnError, get_cell, short_repr
+from mmrl_datasets.formats.tables import open_rows
 from mmrl_datasets.readers.answers import AnswerSpec, check_text, make_answer_spec
 from mmrl_datasets.readers.columns import optional_value, single_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
@@ -50,7 +51,7 @@ def rows(
     images_by_index: dict[str, list[ImageRef]] = {}
     source = RowSource(path=path, split=split, task=task, limit=limit)
     return source.convert_rows(
-        source.read_rows(context),
+        open_rows(context.base_dir, path, split),
         REQUIRED_COLUMNS,
         partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index),
     )
