@@ -27,10 +27,8 @@ ENCODER_OPTIONS: Final = {"crf": "8", "bf": "0", "threads": "1"}
 class RenderedVideo:
     """The frames of a video before encoding."""
 
-    frames: Sequence[Image.Image]
-    """RGB, all of one size; H.264 needs an even width and height."""
-    fps: int
-    """Frames per second."""
+    frames: Sequence[Image.Image]  # RGB, all of one size; H.264 needs an even width and height
+    fps: int  # frames per second
 
 
 def encode_mp4(video: RenderedVideo) -> bytes:

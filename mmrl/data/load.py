@@ -36,14 +36,10 @@ class DataSplits:
     Example: `DataSplits(train=(a, b), validation=(), test=(c,), source_indices={"a": 0, "b": 1})`
     """
 
-    train: tuple[Sample, ...]
-    """Samples to train on."""
-    validation: tuple[Sample, ...]
-    """Samples that a stage's `validation` measures."""
-    test: tuple[Sample, ...]
-    """Samples that are measured before and after training."""
-    source_indices: Mapping[str, int]
-    """Id of a training sample → index of its source in `data.train`."""
+    train: tuple[Sample, ...]  # samples to train on
+    validation: tuple[Sample, ...]  # samples that a stage's `validation` measures
+    test: tuple[Sample, ...]  # samples that are measured before and after training
+    source_indices: Mapping[str, int]  # id of a training sample → index of its source in `data.train`
 
     def by_split(self) -> dict[str, tuple[Sample, ...]]:
         """Return the samples by the name of their split."""

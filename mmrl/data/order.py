@@ -20,7 +20,7 @@ from mmrl.config.schema import CurriculumPhaseConfig, MixtureOrderConfig, Priori
 from mmrl.types import RejectedRow, Sample, TrainingState, UserError
 from mmrl.utils.seeds import derive_seed
 
-DataRow = Sample | RejectedRow  # A row of a data source: a sample, or a row that could not be turned into one
+DataRow = Sample | RejectedRow  # a row of a data source: a sample, or a row that could not be turned into one
 BLOCK_SIZE: Final = 1000  # positions over which fixed shares are exact
 SCHEDULED_BLOCK_SIZE: Final = 100  # positions over which scheduled shares stay the same and are exact
 

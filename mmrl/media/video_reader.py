@@ -50,14 +50,11 @@ FramePixels = np.ndarray[Any, np.dtype[np.uint8]]  # uint8 [height, width, 3], R
 class VideoTimeline:
     """The times of a video's frames, in ticks of `time_base`."""
 
-    timestamps: tuple[int, ...]
-    """When each frame is shown, ascending."""
+    timestamps: tuple[int, ...]  # when each frame is shown, ascending
+    # Times of the frames that decode on their own, ascending; an edit list may hide some of them.
     keyframe_timestamps: tuple[int, ...]
-    """Times of the frames that decode on their own, ascending; an edit list may hide some of them."""
-    time_base: Fraction
-    """Seconds per tick."""
-    fps: float
-    """Average frames per second."""
+    time_base: Fraction  # seconds per tick
+    fps: float  # average frames per second
 
     def seconds_at(self, index: int) -> float:
         """Return when a frame is shown, in seconds after the first frame."""

@@ -25,12 +25,9 @@ class MissingColumnError(BadRowError):
 class Row(NamedTuple):
     """One row of a file."""
 
-    name: str
-    """The row within its file, such as `line-7`: its id unless a column gives one."""
-    location: str
-    """The row for error messages, such as `a.jsonl:7`."""
-    cells: Cells | BadRowError
-    """The values, or the reason why they cannot be read."""
+    name: str  # the row within its file, such as `line-7`: its id unless a column gives one
+    location: str  # the row for error messages, such as `a.jsonl:7`
+    cells: Cells | BadRowError  # the values, or the reason why they cannot be read
 
 
 def has_column(cells: Cells, column: str) -> bool:

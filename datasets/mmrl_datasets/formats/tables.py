@@ -26,7 +26,7 @@ SAVED_DATASET_FILES: Final = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes: the first for a dataset of several splits, the second for one split."""
 SHARD_NAME: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
-MAX_LINE_BYTES: Final = 64 << 20  # A longer line of JSON Lines is rejected, and never held in memory as a whole
+MAX_LINE_BYTES: Final = 64 << 20  # a longer line of JSON Lines is rejected, and never held in memory as a whole
 MAX_CELL_CHARS: Final = 64 << 20  # longest cell of a CSV or TSV file
 MAX_JSON_BYTES: Final = 512 << 20
 """Largest JSON file. JSON is read as a whole, and its objects take several times the size of the file."""

@@ -25,26 +25,21 @@ RNG_BATCH_SIZE: Final = 256  # samples whose random generators are seeded togeth
 class SampleRngs:
     """The random generators of one sample. They are independent, so that noisier labels leave the images unchanged."""
 
-    layout: np.random.Generator
-    """Decides the objects, their places, the question and the order of its options."""
-    pixels: np.random.Generator
-    """Decides the background, the crops of photographs and the noise."""
-    label: np.random.Generator
-    """Decides the mistakes of the simulated annotator."""
+    layout: np.random.Generator  # decides the objects, their places, the question and the order of its options
+    pixels: np.random.Generator  # decides the background, the crops of photographs and the noise
+    label: np.random.Generator  # decides the mistakes of the simulated annotator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSample:
     """A sample whose images and videos are not saved yet."""
 
-    parts: tuple[str | Image.Image | RenderedVideo, ...]
-    """Text, images and videos in reading order."""
-    target: Target
-    """The correct answer."""
+    parts: tuple[str | Image.Image | RenderedVideo, ...]  # text, images and videos in reading order
+    target: Target  # the correct answer
+    # The answer of the simulated annotator, who may be wrong; None if there is no annotator.
     label: Target | None = None
-    """The answer of the simulated annotator, who may be wrong; None if there is no annotator."""
+    # Facts about the sample that rewards and readers of the data may use, JSON only.
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the sample that rewards and readers of the data may use, JSON only."""
 
 
 def generate_samples(

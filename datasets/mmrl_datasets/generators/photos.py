@@ -28,10 +28,8 @@ MAX_ZOOM: Final = 4 / 3  # side of the largest region that a crop shrinks, in si
 class HandwrittenDigit(NamedTuple):
     """One handwritten digit."""
 
-    ink: Image.Image
-    """8 x 8 pixels, mode L: 0 is paper, 255 full ink."""
-    value: int
-    """0 to 9."""
+    ink: Image.Image  # 8 x 8 pixels, mode L: 0 is paper, 255 full ink
+    value: int  # 0 to 9
 
 
 def parse_split(name: str) -> Split:

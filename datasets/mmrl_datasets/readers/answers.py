@@ -39,10 +39,8 @@ class AnswerSpec:
     """The type of an answer and how its coordinates are written."""
 
     answer_type: AnswerType
-    coordinate_system: CoordinateSystem | None = None
-    """Set for answers with coordinates, and only for them."""
-    box_format: BoxFormat = "xyxy"
-    """How cells write boxes. Boxes of targets are always x1, y1, x2, y2."""
+    coordinate_system: CoordinateSystem | None = None  # set for answers with coordinates, and only for them
+    box_format: BoxFormat = "xyxy"  # How cells write boxes. Boxes of targets are always x1, y1, x2, y2.
 
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
         """Return the target that a cell holds.

@@ -20,12 +20,11 @@ TEMPLATE_MARKERS: Final = ("{{", "{%")  # an option that contains one of these i
 class Column:
     """A source of one value in each row: a column, a list of columns, or a Jinja template over columns."""
 
+    # Returns the value in a row; raises MissingColumnError, or BadRowError for a template that cannot be filled.
     read: Callable[[Cells], object]
-    """Returns the value in a row; raises MissingColumnError, or BadRowError for a template that cannot be filled."""
-    required_columns: frozenset[str]
-    """Columns that a row must have."""
+    required_columns: frozenset[str]  # columns that a row must have
+    # Columns whose whole content is in the value, so that `meta` need not repeat them.
     consumed_columns: frozenset[str] = frozenset()
-    """Columns whose whole content is in the value, so that `meta` need not repeat them."""
 
 
 def single_column(name: str) -> Column:

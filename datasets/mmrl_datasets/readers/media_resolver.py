@@ -48,8 +48,8 @@ class MediaType(NamedTuple):
     """Image or video, and the formats that may be stored."""
 
     name: str
+    # An offset, the bytes that a file has there, and the file extension of that format.
     signatures: tuple[tuple[int, bytes, str], ...]
-    """An offset, the bytes that a file has there, and the file extension of that format."""
 
     def detect_extension(self, content: bytes, source: str) -> str:
         """Return the file extension for content that begins with these bytes; raises BadRowError, naming `source`."""
@@ -80,14 +80,10 @@ VIDEO: Final = MediaType(
 class MediaResolver:
     """Turns cells that hold images or videos into references."""
 
-    base: Path
-    """Relative paths start here."""
-    store_dir: Path
-    """Embedded and downloaded media are stored under this folder."""
-    media_policy: MediaPolicy
-    """The folders and URLs that may be read, and the largest sizes."""
-    compute_sha256: Callable[[Path], str]
-    """Returns the sha256 of a file, in hex."""
+    base: Path  # relative paths start here
+    store_dir: Path  # embedded and downloaded media are stored under this folder
+    media_policy: MediaPolicy  # the folders and URLs that may be read, and the largest sizes
+    compute_sha256: Callable[[Path], str]  # returns the sha256 of a file, in hex
 
     def images(self, entries: object) -> list[ImageRef]:
         """Return the images of a cell, which holds one, a list of them, or null.

@@ -25,34 +25,24 @@ _MAX_NESTING = 200  # levels of lists and mappings in a cell; no published layou
 class MediaPlaceholder(NamedTuple):
     """A position in a question where an image or a video belongs."""
 
-    media_type: str
-    """`image` or `video`."""
-    number: int | None = None
-    """The number of the image, from 1; None takes the next one of this type."""
+    media_type: str  # `image` or `video`
+    number: int | None = None  # the number of the image, from 1; None takes the next one of this type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFields:
     """The fields of a sample as a reader finds them in a row, not checked yet."""
 
-    parts: tuple[ContentPart, ...]
-    """The question, with the choices in it."""
-    answer_spec: AnswerSpec
-    """The type of the answer and of the label."""
+    parts: tuple[ContentPart, ...]  # the question, with the choices in it
+    answer_spec: AnswerSpec  # the type of the answer and of the label
     answer: object
-    choices: tuple[str, ...] = ()
-    """Options of a multiple choice question, A first; the answer may quote one of them."""
-    row_id: str | None = None
-    """None takes the name of the row."""
-    task: object = None
-    """None takes the task of the source."""
-    label: object = None
-    """The answer of an annotator, who may be wrong."""
+    choices: tuple[str, ...] = ()  # options of a multiple choice question, A first; the answer may quote one of them
+    row_id: str | None = None  # None takes the name of the row
+    task: object = None  # None takes the task of the source
+    label: object = None  # the answer of an annotator, who may be wrong
     thinking: object = None
-    response: object = None
-    """A whole response to imitate."""
-    media_index: object = None
-    """Number of the image or video that coordinates lie in, from 0; None stands for 0."""
+    response: object = None  # a whole response to imitate
+    media_index: object = None  # number of the image or video that coordinates lie in, from 0; None stands for 0
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,14 +50,10 @@ class SampleFields:
 class RowSource:
     """One source of rows, and how its samples are named."""
 
-    path: str
-    """A file, a folder or a hub address, as `open_rows` reads it."""
-    split: str
-    """Part of the samples' ids; chooses the split of folders and hub datasets."""
-    task: str | None
-    """Task of the samples; None takes the name of the file."""
-    limit: int | None = None
-    """Most rows to read; None reads all."""
+    path: str  # a file, a folder or a hub address, as `open_rows` reads it
+    split: str  # part of the samples' ids; chooses the split of folders and hub datasets
+    task: str | None  # task of the samples; None takes the name of the file
+    limit: int | None = None  # most rows to read; None reads all
 
     def convert_rows(
         self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
@@ -131,10 +117,9 @@ class RowSource:
 class RowAnswerSpec:
     """The type of a source's answers: one for all rows, or one that templates name for each row."""
 
+    # Returns the spec of a row's answer; raises BadRowError if templates name no known type or coordinates.
     resolve: Callable[[Cells], AnswerSpec]
-    """Returns the spec of a row's answer; raises BadRowError if templates name no known type or coordinates."""
-    required_columns: frozenset[str] = frozenset()
-    """Columns that a row must have for the templates."""
+    required_columns: frozenset[str] = frozenset()  # columns that a row must have for the templates
 
 
 def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: BoxFormat) -> RowAnswerSpec:
