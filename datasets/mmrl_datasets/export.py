@@ -17,17 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mmrl.types import (
-    DatasetContext,
-    ImageRef,
-    MediaPolicy,
-    MediaRef,
-    RejectedRow,
-    Sample,
-    Target,
-    UserError,
-    VideoRef,
-)
+from mmrl.types import DatasetContext, ImageRef, MediaPolicy, MediaRef, RejectedRow, Sample, Target, UserError, VideoRef
 from mmrl.utils.files import json_line
 from mmrl_datasets.formats.tables import write_parquet
 from mmrl_datasets.readers import table
@@ -205,9 +195,10 @@ def _comparable_facts(sample: Sample) -> dict[str, Any]:
     answers = []
     for answer in (sample.target, sample.label):
         answers.append(answer and (*_answer_form(answer), answer.media_index, answer.value))
-    media: list[tuple[object, ...]] = []
+    media = []
     for ref in sample.media:
-        media.append((ref.sha256, ref.start, ref.end) if isinstance(ref, VideoRef) else (ref.sha256,))
+        start_end = (ref.start, ref.end) if isinstance(ref, VideoRef) else (None, None)
+        media.append((ref.sha256, *start_end))
     facts = {
         "id": sample.id,
         "question": _question_text(sample),

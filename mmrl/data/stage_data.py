@@ -11,13 +11,7 @@ from pathlib import Path
 
 from mmrl.config import Config, schema
 from mmrl.config.schema import RlStage, SftStage
-from mmrl.data.load import (
-    DataSplits,
-    check_stage_has_samples,
-    max_prompts_per_step,
-    passes_row_filter,
-    read_source,
-)
+from mmrl.data.load import DataSplits, check_stage_has_samples, max_prompts_per_step, passes_row_filter, read_source
 from mmrl.data.order import (
     CachedOrder,
     CurriculumOrder,

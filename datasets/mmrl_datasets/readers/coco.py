@@ -14,7 +14,7 @@ from mmrl_datasets.formats.tables import load_json
 from mmrl_datasets.readers.answers import AnswerSpec, check_text
 from mmrl_datasets.readers.columns import Column, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
+from mmrl_datasets.readers.row_to_sample import SampleFields, convert_rows
 
 TABLE_KEYS: Final = {
     "images": ("id", "file_name"),
@@ -53,12 +53,10 @@ def rows(
     """
     prompt_template = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, media_root, path)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        _join_annotations(context.base_dir / path, categories),
-        prompt_template.required_columns,
-        partial(_read_fields, prompt_template=prompt_template, resolver=resolver),
-    )
+    read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
+    joined = _join_annotations(context.base_dir / path, categories)
+    expected = prompt_template.required_columns
+    return convert_rows(joined, read_fields, expected, path=path, split=split, task=task, limit=limit)
 
 
 def _read_fields(cells: Cells, prompt_template: Column, resolver: MediaResolver) -> SampleFields:

@@ -14,7 +14,7 @@ from mmrl_datasets.formats.tables import load_json
 from mmrl_datasets.readers.answers import AnswerSpec, check_text
 from mmrl_datasets.readers.columns import Column, parse_template
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
-from mmrl_datasets.readers.row_to_sample import RowSource, SampleFields
+from mmrl_datasets.readers.row_to_sample import SampleFields, convert_rows
 
 ANSWER_SPEC: Final = AnswerSpec(answer_type=AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL)
 
@@ -41,9 +41,9 @@ def rows(
     """
     prompt_template = parse_template(prompt, "prompt")
     resolver = make_media_resolver(context, None, path)
-    source = RowSource(path=path, split=split, task=task, limit=limit)
     read_fields = partial(_read_fields, prompt_template=prompt_template, resolver=resolver)
-    return source.convert_rows(_read_rows(context.base_dir / path), (), read_fields)
+    found = _read_rows(context.base_dir / path)
+    return convert_rows(found, read_fields, (), path=path, split=split, task=task, limit=limit)
 
 
 def _read_rows(folder: Path) -> Iterator[Row]:

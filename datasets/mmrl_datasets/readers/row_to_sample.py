@@ -46,71 +46,74 @@ class SampleFields:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSource:
-    """One source of rows, and how its samples are named."""
+def convert_rows(
+    rows: Iterable[Row],
+    read_fields: Callable[[Cells], SampleFields],
+    expected_columns: Collection[str],
+    *,
+    path: str,
+    split: str,
+    task: str | None,
+    limit: int | None,
+) -> Iterator[Sample | RejectedRow]:
+    """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
 
-    path: str  # a file, a folder or a hub address, as `open_rows` reads it
-    split: str  # part of the samples' ids; chooses the split of folders and hub datasets
-    task: str | None  # task of the samples; None takes the name of the file
-    limit: int | None = None  # most rows to read; None reads all
+    Args:
+        rows: the rows of the source.
+        read_fields: returns the fields of a row, or raises BadRowError.
+        expected_columns: columns that `read_fields` may look for.
+        path: the source, as `open_rows` reads it.
+        split: part of the samples' ids.
+        task: task of the samples; None takes the name of the file.
+        limit: most rows to read; None reads all.
 
-    def convert_rows(
-        self, rows: Iterable[Row], expected_columns: Collection[str], read_fields: Callable[[Cells], SampleFields]
-    ) -> Iterator[Sample | RejectedRow]:
-        """Yield a sample for each row that `read_fields` accepts, and a `RejectedRow` for every other.
+    Raises:
+        UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or if no
+            row has one of the expected columns.
+    """
+    # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
+    if limit is not None and limit < 1:
+        raise UserError(f"limit={limit} must be at least 1, or null for all rows")
+    task = task or path.rstrip("/").rpartition("/")[2].partition(".")[0]
+    check = _MissingColumnCheck(expected_columns, path, read_all=limit is None)
+    return _convert_rows(islice(rows, limit), read_fields, check, split, task)
 
-        Args:
-            rows: the rows of the source.
-            expected_columns: columns that `read_fields` may look for.
-            read_fields: returns the fields of a row, or raises BadRowError.
 
-        Raises:
-            UserError: at once, if the limit is below 1; while rows are read, if the source breaks off or is empty, or
-                if no row has one of the expected columns.
-        """
-        # This check is not in the generator below, so that a wrong limit is refused before the first row is asked for.
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit={self.limit} must be at least 1, or null for all rows")
-        file_name = self.path.rstrip("/").rpartition("/")[2]
-        return self._convert_rows(rows, self.task or file_name.partition(".")[0], expected_columns, read_fields)
-
-    def _convert_rows(
-        self,
-        rows: Iterable[Row],
-        task: str,
-        expected_columns: Collection[str],
-        read_fields: Callable[[Cells], SampleFields],
-    ) -> Iterator[Sample | RejectedRow]:
-        row_of_id: dict[str, str] = {}
-        missing_columns = _MissingColumnCheck(expected_columns)
-        row = None
-        for row in islice(rows, self.limit):
-            try:
-                if isinstance(row.cells, BadRowError):
-                    raise row.cells
-                if _is_nested_too_deeply(row.cells):
-                    raise BadRowError("nested too deeply")
-                missing_columns.add_row(row.cells)
-                fields = read_fields(row.cells)
-                own_task = task if fields.task is None else check_text(fields.task, "task")
-                # A row may give its id with the prefix or without.
-                prefix = f"{own_task}/{self.split}/"
-                name = row.name if fields.row_id is None else fields.row_id
-                sample_id = name if name.startswith(prefix) else prefix + name
-                if sample_id in row_of_id:
-                    raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
-                row_of_id[sample_id] = row.name
-                yield _make_sample(sample_id, own_task, fields)
-            except RecursionError:
-                # Parsers of JSON and of literals raise this for a text within a cell.
-                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: nested too deeply")
-            except BadRowError as problem:
-                missing_columns.add_problem(problem, row.location)
-                yield RejectedRow(f"{task}/{self.split}/{row.name}", f"{row.location}: {problem}")
-        if row is None:
-            raise UserError(f"{self.path}: holds no row")
-        missing_columns.finish(self.path, read_all=self.limit is None)
+def _convert_rows(
+    rows: Iterable[Row],
+    read_fields: Callable[[Cells], SampleFields],
+    missing_columns: _MissingColumnCheck,
+    split: str,
+    task: str,
+) -> Iterator[Sample | RejectedRow]:
+    row_of_id: dict[str, str] = {}
+    row = None
+    for row in rows:
+        try:
+            if isinstance(row.cells, BadRowError):
+                raise row.cells
+            if _is_nested_too_deeply(row.cells):
+                raise BadRowError("nested too deeply")
+            missing_columns.add_row(row.cells)
+            fields = read_fields(row.cells)
+            own_task = task if fields.task is None else check_text(fields.task, "task")
+            # A row may give its id with the prefix or without.
+            prefix = f"{own_task}/{split}/"
+            name = row.name if fields.row_id is None else fields.row_id
+            sample_id = name if name.startswith(prefix) else prefix + name
+            if sample_id in row_of_id:
+                raise BadRowError(f"the id {sample_id!r} is that of {row_of_id[sample_id]} too")
+            row_of_id[sample_id] = row.name
+            yield _make_sample(sample_id, own_task, fields)
+        except RecursionError:
+            # Parsers of JSON and of literals raise this for a text within a cell.
+            yield RejectedRow(f"{task}/{split}/{row.name}", f"{row.location}: nested too deeply")
+        except BadRowError as problem:
+            missing_columns.add_problem(problem, row.location)
+            yield RejectedRow(f"{task}/{split}/{row.name}", f"{row.location}: {problem}")
+    if row is None:
+        raise UserError(f"{missing_columns.path}: holds no row")
+    missing_columns.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +131,13 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
     Raises:
         UserError: an unknown word (see `make_answer_spec`), or a template of coordinates beside one type.
     """
-    type_template = parse_template(answer_type, "answer_type") if is_template(answer_type) else None
     coordinates_template = parse_template(str(coordinates), "coordinates") if is_template(coordinates) else None
-    if type_template is None:
+    if not is_template(answer_type):
         if coordinates_template:
             raise UserError(f"coordinates={coordinates!r} is a template, so `answer_type` must be one too")
         spec = make_answer_spec(answer_type, coordinates, box_format)
         return RowAnswerSpec(lambda _: spec)
+    type_template = parse_template(answer_type, "answer_type")
 
     def resolve(cells: Cells) -> AnswerSpec:
         own_type = check_text(type_template.read(cells), "answer_type").strip()
@@ -151,9 +154,9 @@ def make_row_answer_spec(answer_type: str, coordinates: str | None, box_format: 
             raise BadRowError(str(error)) from error
 
     required = type_template.required_columns
-    return RowAnswerSpec(
-        resolve, required | coordinates_template.required_columns if coordinates_template else required
-    )
+    if coordinates_template:
+        required |= coordinates_template.required_columns
+    return RowAnswerSpec(resolve, required)
 
 
 def parse_id(value: object) -> str:
@@ -277,7 +280,8 @@ class _MissingColumnCheck:
 
     MAX_ROWS: Final = 1000  # enough to tell a wrong name from a gap in a good table
 
-    def __init__(self, columns: Collection[str]) -> None:
+    def __init__(self, columns: Collection[str], path: str, *, read_all: bool) -> None:
+        self.path, self._read_all = path, read_all
         self._unseen_columns = set(columns)
         self._first_problem = ""
         self._num_incomplete = self._num_rows = 0
@@ -295,13 +299,13 @@ class _MissingColumnCheck:
             if self._num_incomplete == self._num_rows == self.MAX_ROWS:
                 raise UserError(self._first_problem)
 
-    def finish(self, path: str, *, read_all: bool) -> None:
+    def finish(self) -> None:
         if self._num_incomplete and self._num_incomplete == self._num_rows:
             raise UserError(self._first_problem)
         # Optional columns may be missing in some rows. If all rows were read and none has one, its name is wrong.
-        if read_all and self._num_rows and self._unseen_columns:
+        if self._read_all and self._num_rows and self._unseen_columns:
             columns = ", ".join(map(repr, sorted(self._unseen_columns)))
-            raise UserError(f"{path}: no row has the column {columns}; correct `columns`, or leave it out")
+            raise UserError(f"{self.path}: no row has the column {columns}; correct `columns`, or leave it out")
 
 
 def _media_by_number(

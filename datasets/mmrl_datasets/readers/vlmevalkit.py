@@ -14,8 +14,8 @@ from mmrl_datasets.readers.answers import AnswerSpec, check_text, make_answer_sp
 from mmrl_datasets.readers.columns import optional_value, single_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, make_media_resolver
 from mmrl_datasets.readers.row_to_sample import (
-    RowSource,
     SampleFields,
+    convert_rows,
     insert_media,
     parse_id,
     parse_literal,
@@ -49,12 +49,9 @@ def rows(
     resolver = make_media_resolver(context, media_root, path)
     answer_spec = make_answer_spec(answer_type, None)
     images_by_index: dict[str, list[ImageRef]] = {}
-    source = RowSource(path=path, split=split, task=task, limit=limit)
-    return source.convert_rows(
-        open_rows(context.base_dir, path, split),
-        REQUIRED_COLUMNS,
-        partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index),
-    )
+    read_fields = partial(_read_fields, answer_spec=answer_spec, resolver=resolver, images_by_index=images_by_index)
+    table_rows = open_rows(context.base_dir, path, split)
+    return convert_rows(table_rows, read_fields, REQUIRED_COLUMNS, path=path, split=split, task=task, limit=limit)
 
 
 def read_images(cells: Cells, resolver: MediaResolver, images_by_index: Mapping[str, list[ImageRef]]) -> list[ImageRef]:
