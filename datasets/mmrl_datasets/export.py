@@ -95,11 +95,7 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
 
 
 def sample_columns(sample: Sample, path_of: Callable[[MediaRef], str]) -> dict[str, Any]:
-    """Return the value of a sample for each column of `ROLES`.
-
-    Args:
-        sample: the sample.
-        path_of: returns the path that the table gives for an image or a video.
+    """Return the value of a sample for each column of `ROLES`; `path_of` returns the path that the table gives a file.
 
     Raises:
         UserError: a table cannot hold the sample: it shows a crop of an image, a frame of a video, a folder of frames,
@@ -215,5 +211,4 @@ def _comparable_facts(sample: Sample) -> dict[str, Any]:
 
 
 def _answer_form(target: Target) -> tuple[str, str | None]:
-    """Return the type of an answer and its coordinate system."""
     return target.answer_type, target.coordinate_system

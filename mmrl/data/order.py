@@ -36,16 +36,10 @@ class ShuffledOrder:
     """Takes every sample once per epoch, in a new random order each time."""
 
     def __init__(self, samples: Sequence[DataRow], seed: int, *, min_gap: int = 0) -> None:
-        """Create an order.
+        """Create an order of at least one sample; raises ValueError if there are none.
 
-        Args:
-            samples: at least one.
-            seed: of all epochs.
-            min_gap: positions between the last visit of a sample in one epoch and its first in the next; reduced to a
-                third of the samples if there are few.
-
-        Raises:
-            ValueError: there are no samples.
+        `min_gap` positions lie between the last visit of a sample in one epoch and its first in the next; fewer if
+        there are few samples.
         """
         if not samples:
             raise ValueError("there are no samples to draw from")
@@ -65,7 +59,6 @@ class ShuffledOrder:
         return taken
 
     def _epoch_order(self, epoch: int) -> list[int]:
-        """Return the indices of the samples in the order of one epoch."""
         if self._cached_epoch[0] == epoch:
             return self._cached_epoch[1]
         order, gap = self._permutation(epoch), self._min_gap
@@ -146,14 +139,7 @@ class PriorityOrder:
     def __init__(
         self, samples: Sequence[Sample], options: PriorityOrderConfig, state: TrainingState, seed: int
     ) -> None:
-        """Create an order.
-
-        Args:
-            samples: at least one.
-            options: how a weight follows from a reward.
-            state: rewards of earlier visits, and the position where the step begins.
-            seed: of all steps.
-        """
+        """Create an order of at least one sample; `state` has the rewards of visits, and where the step begins."""
         self._samples, self._options, self._state, self._seed = samples, options, state, seed
 
     def take(self, start_position: int, count: int) -> list[DataRow]:
@@ -194,13 +180,7 @@ class MixtureOrder:
     """
 
     def __init__(self, sources: Sequence[DataOrder], quotas_of: Callable[[int], Sequence[int]], seed: int) -> None:
-        """Create a mixture.
-
-        Args:
-            sources: orders to mix.
-            quotas_of: returns how many positions of a block each source has. All blocks are of one size.
-            seed: of the shuffling.
-        """
+        """Create a mixture; `quotas_of` returns how many positions of a block, all of one size, each source has."""
         self._sources, self._quotas_of, self._seed = sources, quotas_of, seed
         self._size = sum(quotas_of(0))
         # Entry b holds, for each source, how many of its rows come before block b; it grows as blocks are reached.
@@ -301,13 +281,7 @@ class StreamingOrder:
     """
 
     def __init__(self, open_rows: Callable[[], Iterable[DataRow]], *, buffer: int, seed: int) -> None:
-        """Create an order.
-
-        Args:
-            open_rows: starts a pass over the rows, the same ones each time; it may be endless.
-            buffer: rows that are held to be shuffled.
-            seed: of the shuffling.
-        """
+        """Create an order; `open_rows` starts a pass over the rows, the same ones each time, which may be endless."""
         self._open_rows, self._buffer, self._seed = open_rows, buffer, seed
         self._position = 0
         self._rows = self._rows_from_epoch(0)

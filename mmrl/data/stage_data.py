@@ -43,15 +43,7 @@ class StageData:
     def __init__(
         self, config: Config, context: DatasetContext, samples: DataSplits, processor: QwenProcessor, outputs: Path
     ) -> None:
-        """Keep what all stages share.
-
-        Args:
-            config: the run's settings.
-            context: what the dataset functions of streamed sources are called with.
-            samples: of the run, after all checks.
-            processor: keeps encoded samples for the policy.
-            outputs: folder with the tables that earlier stages wrote.
-        """
+        """Keep what all stages share; `outputs` is the folder with the tables that earlier stages wrote."""
         self._config, self._context, self._samples, self._processor = config, context, samples, processor
         self._outputs = outputs
 
@@ -146,7 +138,6 @@ class StageData:
         return fixed_mixture(orders, weights, seed) if weights else orders[0]
 
     def _build_source_orders(self, min_gap: int) -> list[DataOrder]:
-        """Return one order for each source of `data.train`."""
         data = self._config.data
         orders: list[DataOrder] = []
         for source_index, source in enumerate(data.train):

@@ -19,13 +19,7 @@ class MediaRangeError(MediaError):
 
 
 def resolve_media_path(path: str, roots: Sequence[Path], max_bytes: int, limit_name: str) -> Path:
-    """Return the resolved path of a regular file that may be read.
-
-    Args:
-        path: the path as a reference gives it.
-        roots: folders that it must lie in, links followed.
-        max_bytes: the largest size.
-        limit_name: the key of that limit in the config, for the error message.
+    """Return the resolved path of a regular file in one of the `roots`; `limit_name` is the key of `max_bytes`.
 
     Raises:
         MediaError: outside the roots, missing, not a regular file (a folder, a pipe), empty or too large.

@@ -13,8 +13,6 @@ from mmrl.utils.files import report_write_errors, write_atomically
 
 
 class _OpenedFile(NamedTuple):
-    """An image file when it was opened."""
-
     sha256: str  # the hash in its reference
     num_bytes: int
     mtime_ns: int  # time of its last change, in nanoseconds since 1970

@@ -221,7 +221,6 @@ def _draw_axes_chart(values: MonthlyValues, image_px: int, step: int, max_value:
 
 
 def _draw_pie_chart(values: MonthlyValues, image_px: int) -> Image.Image:
-    """Draw slices clockwise from the top, each with the name of its month."""
     large = Image.new("RGB", (image_px * drawing.SUPERSAMPLING, image_px * drawing.SUPERSAMPLING), CHART_BACKGROUND)
     draw, margin = ImageDraw.Draw(large), 4 * drawing.SUPERSAMPLING
     circle = (margin, margin, large.width - margin - 1, large.height - margin - 1)

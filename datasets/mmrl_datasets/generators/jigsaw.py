@@ -48,8 +48,6 @@ RELATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 
 
 class _Puzzle(NamedTuple):
-    """The size of a puzzle."""
-
     rows: int
     columns: int
     tile_px: int  # side of a square tile

@@ -23,8 +23,6 @@ CORNERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 
 
 class _ChoiceQuestion(NamedTuple):
-    """A question before its options are chosen."""
-
     text: str
     answer: str
     distractors: list[str]  # wrong answers, the most plausible first

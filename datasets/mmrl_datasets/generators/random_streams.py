@@ -39,8 +39,6 @@ def make_rngs(seed: int, names: Sequence[str]) -> list[np.random.Generator]:
 
 
 class _PrecomputedSeed(ISeedSequence):
-    """Hands a bit generator a start state that was computed before."""
-
     def __init__(self, state: NDArray[np.uint64]) -> None:
         self._state = state
 

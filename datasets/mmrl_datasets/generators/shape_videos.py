@@ -224,8 +224,6 @@ def _generate_videos(
     size: int | None,
     seed: int | None,
 ) -> Iterator[Sample]:
-    """Yield samples whose shapes, question and answer `ask` draws."""
-
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         shapes, question, target = ask(rngs.layout)
         empty = drawing.make_background(
@@ -291,7 +289,6 @@ def _draw_static_shapes(
 
 
 def _draw_names(rng: np.random.Generator, count: int) -> list[str]:
-    """Draw names of shapes whose colours differ."""
     colours = drawing.shuffle(rng, SHAPE_COLOURS)[:count]
     forms = drawing.choose_with_replacement(rng, drawing.SHAPES, count)
     return [f"{colour} {form}" for colour, form in zip(colours, forms, strict=True)]

@@ -91,7 +91,6 @@ def _zoom_boxes(image_px: int, side_px: int) -> list[drawing.Box]:
 
 
 def _draw_box_inside(rng: np.random.Generator, outer: drawing.Box, side_px: int) -> drawing.Box:
-    """Draw a square box of `side_px` inside another square box."""
     slack_px = outer[2] - outer[0] - side_px
     left = outer[0] + int(rng.integers(slack_px + 1))
     top = outer[1] + int(rng.integers(slack_px + 1))

@@ -43,15 +43,9 @@ class AnswerSpec:
     box_format: BoxFormat = "xyxy"  # How cells write boxes. Boxes of targets are always x1, y1, x2, y2.
 
     def parse_target(self, value: object, role: str, options: Sequence[str] = ()) -> Target:
-        """Return the target that a cell holds.
+        """Return the target that a cell holds; raises BadRowError if it holds no answer of this type.
 
-        Args:
-            value: the cell.
-            role: name of the cell in error messages, `answer` or `label`.
-            options: options of a multiple choice question, A first.
-
-        Raises:
-            BadRowError: the cell holds no answer of this type.
+        `role` names the cell in errors, `answer` or `label`; `options` are those of a choice question, A first.
         """
         match self.answer_type:
             case AnswerType.TEXT:
@@ -99,7 +93,6 @@ class AnswerSpec:
         return [x1, y1, x2, y2]
 
     def _check_inside(self, coordinates: Sequence[float], role: str, written: str) -> None:
-        """Refuse coordinates below 0 or beyond the end of their system."""
         largest = MAX_COORDINATE.get(self.coordinate_system, sys.float_info.max)
         if coordinates and (min(coordinates) < 0 or max(coordinates) > largest):
             raise BadRowError(f"{role} {written} lies outside the image in coordinates {self.coordinate_system}")

@@ -40,8 +40,6 @@ Exchange = Literal["only", "first", "calls"]
 
 
 class _Turn(NamedTuple):
-    """One turn of a conversation."""
-
     speaker: str  # system, user, assistant or tool
     content: object  # text or a list of parts, not checked yet
 

@@ -95,16 +95,9 @@ class MediaResolver:
         return list(map(self.image, _as_list(entries)))
 
     def videos(self, entries: object, time_range: TimeRange = WHOLE_VIDEO, fps: float | None = None) -> list[VideoRef]:
-        """Return the videos of a cell, which holds one, a list of them, or null.
+        """Return the videos of a cell; raises as `images`, and for a time range beside several videos.
 
-        Args:
-            entries: the cell.
-            time_range: a part of the video, if the cell holds one only.
-            fps: frames per second of videos that are folders of frames.
-
-        Raises:
-            BadRowError: one of them cannot be read, or may not be; a time range for several.
-            UserError: an embedded or downloaded one cannot be stored.
+        With `fps`, a video may be a folder of frames.
         """
         videos = []
         for entry in _as_list(entries):
@@ -140,7 +133,6 @@ class MediaResolver:
         return ImageRef(path=str(path), sha256=sha256)
 
     def _resolve(self, entry: object, media_type: MediaType) -> tuple[Path, str]:
-        """Return the file of an entry and its sha256."""
         match entry:
             case bytes():
                 return self._store_bytes(entry, media_type)
@@ -268,13 +260,10 @@ class MediaResolver:
 
 
 def make_media_resolver(context: DatasetContext, media_root: str | None, path: str) -> MediaResolver:
-    """Return the resolver for the media of one table.
+    """Return the resolver for the media of the table `path`; embedded media are stored under `work_dir`/media.
 
-    Args:
-        context: the folders and limits of the run; embedded media are stored under its `work_dir`/media.
-        media_root: folder that relative paths start from, itself relative to `base_dir`. If None, they start from the
-            folder of the table, or from `base_dir` if the table is no file or folder.
-        path: the table, relative to `base_dir`.
+    Relative paths start from `media_root`; without one from the folder of the table, or from `base_dir` if the table is
+    no file or folder.
     """
     table = context.base_dir / path
     if media_root is not None:

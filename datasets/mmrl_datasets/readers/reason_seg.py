@@ -47,7 +47,6 @@ def rows(
 
 
 def _read_rows(folder: Path) -> Iterator[Row]:
-    """Yield a row for each instruction of each JSON file."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct the path")
     for file in sorted(folder.glob("*.json")):

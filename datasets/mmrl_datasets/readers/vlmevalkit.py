@@ -115,7 +115,6 @@ def _read_fields(
 
 
 def _parse_list(text: str) -> list[str]:
-    """Return the entries of a cell: a list as Python or JSON writes it, or one entry."""
     if not text.startswith("["):
         return [text]
     entries = parse_literal(text, "image")
