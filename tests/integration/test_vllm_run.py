@@ -18,7 +18,7 @@ from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file
 from test_mixed import mixed
-from test_zoom import zooming
+from test_zoom_tool import zooming
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm_serving import serving
 
