@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import isfinite
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from mmrl.config import Config
 from mmrl.config.schema import DataConfig, DataSourceConfig, RlStage, SftStage
-from mmrl.data.open_media import find_media_problem, open_all_media, unique_images, unique_videos
 from mmrl.log.console import Console
 from mmrl.media.cache import MediaCache
 from mmrl.media.checks import MediaError
+from mmrl.media.media_workers import start_media_workers
 from mmrl.media.opened_index import OpenedMediaIndex
 from mmrl.media.video import FrameSampling
-from mmrl.types import DatasetContext, PromptTooLongError, RejectedRow, Sample, Size, UserError
+from mmrl.types import DatasetContext, ImageRef, PromptTooLongError, RejectedRow, Sample, Size, UserError, VideoRef
 from mmrl.utils.plugins import load_plugin
+
+MediaRefT = TypeVar("MediaRefT", ImageRef, VideoRef)
+OpenedT = TypeVar("OpenedT")
 
 _MAX_LISTED = 5
 _BAD_SAMPLE_REMEDY = "repair them, or leave them out with data.on_bad_sample=skip"
@@ -283,6 +290,49 @@ def separate_rejected(rows: Iterable[Sample | RejectedRow]) -> tuple[list[Sample
     return samples, rejected
 
 
+def unique_images(samples: Iterable[Sample]) -> tuple[ImageRef, ...]:
+    """Return every image of the samples once, in the order of first use."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.images))
+
+
+def unique_videos(samples: Iterable[Sample]) -> tuple[VideoRef, ...]:
+    """Return every video of the samples once, in the order of first use."""
+    return tuple(dict.fromkeys(ref for sample in samples for ref in sample.media if isinstance(ref, VideoRef)))
+
+
+def open_all_media(
+    refs: Sequence[MediaRefT], open_one: Callable[[MediaRefT], OpenedT], *, workers: int, console: Console
+) -> dict[MediaRefT, OpenedT | MediaError]:
+    """Open all media, and return for each what `open_one` returned or the error that it raised.
+
+    A file that kills the process that opens it maps to an error too.
+
+    Args:
+        refs: images or videos, each once.
+        open_one: picklable if there are workers.
+        workers: processes that open media; 0 for this one alone.
+        console: shows a progress bar.
+    """
+    if not refs:
+        return {}
+    attempt = partial(_open_or_error, open_one)
+    if not workers:
+        return dict(zip(refs, console.track("opening media", map(attempt, refs), len(refs)), strict=True))
+    with closing(start_media_workers(attempt, workers, name=attrgetter("path"))) as pool:
+        futures = list(map(pool.submit, refs))
+        opened = console.track("opening media", map(_wait_for_media, futures), len(refs))
+        return dict(zip(refs, opened, strict=True))
+
+
+def find_media_problem(sample: Sample, opened: Mapping[Any, object]) -> str | None:
+    """Return the first error among a sample's media, or None; media that were not opened count as good."""
+    for ref in sample.media:
+        outcome = opened.get(ref)
+        if isinstance(outcome, MediaError):
+            return str(outcome)
+    return None
+
+
 def check_stages_have_samples(config: Config, samples: Sequence[Sample]) -> None:
     """Check the stages that train on the training samples themselves; raises as `check_stage_has_samples`."""
     for stage in config.training_stages:
@@ -320,3 +370,18 @@ def max_prompts_per_step(stage: RlStage) -> int:
     """Return how many samples a step may take, in all its sampling rounds together."""
     rounds = stage.dynamic_sampling.max_rounds if stage.dynamic_sampling else 1
     return stage.max_prompts_in_flight * rounds
+
+
+def _wait_for_media(future: Future[OpenedT | MediaError]) -> OpenedT | MediaError:
+    try:
+        return future.result()
+    except UserError as error:
+        # `_open_or_error` returns what the decoder raises, so this is the end of the worker's process.
+        return MediaError(str(error))
+
+
+def _open_or_error(open_one: Callable[[MediaRefT], OpenedT], ref: MediaRefT) -> OpenedT | MediaError:
+    try:
+        return open_one(ref)
+    except MediaError as error:
+        return error

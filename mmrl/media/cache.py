@@ -65,10 +65,10 @@ class MediaCache:
             image = corrupt_image(open_image(ref, self._roots, self._limits), ref)
         self._sizes[ref] = Size(*image.size)
         self._images[ref] = image
-        self._used_bytes += _num_bytes(image)
+        self._used_bytes += 3 * image.width * image.height
         while self._used_bytes > self._max_bytes:
             _, oldest = self._images.popitem(last=False)
-            self._used_bytes -= _num_bytes(oldest)
+            self._used_bytes -= 3 * oldest.width * oldest.height
         return image
 
     def get_frame_plan(self, ref: VideoRef, sampling: FrameSampling) -> FramePlan:
@@ -94,7 +94,3 @@ class MediaCache:
 def _frame_plan_key(ref: VideoRef, sampling: FrameSampling) -> tuple[VideoRef, FrameSampling]:
     """Return the key of a frame plan. A corruption hides the frames and leaves the plan as it is."""
     return replace(ref, corruption=None), sampling
-
-
-def _num_bytes(image: Image.Image) -> int:
-    return 3 * image.width * image.height

@@ -51,7 +51,12 @@ class AnswerSpec:
             case AnswerType.TEXT:
                 parsed: object = check_text(value, role)
             case AnswerType.NUMBER:
-                parsed = _parse_number(value, role)
+                parsed = value
+                # Tables of text write numbers, too. Digits are limited: Python refuses to parse endless ones.
+                if isinstance(value, str) and NUMBER_PATTERN.fullmatch(value.strip()):
+                    parsed = float(value) if "." in value else int(value)
+                if not is_number(parsed):
+                    raise BadRowError(f"{role} must be a finite number, is {short_repr(value)}")
             case AnswerType.CHOICE:
                 parsed = _parse_letter(value, role, options)
             case AnswerType.BOX:
@@ -127,15 +132,6 @@ def check_text(value: object, role: str) -> str:
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise BadRowError(f"{role} holds half of a surrogate pair: {short_repr(value)}")
     return value
-
-
-def _parse_number(value: object, role: str) -> float:
-    number = value
-    if isinstance(value, str) and NUMBER_PATTERN.fullmatch(value.strip()):
-        number = float(value) if "." in value else int(value)
-    if not is_number(number):
-        raise BadRowError(f"{role} must be a finite number, is {short_repr(value)}")
-    return number
 
 
 def _parse_letter(value: object, role: str, options: Sequence[str]) -> str:
