@@ -79,11 +79,14 @@ def write_table(samples: Iterable[Sample | RejectedRow], folder: Path, file_form
         cells["id"] = cells["id"].removeprefix(prefix)
         columns.append(cells)
     # A column that no sample needs is left out, so that the table stays easy to look at.
-    used = [role for role in ROLES if any(row[role] not in (None, []) for row in columns)]
+    used = set()
+    for cells in columns:
+        used |= {role for role in ROLES if cells[role] not in (None, [])}
+    roles = [role for role in ROLES if role in used]
     rows = []
     for sample, cells in zip(checked, columns, strict=True):
-        rows.append({role: cells[role] for role in used} | dict(sample.meta))
-    options |= {"path": f"samples.{file_format}", "columns": {role: role for role in used}}
+        rows.append({role: cells[role] for role in roles} | dict(sample.meta))
+    options |= {"path": f"samples.{file_format}", "columns": {role: role for role in roles}}
     file = folder / options["path"]
     with _report_write_errors(file):
         if file_format == "parquet":

@@ -60,9 +60,7 @@ def charts(
 ) -> Iterator[Sample]:
     """Yield samples of task "chart_<ask>": a question about a chart. Values of a pie are per cent and add up to 100.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
+    Options, besides those of all generators (see the package):
         chart: bar, line or pie.
         ask: `value` of a month or `difference` of two months, which are numbers, each equally likely in bars and lines;
             `largest`, a choice among the months, each letter equally likely; `month` with a given value, which is text.
@@ -70,7 +68,6 @@ def charts(
         step: all values are multiples of it; for a pie it divides 100.
         max_value: largest value of bars and lines.
         image_px: side of the square image; the same values are easier to read in a larger chart.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range, or values would be too close to tell apart.

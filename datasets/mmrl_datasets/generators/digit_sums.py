@@ -35,17 +35,12 @@ def sums(
 ) -> Iterator[Sample]:
     """Yield samples of task "add": the sum of real handwritten digits on faintly textured paper.
 
-    Options:
-        split: train, validation or test; no handwriting of one occurs in another.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         length: number of digits.
-        background: strength of the real texture behind the digits, 0 to 1.
         rethink_prob: probability that a demonstration has a second answer.
         first_wrong_prob: probability that the first of two answers is wrong, by 1 to 3.
         repeat_prob: probability that the second of two answers repeats the first, without spelling out the digits.
         rethink_text: text between the two answers.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.

@@ -3,15 +3,12 @@
 Photographs of different splits share no pixel. No two tiles of a puzzle look alike, so there is one correct answer. A
 sample depends on the seed, the split and its index alone.
 
-Options that both share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
+Options that both share, besides those of all generators (see the package):
     rows, columns: number of tiles down and across.
     tile_px: side of a square tile. A multiple of the model's merged patch (28 pixels for Qwen2-VL and Qwen2.5-VL, 32
         for Qwen3-VL) keeps every visual token within one tile.
     margin_fraction: fraction of a tile's side that is blanked at each of its edges, 0 to 0.4, so that matching edges do
         not give the answer away.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations

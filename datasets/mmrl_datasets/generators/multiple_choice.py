@@ -47,16 +47,11 @@ def shapes(
     Compositions (which shapes stand where) and texture pixels belong to one split. A sample depends on the seed, the
     split and its index alone.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         max_objects: most shapes, 1 to 4, each in a quarter of its own.
         options: number of options, 2 to 4.
         none_of_these: make the last option "none of these", which is correct as often as any other.
         topics: topics of the questions, each equally likely.
-        background: strength of the real texture behind the shapes, 0 to 1.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.

@@ -50,18 +50,13 @@ def text(
 
     Each length from `min_length` to `length` is equally likely.
 
-    Options:
-        split: train, validation or test.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         characters: `words` are pronounceable but meaningless; `digits`; `mixed` are letters of both cases and digits.
         length: most characters.
         min_length: fewest characters, at least 2, because there are too few single characters for three splits.
         rotation: largest rotation of the line in either direction, in degrees, at most 45.
         noise: strength of the noise, 0 to 1.
         contrast: darkness of the ink, 0.1 to 1.
-        background: strength of the real texture behind the text, 0 to 1.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.

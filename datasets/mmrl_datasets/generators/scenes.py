@@ -3,13 +3,6 @@
 Backgrounds, compositions and handwritten digits of one split occur in no other. A sample depends on the seed, the split
 and its index alone. Its `label` is the answer of a simulated careless annotator, drawn from a random generator of its
 own, so that the image does not depend on the label.
-
-Options that all three share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
-    image_px: side of the square image.
-    background: strength of the real texture behind the objects, 0 to 1.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations

@@ -5,15 +5,11 @@ the model sees every frame. Videos are H.264 in mp4. A composition (which shape 
 one split alone, and textures of different splits share no pixel. A sample depends on the seed, the split and its index
 alone.
 
-Options that all three share:
-    split: train, validation or test.
-    size: number of samples; null never ends.
+Options that all three share, besides those of all generators (see the package):
     image_px: side of the square frames, an even number.
     frames: number of frames.
     fps: frames per second.
     distractors: number of other shapes, of other colours, 0 to 3.
-    background: strength of the real texture behind the shapes, 0 to 1.
-    seed: fixes the samples; null takes the seed of the run.
 """
 
 from __future__ import annotations

@@ -39,15 +39,10 @@ def corner_digits(
 ) -> Iterator[Sample]:
     """Yield samples of task "corner": which handwritten digit stands in one corner; there is one in each of the four.
 
-    Options:
-        split: train, validation or test; no handwriting of one occurs in another.
-        size: number of samples; null never ends.
-        image_px: side of the square image.
+    Options, besides those of all generators (see the package):
         digit_px: side of a digit.
         resized_px: side of the image as the model sees it, in whose pixels demonstrations give the box to zoom into.
-        background: strength of the real texture behind the digits, 0 to 1.
         mislabel_prob: probability that the annotator confuses left and right and answers with the wrong digit.
-        seed: fixes the samples; null takes the seed of the run.
 
     Raises:
         UserError: an option is out of range.

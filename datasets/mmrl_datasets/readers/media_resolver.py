@@ -31,8 +31,7 @@ DATA_URL: Final = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECA
 HEAD_BYTES: Final = 16  # bytes at the start of a file that tell its format
 HASH_CACHE_SIZE: Final = 1024  # files whose sha256 is remembered, as several rows often name one file
 READ_TIMEOUT_S: Final = 20.0  # longest time without a byte
-TOTAL_TIMEOUT_S: Final = 600.0
-"""Longest time for the whole file, so that a server that sends a byte now and then cannot hold up a run."""
+TOTAL_TIMEOUT_S: Final = 600.0  # for the whole file: a server could send a byte now and then for ever
 CHUNK_BYTES: Final = 1 << 16
 # The default opener would also follow a redirect to file:// or ftp://.
 ALLOWED_HANDLERS: Final = (
@@ -60,20 +59,12 @@ class MediaType(NamedTuple):
         raise BadRowError(f"{source} is no {self.name} ({extensions}); it begins with {content[:HEAD_BYTES]!r}")
 
 
-IMAGE: Final = MediaType(
-    "image",
-    (
-        (0, b"\x89PNG", ".png"),
-        (0, b"\xff\xd8\xff", ".jpg"),
-        (8, b"WEBP", ".webp"),
-        (0, b"GIF8", ".gif"),
-        (0, b"BM", ".bmp"),
-    ),
+_IMAGE_SIGNATURES: Final = (
+    *((0, b"\x89PNG", ".png"), (0, b"\xff\xd8\xff", ".jpg"), (8, b"WEBP", ".webp"), (0, b"GIF8", ".gif")),
+    (0, b"BM", ".bmp"),
 )
-VIDEO: Final = MediaType(
-    "video",
-    ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")),
-)
+IMAGE: Final = MediaType("image", _IMAGE_SIGNATURES)
+VIDEO: Final = MediaType("video", ((4, b"ftyp", ".mp4"), (0, b"\x1aE\xdf\xa3", ".mkv"), (8, b"AVI ", ".avi")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +90,7 @@ class MediaResolver:
 
         With `fps`, a video may be a folder of frames.
         """
-        videos = []
-        for entry in _as_list(entries):
-            videos.append(self.video(entry, time_range, fps))
+        videos = [self.video(entry, time_range, fps) for entry in _as_list(entries)]
         if time_range != WHOLE_VIDEO and len(videos) != 1:
             raise BadRowError(f"start and end belong to one video, and there are {len(videos)}")
         return videos
@@ -283,7 +272,11 @@ def make_media_resolver(context: DatasetContext, media_root: str | None, path: s
 
 
 def parse_time_range(start: object, end: object) -> TimeRange:
-    """Return the part of a video that two cells name, in seconds; raises BadRowError if they name none."""
+    """Return the part of a video that two cells name, in seconds; null stands for its beginning or its end.
+
+    Raises:
+        BadRowError: they are not numbers of seconds, or in the wrong order.
+    """
     start_s, end_s = _parse_seconds(start, "start"), _parse_seconds(end, "end")
     if end_s is not None and (start_s or 0.0) >= end_s:
         raise BadRowError(f"a part of a video must have start < end, is {start_s or 0.0:g} to {end_s:g} s")
