@@ -17,8 +17,8 @@ from mmrl.types import MediaRef, Sample, SampleStats, UserError
 from mmrl.utils.files import json_line, report_write_errors, write_atomically
 from mmrl_datasets.export import sample_columns
 
+# Columns that a `select` stage adds to a row; they end up in the `meta` of the sample.
 SELECTION_COLUMNS: Final = ("pass_rate", "first_correct", "reward_mean", "reward_std", "limr")
-"""Columns that a `select` stage adds to a row; they end up in the `meta` of the sample."""
 
 
 def build_sample_row(sample: Sample, folder: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def read_selected_samples(path: Path, train_samples: Sequence[Sample]) -> tuple[
 
 
 def _relative_media_path(ref: MediaRef, *, folder: Path) -> str:
-    """Return a path relative to the table if the file belongs to the run, which may be moved, else the full path."""
     path, table_folder = Path(ref.path).resolve(), folder.resolve()
+    # Relative, because a run may be moved to another folder or machine together with its own files.
     belongs_to_run = path.is_relative_to(table_folder.parent)
     return os.path.relpath(path, table_folder) if belongs_to_run else str(path)

@@ -59,7 +59,7 @@ def columns_of(mask):
 def height_to_value(image, row):
     """A value on the axis, by the labelled lines: the base has most ink, and lines stand 2 steps apart."""
     (base,) = rows_of(image, charts.CHART_INK, 60)
-    lines = rows_of(image, charts.GRID_COLOR, 30)
+    lines = rows_of(image, charts.LINE_COLOR, 30)
     pitch = (base - lines[0]) / len(lines)
     return round((base - row) / pitch * 2) * STEP
 

@@ -15,14 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Sample, Target, UserError
-from mmrl_datasets.generators import common, drawing
-from mmrl_datasets.generators.photos import (
-    load_handwritten_digits,
-    load_materials,
-    load_textures,
-    parse_split,
-    random_crop,
-)
+from mmrl_datasets.generators import common, drawing, photos
 
 UNCLEAR_LABEL: Final = "unclear"
 SHAPE_COLOURS: Final = ("red", "green", "blue", "yellow")
@@ -53,7 +46,7 @@ def counting(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
+    split_name = photos.parse_split(split)
     common.check_fractions(background=background, label_miss_prob=label_miss_prob)
     common.check_at_least(1, size=size, max_count=max_count)
     common.check_at_least(24, image_px=image_px)
@@ -62,7 +55,7 @@ def counting(
             raise UserError(f"colour {colour!r} is unknown; there are {', '.join(drawing.COLOURS)}")
     if len(set(colours)) < max(2, len(colours)):
         raise UserError(f"colours={list(colours)} must be two or more different ones")
-    textures = load_textures(split_name, image_px)
+    textures = photos.load_textures(split_name, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         colour = drawing.choose(rngs.layout, colours)
@@ -110,17 +103,17 @@ def grounding(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
+    split_name = photos.parse_split(split)
     common.check_fractions(background=background)
     common.check_at_least(1, size=size, max_objects=max_objects, grid_px=grid_px)
     common.check_at_least(0, label_pad_px=label_pad_px)
     sides = _allowed_sides(image_px, grid_px)
     common.check_one_of(("photos", "shapes"), objects=objects)
-    photos = load_materials(split_name, sides[-1]) if objects == "photos" else {}
-    names = tuple(photos) or SHAPE_NAMES
+    materials = photos.load_materials(split_name, sides[-1]) if objects == "photos" else {}
+    names = tuple(materials) or SHAPE_NAMES
     if max_objects > len(names):
         raise UserError(f"max_objects={max_objects} exceeds the {len(names)} objects there are: {', '.join(names)}")
-    textures = load_textures(split_name, image_px)
+    textures = photos.load_textures(split_name, image_px)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = 1 + int(rngs.layout.integers(max_objects))
@@ -128,8 +121,8 @@ def grounding(
         placed = drawing.draw_composition(split_name, draw)
         canvas = drawing.make_background(rngs.pixels, textures, image_px, background, drawing.SCENE_GREY)
         for scene_object in placed:
-            if photos:
-                _paste_photo(canvas, photos[scene_object.name], scene_object.box, rngs.pixels)
+            if materials:
+                _paste_photo(canvas, materials[scene_object.name], scene_object.box, rngs.pixels)
             else:
                 drawing.draw_shape(canvas, scene_object)
         name, box = placed[0]
@@ -165,14 +158,14 @@ def digits(
     Raises:
         UserError: an option is out of range.
     """
-    split_name = parse_split(split)
+    split_name = photos.parse_split(split)
     fewest = length if min_length is None else min_length
     common.check_fractions(background=background, label_unclear_prob=label_unclear_prob)
     common.check_at_least(1, size=size, min_length=fewest)
     common.check_at_least(fewest, length=length)
     common.check_at_least(12 * length, image_px=image_px)
-    textures = load_textures(split_name, image_px)
-    handwriting = load_handwritten_digits(split_name)
+    textures = photos.load_textures(split_name, image_px)
+    handwriting = photos.load_handwritten_digits(split_name)
 
     def render(rngs: common.SampleRngs) -> common.RenderedSample:
         count = int(rngs.layout.integers(fewest, length + 1))
@@ -232,7 +225,7 @@ def _draw_named_objects(
 def _paste_photo(canvas: Image.Image, photo: Image.Image, box: drawing.Box, rng: np.random.Generator) -> None:
     """Paste a crop of a photo with a thin white margin; both together fill the box."""
     x1, y1, x2, y2 = box
-    crop = random_crop(rng, photo, x2 - x1, y2 - y1)
+    crop = photos.random_crop(rng, photo, x2 - x1, y2 - y1)
     margin = max(1, canvas.width // 64)
     canvas.paste(drawing.COLOURS["white"], box)
     inner = (x1 + margin, y1 + margin, x2 - margin, y2 - margin)
