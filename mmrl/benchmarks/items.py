@@ -16,7 +16,6 @@ from mmrl.types import AnswerType, CoordinateSystem, Size, UserError
 ItemAnswerType = Literal["choice", "integer", "float", "list", "text", "count", "box", "boxes", "point"]
 ITEM_ANSWER_TYPES: Final[tuple[str, ...]] = get_args(ItemAnswerType)
 COORDINATE_TYPES: Final = ("box", "boxes", "point")
-"""Answer types with coordinates."""
 _REQUIRED_COLUMNS: Final = ("id", "answer", "answer_type")
 _MAX_OPTIONS: Final = 26
 _MAX_DECIMALS: Final = 12
@@ -51,6 +50,11 @@ class Item:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that the benchmark's own rule needs."""
 
+    @property
+    def accepted_answers(self) -> list[Any]:
+        """Every correct answer, for items that accept several."""
+        return self.answer if isinstance(self.answer, list) else [self.answer]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResponse:
@@ -78,10 +82,7 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
     Raises:
         ValueError: a column is missing or holds an impossible value.
     """
-    absent = []
-    for column in _REQUIRED_COLUMNS:
-        if column not in row:
-            absent.append(column)
+    absent = [column for column in _REQUIRED_COLUMNS if column not in row]
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}")
     answer_type = row["answer_type"]
@@ -287,10 +288,7 @@ def missing_ids(items: Mapping[str, Item], responses: Iterable[ItemResponse]) ->
 
 
 def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
-    absent = []
-    for column in ("pid", "response"):
-        if column not in row:
-            absent.append(column)
+    absent = [column for column in ("pid", "response") if column not in row]
     if absent:
         raise ValueError(f"has no column {', '.join(map(repr, absent))}; a response is {{'pid': .., 'response': ..}}")
     text, response_index, num_tokens = row["response"], row.get("sample", 0), row.get("tokens")

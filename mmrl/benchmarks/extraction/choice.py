@@ -87,14 +87,15 @@ def leading_option(text: str, options: AnswerOptions) -> ChosenOption | None:
         if yes_no:
             option_index = options.yes_no_indices[yes_no[1].lower() == "no"]
             return ChosenOption(option_index, "yes_no_first", yes_no.start(1), yes_no.end(1))
+    start = len(text) - len(text.lstrip())
     label = letters.leading_label(text)
     labelled = options.index_of_letter(label[0]) if label else None
     if label is None or labelled is None:
         whole = _exact_option(text.strip(), options) if len(text) < HEAD_CHARS else None
-        return whole and ChosenOption(whole.option_index, "whole_text", *_stripped_bounds(text))
+        return whole and ChosenOption(whole.option_index, "whole_text", start, len(text.rstrip()))
     if is_listing or letters.second_letter(text, *label):
         return None
-    start, end = len(text) - len(text.lstrip()), label[1]
+    end = label[1]
     rest = text[end : sentence_end(text, end)].strip(" \t\r\n:.)-,]")
     spelled = options.index_of_text(rest) if rest else None
     if spelled is not None and spelled != labelled:
@@ -123,7 +124,11 @@ def implied_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
         found = _option_in_sentence(text, sentence, labels, options, question)
         if found is not None:
             return found
-    return _option_by_concluding_number(text, options, question)
+    number = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
+    option_index = options.index_of_number(number.number) if number and number.number is not None else None
+    if number is None or option_index is None:
+        return None
+    return ChosenOption(option_index, "concluding_number", number.start, number.end)
 
 
 def _option_called_correct(text: str, options: AnswerOptions) -> ChosenOption | None:
@@ -185,16 +190,6 @@ def _option_in_sentence(
     return ChosenOption(option_index, "distinctive_words", sentence.start, sentence.end)
 
 
-def _option_by_concluding_number(text: str, options: AnswerOptions, question: str) -> ChosenOption | None:
-    found = open_answer.concluding_number(text, question, open_answer.numbers_in_question(question))
-    if found is None or found.number is None:
-        return None
-    option_index = options.index_of_number(found.number)
-    if option_index is None:
-        return None
-    return ChosenOption(option_index, "concluding_number", found.start, found.end)
-
-
 def _option_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
     """Return the option that the words from a position on name."""
     label = letters.label_at(text, position, options)
@@ -253,9 +248,11 @@ def _yes_no_option(text: str, options: AnswerOptions, question: str) -> ChosenOp
     is_opposite = bool(phrases.NEGATION.search(statement)) ^ bool(phrases.NEGATION.search(question))
     is_opposite ^= bool(phrases.DECLARED_FALSE.search(statement)) and not _TRUTH_WORD.search(question)
     for word, opposite in phrases.OPPOSITES:
-        is_opposite ^= _has_opposite(question, statement, word, opposite) or _has_opposite(
-            question, statement, opposite, word
-        )
+        in_question = bool(word.search(question)), bool(opposite.search(question))
+        # The question has one of the two words alone, and the statement only the other.
+        if in_question[0] != in_question[1]:
+            in_statement = bool(word.search(statement)), bool(opposite.search(statement))
+            is_opposite ^= in_statement == in_question[::-1]
     option_index = no_index if is_opposite else yes_index
     return ChosenOption(option_index, "yes_no_statement", sentence.start, sentence.end)
 
@@ -276,14 +273,3 @@ def _sentence_answering(text: str, question: str) -> CharSpan | None:
         if share >= _MIN_SHARED_WORDS and phrases.is_conclusion(text, *sentence):
             return sentence
     return sentences[shares.index(max(shares))]
-
-
-def _has_opposite(question: str, statement: str, word: re.Pattern[str], opposite: re.Pattern[str]) -> bool:
-    """Return True when the question has only the word, and the statement only its opposite."""
-    if not (word.search(question) and opposite.search(statement)):
-        return False
-    return not (opposite.search(question) or word.search(statement))
-
-
-def _stripped_bounds(text: str) -> tuple[int, int]:
-    return len(text) - len(text.lstrip()), len(text.rstrip())

@@ -7,11 +7,13 @@ all the same.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
-from mmrl.benchmarks.extraction.coordinates import find_boxes, find_points, parse_labelled_boxes
+from mmrl.benchmarks.extraction.coordinates import BOX_PATTERN, POINT_PATTERN, find_coordinates
 from mmrl.benchmarks.extraction.letters import ChosenOption
 from mmrl.benchmarks.extraction.numbers import find_numbers
 from mmrl.benchmarks.extraction.options import prepare_options
@@ -24,15 +26,16 @@ from mmrl.benchmarks.extraction.text import (
     sentence_end,
     to_plain_text,
 )
-from mmrl.types import Region
+from mmrl.types import AnswerType, Region
 
 NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
+_BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
+# Characters of the longest answer in tags that is no explanation.
 _MAX_TERSE_CHARS: Final = 100
-"""Characters of the longest answer in tags that is no explanation."""
+# Spaces in a number with its unit and a word such as "about".
 _MAX_NUMBER_WORDS: Final = 5
-"""Spaces in a number with its unit and a word such as "about"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +81,22 @@ def extract(response: str, query: ExtractionQuery) -> Extraction:
     text_with_emphasis = response[start : answer.end]
     text = to_plain_text(text_with_emphasis)
     span = _tagged_response_span(text, query.expected_type) or CharSpan(0, len(text))
-    extraction = _extract_by_type(text[slice(*span)], text_with_emphasis[slice(*span)], query)
-    return _shift(extraction, start + span.start)
-
-
-def _extract_by_type(text: str, text_with_emphasis: str, query: ExtractionQuery) -> Extraction:
+    text, text_with_emphasis = text[slice(*span)], text_with_emphasis[slice(*span)]
     match query.expected_type:
         case "choice":
-            return _extract_choice(text, query)
+            extraction = _extract_choice(text, query)
         case "number":
-            return _extract_number(text, text_with_emphasis, query)
+            extraction = _extract_number(text, text_with_emphasis, query)
         case "list":
-            found = open_answer.last_list(text)
-            return Extraction(found.value, found.rule, found.start, found.end) if found else _no_answer(text)
+            lists = list(_BRACKETED_LIST.finditer(text))
+            extraction = Extraction(lists[-1][0], "last_list", *lists[-1].span()) if lists else _no_answer(text)
         case "text":
-            return _extract_text(text)
+            extraction = _extract_text(text)
         case "boxes":
-            return _extract_boxes(text)
+            extraction = _extract_boxes(text)
         case "box" | "point":
-            return _extract_coordinates(text, query.expected_type)
+            extraction = _extract_coordinates(text, query.expected_type)
+    return _shift(extraction, start + span.start)
 
 
 def _extract_choice(text: str, query: ExtractionQuery) -> Extraction:
@@ -170,11 +170,14 @@ def _extract_span(text: str, span: CharSpan, rule: str) -> Extraction:
 
 
 def _extract_boxes(text: str) -> Extraction:
+    """Return the boxes of a JSON list with labels, in a code fence or not."""
     span = last_answer_tag_span(text) or CharSpan(0, len(text))
-    regions = parse_labelled_boxes(text[slice(*span)])
-    if regions is None:
+    inner = text[slice(*span)]
+    try:
+        regions = parse_answer_value(AnswerType.BOXES, inner[inner.find("[") : inner.rfind("]") + 1])
+    except ValueError:
         return _no_answer(text)
-    return Extraction(text[slice(*span)].strip(), "json_boxes", *span, regions=regions)
+    return Extraction(inner.strip(), "json_boxes", *span, regions=regions)
 
 
 def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> Extraction:
@@ -188,9 +191,9 @@ def _extract_coordinates(text: str, expected_type: Literal["box", "point"]) -> E
         if span is None:
             continue
         inner = text[slice(*span)]
-        found = list(find_boxes(inner))
+        found = list(find_coordinates(BOX_PATTERN, inner))
         if not found and expected_type == "point":
-            found = list(find_points(inner))
+            found = list(find_coordinates(POINT_PATTERN, inner))
         if found:
             values, place = found[-1]
             if expected_type == "point" and len(values) == 4:

@@ -156,10 +156,15 @@ def listed_letters(text: str) -> set[str]:
 
 def blank_out_listing(text: str, options: AnswerOptions) -> str:
     """Return a text of the same length without its list of options, on lines or in a row."""
-    if len(listed_letters(text)) < 2:
-        return _blank_out_row(text, options)
-    lines = text.splitlines(keepends=True)
-    return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
+    if len(listed_letters(text)) >= 2:
+        lines = text.splitlines(keepends=True)
+        return "".join(" " * len(line) if _LEADING_LABEL.match(line) else line for line in lines)
+    # A row is "A) text", "B) text", ...; it counts only if it has every option.
+    row = [f"{letter}) {option}" for letter, option in zip(options.letters, options.texts, strict=True)]
+    if all(entry in text for entry in row):
+        for entry in row:
+            text = text.replace(entry, " " * len(entry), 1)
+    return text
 
 
 def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOption | None:
@@ -174,15 +179,3 @@ def _bare_label_at(text: str, position: int, options: AnswerOptions) -> ChosenOp
     rest = match[2].strip(" .\"'")
     is_label = options.index_of_text(rest) == option_index or (match[1] != "A" and not rest[:1].islower())
     return ChosenOption(option_index, "announced_letter", *match.span(1)) if is_label else None
-
-
-def _blank_out_row(text: str, options: AnswerOptions) -> str:
-    """Blank out the first "A) text", "B) text", ..., if a text has them for every option."""
-    listed = []
-    for letter, option in zip(options.letters, options.texts, strict=True):
-        listed.append(f"{letter}) {option}")
-    if not all(entry in text for entry in listed):
-        return text
-    for entry in listed:
-        text = text.replace(entry, " " * len(entry), 1)
-    return text

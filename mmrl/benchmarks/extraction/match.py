@@ -22,8 +22,8 @@ _UNIT_TEXT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]
 _IOU_THRESHOLD: Final = 0.5
 _RELATIVE_TOLERANCE: Final = 1e-9
 _DEFAULT_FORMULA_DECIMALS: Final = 6
+# Characters behind a number in which its unit is looked for.
 _UNIT_WINDOW: Final = 40
-"""Characters behind a number in which its unit is looked for."""
 _SINGLE_NUMBER: Final = re.compile(r"[\s$]*-?(?:0|[1-9][\d,]*)?(?:\.\d+)?\s*(?:\\?%|°|\^\\circ|[A-Za-z]{1,9})?[\s$]*")
 
 
@@ -37,7 +37,8 @@ def is_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bo
         case "integer" | "float" | "count":
             correct = _is_number_correct(item, response, extraction)
         case "list":
-            correct = _is_list_correct(item, extraction)
+            reference = [number.value for entry in item.accepted_answers for number in find_numbers(str(entry))]
+            correct = [number.value for number in find_numbers(extraction.value)] == reference
         case "text":
             correct = _is_text_correct(item, response, extraction)
         case "box":
@@ -138,17 +139,10 @@ def _parse_unit(text: str) -> Unit | None:
     return UNITS.get(name) or UNITS.get(name.removesuffix("s"))
 
 
-def _is_list_correct(item: Item, extraction: Extraction) -> bool:
-    entries = item.answer if isinstance(item.answer, list) else [item.answer]
-    reference = [number.value for entry in entries for number in find_numbers(str(entry))]
-    return [number.value for number in find_numbers(extraction.value or "")] == reference
-
-
 def _is_text_correct(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
     if isinstance(item.answer, Mapping):
         predicted = select_fields(extraction.value or "", [*item.answer])
         return all(texts_equal(str(predicted[name]), str(value)) for name, value in item.answer.items())
     if extraction.number is not None:
         return _is_number_correct(item, response, extraction)
-    answers = item.answer if isinstance(item.answer, list) else [item.answer]
-    return any(texts_equal(extraction.value or "", str(answer)) for answer in answers)
+    return any(texts_equal(extraction.value or "", str(answer)) for answer in item.accepted_answers)

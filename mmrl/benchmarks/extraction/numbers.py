@@ -84,14 +84,19 @@ def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[
     """
     stop = len(text) if end is None else end
     # LaTeX fractions come first, since their parts must not count as numbers of their own.
-    fractions = list(_find_fractions(text, start, stop)) if "frac" in text else []
+    fractions = []
+    if "frac" in text:
+        for match in _FRACTION.finditer(text, start, stop):
+            if float(match["below"]):
+                value = float(match["over"]) / float(match["below"])
+                fractions.append(Number(-value if match["sign"] else value, match.start(), match.end()))
     numbers = list(fractions)
     for match in _NUMBER.finditer(text, start, stop):
-        value = _parse_value(match)
-        if value is None or _NON_NUMBER_SUFFIX.match(text, match.end()) or _is_label(text, match):
+        number = _parse_value(match)
+        if number is None or _NON_NUMBER_SUFFIX.match(text, match.end()) or _is_label(text, match):
             continue
         if not any(fraction.start <= match.start() < fraction.end for fraction in fractions[:8]):
-            numbers.append(Number(value, match.start(), match.end()))
+            numbers.append(Number(number, match.start(), match.end()))
     yield from sorted(numbers, key=lambda number: number.start) if fractions else numbers
 
 
@@ -103,7 +108,8 @@ def find_number_words(text: str, start: int = 0, end: int | None = None) -> Iter
     stop = len(text) if end is None else end
     for match in _NUMBER_WORD.finditer(text, start, stop):
         word = match[0].lower()
-        if word == "one" and _is_pronoun(text, match):
+        window = max(0, match.start() - _PRONOUN_WINDOW), match.start()
+        if word == "one" and (_NOT_COUNT_AFTER.match(text, match.end()) or _PRONOUN_BEFORE.search(text, *window)):
             continue
         value = sum(_WORD_VALUES[part] for part in re.split("[- ]", word))
         scale = _SCALE_WORD.match(text, match.end())
@@ -117,14 +123,6 @@ def parse_single_number(text: str) -> float | None:
     """Return the one number of a short text, with or without a unit; None for none, or for several."""
     numbers = list(find_numbers(text)) if len(text) <= _MAX_SINGLE_CHARS else []
     return numbers[0].value if len(numbers) == 1 else None
-
-
-def _find_fractions(text: str, start: int, stop: int) -> Iterator[Number]:
-    for match in _FRACTION.finditer(text, start, stop):
-        denominator = float(match["below"])
-        if denominator:
-            value = float(match["over"]) / denominator
-            yield Number(-value if match["sign"] else value, match.start(), match.end())
 
 
 def _parse_value(match: re.Match[str]) -> float | None:
@@ -156,9 +154,3 @@ def _is_label(text: str, match: re.Match[str]) -> bool:
         and match["digits"].isdigit()
         and len(match["digits"]) < 3
     )
-
-
-def _is_pronoun(text: str, match: re.Match[str]) -> bool:
-    if _NOT_COUNT_AFTER.match(text, match.end()):
-        return True
-    return _PRONOUN_BEFORE.search(text, max(0, match.start() - _PRONOUN_WINDOW), match.start()) is not None

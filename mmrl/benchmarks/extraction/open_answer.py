@@ -41,7 +41,6 @@ _AFTER_LEADING_NUMBER: Final = re.compile(
 """Text behind a number that is given first and then explained: a unit, and the end of the line or "Because"."""
 _NUMBER_START_CHARS: Final = "+-.\\S\u20ac\u00a3\u00a5"
 """Characters besides digits that a number may begin with: signs, fractions, currencies."""
-_BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
 _BOLD_TEXT: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
 _MAX_LONE_CHARS: Final = 60
@@ -77,7 +76,8 @@ def number_in_span(text: str, span: CharSpan, rule: str) -> OpenAnswer | None:
     number = _stated_number(inner, CharSpan(0, len(inner)), frozenset())
     if number is None:
         return None
-    return _to_open_answer(text, _shift(number, span.start), rule)
+    number = number._replace(start=number.start + span.start, end=number.end + span.start)
+    return _to_open_answer(text, number, rule)
 
 
 @lru_cache(maxsize=4096)  # many responses answer one question
@@ -184,12 +184,6 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     return _to_open_answer(text, best[1], "concluding_number")
 
 
-def last_list(text: str) -> OpenAnswer | None:
-    """Return the last list in brackets."""
-    matches = list(_BRACKETED_LIST.finditer(text))
-    return OpenAnswer(matches[-1][0], "last_list", *matches[-1].span()) if matches else None
-
-
 def _last_equation_value(text: str) -> float | None:
     """Return the first number behind the last = of a text."""
     equals = text.rfind("=")
@@ -265,10 +259,6 @@ def _leaves_open(text: str, span: CharSpan, numbers: Sequence[Number], *, single
 def _is_negated(text: str, number: Number) -> bool:
     """Return True for a number behind "not"."""
     return _NEGATED_BEFORE.search(text, max(0, number.start - 5), number.start) is not None
-
-
-def _shift(number: Number, offset: int) -> Number:
-    return number._replace(start=number.start + offset, end=number.end + offset)
 
 
 def _to_open_answer(text: str, number: Number, rule: str) -> OpenAnswer:

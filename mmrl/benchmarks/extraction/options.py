@@ -70,6 +70,9 @@ class AnswerOptions:
         self.letters = tuple(ascii_uppercase[: len(self.texts)])
         self._normalized_texts = tuple(map(normalize_option, self.texts))
         self._numbers = tuple(map(parse_single_number, self.texts))
+        self.all_numeric = None not in self._numbers
+        # One option may be that there is no telling; a refusal is then an answer.
+        self.has_refusal_option = any(map(phrases.find_refusal, self.texts))
 
     def index_of_letter(self, letter: str) -> int | None:
         """Return the index of a letter of either case; None for a letter beyond the last option."""
@@ -121,19 +124,12 @@ class AnswerOptions:
         if self._pattern is None:
             return
         for match in self._pattern.finditer(text, start, end):
-            index = self._index_of_mention(match[0])
-            if index is not None:
-                yield OptionMention(index, match.start(), match.end())
-
-    @cached_property
-    def has_refusal_option(self) -> bool:
-        """True when one option is that there is no telling."""
-        return any(map(phrases.find_refusal, self.texts))
-
-    @cached_property
-    def all_numeric(self) -> bool:
-        """True when every option is one number."""
-        return all(number is not None for number in self._numbers)
+            # A mention may be in the singular or plural of the option.
+            for form in (match[0], f"{match[0]}s", match[0].removesuffix("s"), match[0].removesuffix("es")):
+                index = self.index_of_text(form)
+                if index is not None:
+                    yield OptionMention(index, match.start(), match.end())
+                    break
 
     @cached_property
     def yes_no_indices(self) -> tuple[int, int] | None:
@@ -159,14 +155,6 @@ class AnswerOptions:
         texts = sorted({text.strip() for text in self.texts if text.strip()}, key=len, reverse=True)
         return re.compile("|".join(map(_whole_word_pattern, texts)), re.IGNORECASE) if texts else None
 
-    def _index_of_mention(self, mention: str) -> int | None:
-        """Return the option of a mention in singular or plural."""
-        for form in (mention, f"{mention}s", mention.removesuffix("s"), mention.removesuffix("es")):
-            index = self.index_of_text(form)
-            if index is not None:
-                return index
-        return None
-
 
 @lru_cache(maxsize=4096)  # many responses answer one question
 def prepare_options(texts: tuple[str, ...]) -> AnswerOptions:
@@ -184,9 +172,9 @@ def normalize_option(text: str) -> str:
     # Plain searches first: most texts need none of the substitutions.
     if "\\" in text:
         text = _LATEX_COMMAND.sub(_replace_latex_command, text)
-        text = _LATEX_FRACTION.sub(_write_fraction, text)
+        text = _LATEX_FRACTION.sub(r"\1/\2", text)
     if "√" in text or "sqrt" in text:
-        text = _SQUARE_ROOT.sub(_write_square_root, text)
+        text = _SQUARE_ROOT.sub(r"√\1\2\3", text)
     if "°" in text or "^o" in text or "degree" in text:
         text = _DEGREES.sub("°", text).replace("^°", "°")
     return _IGNORED_CHARS.sub("", _ARTICLE.sub("", text.strip()))
@@ -200,14 +188,6 @@ def word_stems(text: str) -> frozenset[str]:
 
 def _replace_latex_command(match: re.Match[str]) -> str:
     return _LATEX_REPLACEMENTS.get(match[0], "")
-
-
-def _write_fraction(match: re.Match[str]) -> str:
-    return f"{match[1].strip()}/{match[2].strip()}"
-
-
-def _write_square_root(match: re.Match[str]) -> str:
-    return f"√{match[1] or match[2] or match[3]}"
 
 
 def _whole_word_pattern(text: str) -> str:

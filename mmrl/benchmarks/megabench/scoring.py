@@ -42,11 +42,16 @@ def score_megabench(item: Item, response: ItemResponse, extraction: Extraction) 
                 f"{', '.join(FIELD_METRICS)}"
             )
     predicted = _predicted_fields(item, response, extraction)
-    scores = {
-        field: FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
-        for field, name in metrics.items()
-    }
-    return _aggregate(scores, item.meta.get("aggregation") or {})
+    scores = {}
+    for field, name in metrics.items():
+        scores[field] = FIELD_METRICS[name](predicted[field], _reference_value(item, field, name))
+    aggregation = item.meta.get("aggregation") or {}
+    if aggregation.get("function") == "min":
+        return min(scores.values())
+    field_weights = aggregation.get("field_weights") or {}
+    weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
+    total = sum(weights.values())
+    return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0
 
 
 def is_correct_megabench(item: Item, response: ItemResponse, extraction: Extraction) -> bool:
@@ -123,12 +128,3 @@ def _reference_value(item: Item, field: str, metric: str) -> Any:  # noqa: ANN40
     if metric in CONTEXT_METRICS and context:
         return context
     return item.answer[field] if isinstance(item.answer, Mapping) else item.answer
-
-
-def _aggregate(scores: Mapping[str, float], aggregation: Mapping[str, Any]) -> float:
-    if aggregation.get("function") == "min":
-        return min(scores.values())
-    field_weights = aggregation.get("field_weights") or {}
-    weights = {field: float(field_weights.get(field, 1.0)) for field in scores}
-    total = sum(weights.values())
-    return sum(scores[field] * weight for field, weight in weights.items()) / total if total else 0.0

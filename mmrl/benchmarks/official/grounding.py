@@ -26,8 +26,8 @@ from mmrl_rewards.geometry import COCO_THRESHOLDS
 _INTEGER_BOX: Final = re.compile(r"\[(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9})\]")
 _IOU_THRESHOLD: Final = 0.5
 _RECALL_POINTS: Final = np.linspace(0.0, 1.0, 101)
+# Boxes of one label in one image that count, the most confident first; COCO's maxDets.
 _MAX_BOXES: Final = 100
-"""Boxes of one label in one image that count, the most confident first; COCO's maxDets."""
 
 
 class RankedBoxes(NamedTuple):
@@ -56,12 +56,13 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
 
 
 def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the IoU as VLM-R1 computes it, whose intersection counts its last pixel and whose areas do not.
+    """Return the IoU as VLM-R1 computes it.
 
     Args:
         a: x1, y1, x2, y2 in pixels.
         b: the same.
     """
+    # As published, the intersection counts its last pixel and the areas do not.
     width = min(a[2] - 1, b[2] - 1) - max(a[0], b[0])
     height = min(a[3] - 1, b[3] - 1) - max(a[1], b[1])
     intersection = (width + 1) * (height + 1) if width > 0 and height > 0 else 0.0
@@ -70,9 +71,10 @@ def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction) -> float:
-    """Score as ScreenSpot: the point lies in the box. An unreadable answer counts as the top left corner."""
+    """Score as ScreenSpot: the point lies in the box."""
     if extraction.regions:
         return float(is_point_in_box(item, response, extraction))
+    # In the published code an unreadable answer is the point (0, 0), the top left corner.
     x1, y1, _, _ = item.answer
     return float(x1 <= 0 and y1 <= 0)
 
@@ -80,9 +82,7 @@ def score_screenspot(item: Item, response: ItemResponse, extraction: Extraction)
 def average_precision(results: Sequence[tuple[Item, ItemResponse, Extraction]]) -> float:
     """Return COCO's AP: the mean over labels and ten IoU thresholds of precision interpolated at 101 recalls."""
     labels = sorted({region.label for item, _, _ in results for region in item.answer})
-    values = []
-    for label in labels:
-        values.append(_label_average_precision(_rank_boxes(results, label)))
+    values = [_label_average_precision(_rank_boxes(results, label)) for label in labels]
     return float(np.mean(values)) if values else 0.0
 
 
