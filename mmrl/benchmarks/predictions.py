@@ -113,6 +113,7 @@ def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Predic
         UserError: a row cannot be read.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    # A kill in the middle of a write leaves a line without its end.
     has_torn_line = bool(lines) and not lines[-1].endswith(b"\n")
     num_whole = len(lines) - has_torn_line
     num_kept = 0
@@ -122,11 +123,10 @@ def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Predic
         num_kept += size
     if num_kept < len(lines):
         os.truncate(path, sum(map(len, lines[:num_kept])))
-    return [_parse_line(path, number, line) for number, line in enumerate(lines[:num_kept], 1)]
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> Prediction:
-    try:
-        return parse_prediction(json.loads(line))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error
+    predictions = []
+    for number, line in enumerate(lines[:num_kept], 1):
+        try:
+            predictions.append(parse_prediction(json.loads(line)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}:{number}: no prediction of mmrl ({error}); choose another --out") from error
+    return predictions

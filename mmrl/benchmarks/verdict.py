@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from mmrl.types import UserError
-from mmrl.utils.files import json_line
 
 SCORER_VERSION: Final = "2"
 """Version of the extraction and scoring rules; increase it whenever any verdict may change."""
 MISSING_RULE: Final = "missing"
 """Rule named by the verdict on an item without a response."""
+# Characters of answers and texts that a row of verdicts.jsonl repeats.
 _EXCERPT_CHARS: Final = 120
-"""Characters of answers and texts that a row of verdicts.jsonl repeats."""
 
 
 class ResponseOutcome(StrEnum):
@@ -138,20 +137,6 @@ def read_verdicts(path: Path) -> list[Verdict]:
     return verdicts
 
 
-def verdict_lines(verdicts: Iterable[Verdict], responses: Mapping[tuple[str, int], str]) -> str:
-    """Return the text of verdicts.jsonl.
-
-    Args:
-        verdicts: one for each line.
-        responses: texts by item id and response index.
-    """
-    lines = []
-    for verdict in verdicts:
-        text = responses.get((verdict.id, verdict.response_index), "")
-        lines.append(json_line(verdict.to_row(text)))
-    return "".join(lines)
-
-
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of every line of a .jsonl or .jsonl.gz file; blank lines are skipped.
 
@@ -162,17 +147,14 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _parse_row(path, number, line)
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(f"{path}:{number}: not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
+                yield number, row
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}; give a JSONL file, gzipped if it ends in .gz") from error
-
-
-def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}:{number}: not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: one JSON object per line is expected, got {line.strip()[:60]!r}")
-    return row

@@ -9,25 +9,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from mmrl.benchmarks.compare import changed_verdicts
 from mmrl.benchmarks.llm_judge import add_judge_verdicts
 from mmrl.benchmarks.predictions import Prediction
+from mmrl.benchmarks.readers.questions import read_questions
 from mmrl.benchmarks.registry import get_benchmark
-from mmrl.benchmarks.report.report import ScoredRun
-from mmrl.benchmarks.score_responses import changed_verdicts, write_report
+from mmrl.benchmarks.report import ScoredRun, write_report
 from mmrl.benchmarks.verdict import Verdict, read_verdicts
 from mmrl.checkpoint.hf_export import RUN_CONFIG_FILE
 from mmrl.config import EvalConfig, load_eval_config
-from mmrl.config.schema.eval_command import LlmJudgeConfig
 from mmrl.data.context import benchmark_folders, make_media_policy
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.evaluation.model_source import LoadedModel, ModelSource, find_model_source, load_model
-from mmrl.evaluation.provenance import describe_generation, evaluation_identity
 from mmrl.evaluation.question_set import (
     RUN_DATA_PREFIX,
     QuestionSet,
     benchmark_question_set,
     hide_media,
-    read_benchmark_files,
     run_question_set,
 )
 from mmrl.evaluation.session import (
@@ -36,6 +34,8 @@ from mmrl.evaluation.session import (
     EvalSession,
     build_eval_pipeline,
     check_missing,
+    describe_generation,
+    evaluation_identity,
     find_unusable_questions,
     make_batches,
     run_session,
@@ -223,10 +223,10 @@ class _EvalCommand:
             predictions=predictions,
         )
         run = self._question_set.grader.grade_run(predictions, generation)
-        return self._add_judge_verdicts(run, self._eval_config.judge) if self._eval_config.judge else run
-
-    def _add_judge_verdicts(self, run: ScoredRun, options: LlmJudgeConfig) -> ScoredRun:
-        """Return the run with a judge's verdicts. Its replies are kept, so that grading again asks nothing twice."""
+        options = self._eval_config.judge
+        if options is None:
+            return run
+        # The judge's replies are kept, so that grading again asks nothing twice.
         service = JudgeService(
             **options.model_dump(exclude={"max_concurrency"}), cache=str(self._eval_dir.path / "judge")
         )
@@ -267,7 +267,7 @@ def _make_benchmark_question_set(request: EvalRequest, eval_config: EvalConfig) 
         work_dir=request.out_dir.absolute(), base_dir=Path.cwd(), seed=eval_config.run.seed, media_policy=media_policy
     )
     try:
-        questions = read_benchmark_files(
+        questions = read_questions(
             benchmark,
             request.data_files,
             dataset_context,

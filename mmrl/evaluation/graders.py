@@ -8,11 +8,10 @@ from typing import Any, Final, Protocol
 
 from mmrl.answer import ResponseFormat
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.grading import grade_response, missing_verdict
+from mmrl.benchmarks.grading import grade_response, missing_verdict, score_responses
 from mmrl.benchmarks.items import Item, missing_ids
 from mmrl.benchmarks.predictions import Prediction
-from mmrl.benchmarks.report.report import ScoredRun
-from mmrl.benchmarks.score_responses import score_responses
+from mmrl.benchmarks.report import ScoredRun
 from mmrl.benchmarks.verdict import ResponseOutcome, Verdict
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.types import FinishReason, Group, Response, RewardValue, Rollout, Sample, Score
@@ -90,9 +89,7 @@ class RewardGrader:
     def grade_run(self, predictions: Sequence[Prediction], generation_settings: Mapping[str, Any]) -> ScoredRun:
         """Return verdicts on all predictions, and the mean reward of each task as training reports it."""
         verdicts = self.grade(predictions)
-        responses = []
-        for prediction in predictions:
-            responses.append(prediction.to_item_response())
+        responses = [prediction.to_item_response() for prediction in predictions]
         absent = missing_ids(self.items, responses)
         rewards: dict[str, list[float]] = {}
         for verdict in verdicts:
@@ -129,11 +126,19 @@ class RewardGrader:
         answer_text = response.answer.text or ""
         start = max(0, prediction.text.rfind(answer_text)) if answer_text else 0
         item = self.items[prediction.id]
+        if correct:
+            outcome = ResponseOutcome.CORRECT
+        elif response.answer.value is not None:
+            outcome = ResponseOutcome.INCORRECT
+        elif prediction.finish_reason is FinishReason.LENGTH:
+            outcome = ResponseOutcome.TRUNCATED
+        else:
+            outcome = ResponseOutcome.NO_ANSWER
         return Verdict(
             id=prediction.id,
             response_index=prediction.response_index,
             cluster=item.cluster,
-            outcome=_reward_outcome(prediction, response, correct=correct),
+            outcome=outcome,
             rule="reward",
             start=start,
             end=start + len(answer_text),
@@ -199,16 +204,6 @@ def make_prediction(item_id: str, rollout: Rollout, first_response: str | None =
         coordinate_system=rollout.prompt.coordinate_system,
         resize_maps=rollout.prompt.resize_maps,
     )
-
-
-def _reward_outcome(prediction: Prediction, response: Response, *, correct: bool) -> ResponseOutcome:
-    if correct:
-        return ResponseOutcome.CORRECT
-    if response.answer.value is not None:
-        return ResponseOutcome.INCORRECT
-    if prediction.finish_reason is FinishReason.LENGTH:
-        return ResponseOutcome.TRUNCATED
-    return ResponseOutcome.NO_ANSWER
 
 
 def _with_image_size(item: Item, prediction: Prediction) -> Item:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,15 +24,11 @@ from mmrl.rollout.factory import prompt_limit
 from mmrl.types import MediaPolicy, UserError
 from mmrl.utils.torch_threads import set_thread_count
 
+# Files that decide what a model answers; its revision is a hash of them.
 _MODEL_FILES: Final = (
-    "*.safetensors",
-    "*.bin",
-    "config.json",
-    "preprocessor_config.json",
-    "chat_template*",
-    "tokenizer*",
+    *("*.safetensors", "*.bin", "config.json"),
+    *("preprocessor_config.json", "chat_template*", "tokenizer*"),
 )
-"""Files that decide what a model answers; its revision is a hash of them."""
 _IMAGE_CACHE_BYTES: Final = 256 * 2**20
 _INHERITED_SECTIONS: Final = ("model", "response_format", "rollout", "evaluation")
 
@@ -77,7 +73,11 @@ class ModelSource:
             # A name on the hub has no files here to hash.
             digest.update(base_model.encode())
         for folder in folders:
-            for file in _list_model_files(folder):
+            files: set[Path] = set()
+            for pattern in _MODEL_FILES:
+                files.update(folder.glob(pattern))
+            # Sorted, since the order in which a folder lists its files is the file system's.
+            for file in sorted(files):
                 with file.open("rb") as content:
                     digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
         return digest.hexdigest()
@@ -177,16 +177,3 @@ def load_model(model_source: ModelSource, eval_config: EvalConfig, media_policy:
     processor = QwenProcessor(build_encoder(eval_config, loaded, media_cache, max_prompt_tokens))
     banned = banned_ids(processor.tokenizer, policy.model.get_input_embeddings().num_embeddings, loaded.family)
     return LoadedModel(processor=processor, policy=policy, adapter=adapter, banned_token_ids=banned)
-
-
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line `name: old -> new` for each setting that differs."""
-    names = dict.fromkeys((*before, *now))
-    return [f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names if before.get(name) != now.get(name)]
-
-
-def _list_model_files(folder: Path) -> list[Path]:
-    files: set[Path] = set()
-    for pattern in _MODEL_FILES:
-        files.update(folder.glob(pattern))
-    return sorted(files)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrl.benchmarks.benchmark import Benchmark
-from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples, read_questions
+from mmrl.benchmarks.readers.questions import BenchmarkQuestions, questions_from_samples
 from mmrl.config import Config, EvalConfig
 from mmrl.data.context import make_dataset_context
 from mmrl.data.load import read_source, separate_rejected, sources_by_split
@@ -18,7 +18,7 @@ from mmrl.policy.build import build_response_format
 from mmrl.ports import RewardScorer
 from mmrl.scoring import RewardFunctionScorer
 from mmrl.scoring.build import build_scorer
-from mmrl.types import CoordinateSystem, Corruption, DatasetContext, MediaPolicy, Sample, UserError
+from mmrl.types import Corruption, MediaPolicy, Sample, UserError
 
 RUN_DATA_PREFIX: Final = "run:"
 """Begins the name of a run's own data, such as `run:test`, where the command line expects a benchmark."""
@@ -50,39 +50,12 @@ class QuestionSet:
             self.reward_scorer.close()
 
 
-def read_benchmark_files(
-    benchmark: Benchmark,
-    paths: Sequence[str],
-    dataset_context: DatasetContext,
-    *,
-    split: str | None,
-    media_root: str | None,
-    coordinate_system: CoordinateSystem | None,
-) -> BenchmarkQuestions:
-    """Read the questions of a benchmark, from its usual split unless another is named.
-
-    Raises:
-        UserError: as `read_questions`.
-    """
-    return read_questions(
-        benchmark,
-        paths,
-        dataset_context,
-        split=split or benchmark.default_split,
-        media_root=media_root,
-        coordinate_system=coordinate_system,
-    )
-
-
 def benchmark_question_set(
     name: str, benchmark: Benchmark, questions: BenchmarkQuestions, media_policy: MediaPolicy
 ) -> QuestionSet:
     """Return questions that a benchmark's rules grade."""
     grader = RuleGrader(benchmark=benchmark, items=questions.items)
-    item_ids = {}
-    for question in questions.entries:
-        if question.sample:
-            item_ids[question.sample.id] = question.item.id
+    item_ids = {question.sample.id: question.item.id for question in questions.entries if question.sample}
     return QuestionSet(
         name=name,
         questions=questions,

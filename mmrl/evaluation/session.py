@@ -9,6 +9,7 @@ verdicts.jsonl, report.json, report.md      made from the predictions alone, so 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +21,12 @@ from typing import Any, Final
 
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_batches
 from mmrl.benchmarks.readers.questions import BenchmarkQuestions
-from mmrl.config import EvalConfig
+from mmrl.config import EvalConfig, flatten_settings
 from mmrl.distributed.ranks import Ranks, rank_slice
 from mmrl.evaluation.graders import Grader, make_prediction
-from mmrl.evaluation.model_source import describe_differences
 from mmrl.evaluation.question_set import QuestionSet
 from mmrl.log.console import Console
+from mmrl.policy.build import build_response_format
 from mmrl.policy.processor import QwenProcessor
 from mmrl.ports import RolloutPipeline
 from mmrl.rollout.factory import SamplerFactory, build_sampling_params
@@ -37,8 +38,7 @@ from mmrl.types import FinishReason, Sample, UserError
 from mmrl.utils.files import report_write_errors, write_atomically
 from mmrl.utils.seeds import derive_seed
 
-_MAX_LISTED: Final = 5
-"""Missing questions that a message names."""
+_MAX_LISTED: Final = 5  # missing questions that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,6 @@ class EvalDir:
         """Path of the responses."""
         return self.path / "predictions.jsonl"
 
-    @property
-    def report_file(self) -> Path:
-        """Path of the report. It is written last, so an evaluation that has one is finished."""
-        return self.path / "report.json"
-
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Make the folder this evaluation's.
 
@@ -74,7 +69,7 @@ class EvalDir:
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not self.settings_file.exists():
-            if self.predictions_file.exists() or self.report_file.exists():
+            if self.predictions_file.exists() or (self.path / "report.json").exists():
                 raise UserError(f"{self.path} holds results of another command; choose another --out")
             return None
         try:
@@ -83,9 +78,13 @@ class EvalDir:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.settings_file}: cannot be read ({error}); choose another --out") from error
         # Through JSON once, as the earlier settings have been: tuples become lists, enums text.
-        changed = describe_differences(earlier_settings, json.loads(json.dumps(settings)))
+        now = json.loads(json.dumps(settings))
+        changed = []
+        for name in dict.fromkeys((*earlier_settings, *now)):
+            if earlier_settings.get(name) != now.get(name):
+                changed.append(f"  {name}: {earlier_settings.get(name)!r} -> {now.get(name)!r}")
         if changed:
-            lines = "\n".join(f"  {line}" for line in changed)
+            lines = "\n".join(changed)
             raise UserError(
                 f"{self.path} holds another evaluation; these differ (there -> here):\n{lines}\n"
                 "set them back, or choose another --out"
@@ -95,14 +94,13 @@ class EvalDir:
     def claim_or_reset(self, settings: Mapping[str, Any], missing: Mapping[str, str]) -> None:
         """Make the folder this evaluation's, and delete another evaluation in it.
 
-        A training run that goes back to an earlier checkpoint comes to the same step with other weights.
-
         Raises:
             UserError: the folder cannot be written.
         """
         try:
             before = self.claim(settings)
         except UserError:
+            # A training run that goes back to an earlier checkpoint comes to the same step with other weights.
             shutil.rmtree(self.path, ignore_errors=True)
             before = self.claim(settings)
         if before is None:
@@ -165,6 +163,66 @@ class EvalSession:
     """Processes that share the questions."""
 
 
+def evaluation_identity(
+    benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
+) -> dict[str, Any]:
+    """Return everything that decides the responses, so that no folder mixes two evaluations.
+
+    Args:
+        benchmark: name of the benchmark.
+        revision: hash of the model's weights.
+        questions: what is asked.
+        eval_config: settings; the model's path and the judge are left out, which change no response.
+    """
+    settings = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
+    return {"benchmark": benchmark, "model": revision, "data": questions.digest(), **settings}
+
+
+def describe_generation(
+    model: str,
+    data_files: Sequence[str],
+    identity: Mapping[str, Any],
+    eval_config: EvalConfig,
+    *,
+    questions: BenchmarkQuestions,
+    predictions: Sequence[Prediction],
+) -> dict[str, Any]:
+    """Return the `generation` section of a report.
+
+    Args:
+        model: name of the model as the user gave it.
+        data_files: files of the benchmark as the user gave them.
+        identity: result of `evaluation_identity`.
+        eval_config: settings.
+        questions: what was asked.
+        predictions: all responses.
+    """
+    generation = eval_config.evaluation
+    # A prompt's own digest covers its text, images and positions.
+    prompts_digest = hashlib.sha256("".join(prediction.prompt_digest for prediction in predictions).encode())
+    return {
+        "model": model,
+        "revision": identity["model"],
+        "data": list(data_files),
+        "data_sha256": identity["data"],
+        "left_out": questions.num_unscorable,
+        "pixels": [eval_config.model.min_pixels, eval_config.model.max_pixels],
+        "dtype": eval_config.model.dtype,
+        "engine": eval_config.rollout.engine_name,
+        "temperature": generation.temperature,
+        "top_p": eval_config.top_p,
+        "top_k": eval_config.top_k,
+        "max_new_tokens": generation.max_new_tokens,
+        "stop": list(build_response_format(eval_config).all_stop_strings),
+        "responses_per_question": eval_config.responses_per_question,
+        "seed": eval_config.run.seed,
+        "response_format": eval_config.response_format.model_dump(mode="json"),
+        "rollout_steps": [step.model_dump(mode="json") for step in generation.rollout_steps],
+        "corruption": eval_config.corruption,
+        "prompts": prompts_digest.hexdigest(),
+    }
+
+
 def make_batches(
     questions: BenchmarkQuestions, missing: Mapping[str, str], *, batch_size: int, responses_per_question: int
 ) -> EvalBatches:
@@ -219,9 +277,7 @@ def check_missing(
         warn(f"{questions.num_unscorable} of {num_rows} rows are left out: no rule scores them")
     if not missing:
         return
-    lines = []
-    for id, reason in [*missing.items()][:_MAX_LISTED]:
-        lines.append(f"  {id}: {reason}")
+    lines = [f"  {id}: {reason}" for id, reason in [*missing.items()][:_MAX_LISTED]]
     if len(missing) > _MAX_LISTED:
         lines.append(f"  and {len(missing) - _MAX_LISTED} more")
     head = f"{len(missing)} of {num_questions} questions cannot be asked"
@@ -302,19 +358,15 @@ def _progress_metrics(predictions: Sequence[Prediction], num_correct: int) -> di
 def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
     """Return the responses to a batch. Collective: every rank answers its share and receives all of them."""
     own_share = batch[rank_slice(len(batch), session.ranks)]
-    shares = session.ranks.all_gather(_answer_share(own_share, session))
-    return [prediction for share in shares for prediction in share]
-
-
-def _answer_share(share: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:
-    if not share:
-        return []
-    samples = [sample for _, sample in share]
-    # Step 0 throughout: the seed of a response must not depend on how many batches came before.
-    batch = answer_samples(samples, session.processor, session.pipeline, step=0)
     predictions = []
-    for (item_id, _), group in zip(share, batch.groups, strict=True):
-        for rollout in group:
-            first_response = session.processor.first_response_text(rollout)
-            predictions.append(make_prediction(item_id, rollout, first_response))
-    return predictions
+    if own_share:
+        samples = [sample for _, sample in own_share]
+        # Step 0 throughout: the seed of a response must not depend on how many batches came before.
+        answered = answer_samples(samples, session.processor, session.pipeline, step=0)
+        for (item_id, _), group in zip(own_share, answered.groups, strict=True):
+            for rollout in group:
+                first_response = session.processor.first_response_text(rollout)
+                predictions.append(make_prediction(item_id, rollout, first_response))
+    # A rank without a share takes part all the same, or the others would wait for it.
+    shares = session.ranks.all_gather(predictions)
+    return [prediction for share in shares for prediction in share]

@@ -1,4 +1,7 @@
-"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k. Equal verdicts give equal bytes."""
+"""Report on a scored run: accuracies with intervals, outcomes, subsets, pass@k; as JSON and as a page for people.
+
+Equal verdicts give equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from mmrl.benchmarks.extraction.numbers import parse_single_number
 from mmrl.benchmarks.items import Item, ItemResponse
 from mmrl.benchmarks.verdict import MISSING_RULE, SCORER_VERSION, ResponseOutcome, Verdict
-from mmrl.utils.files import replace_nonfinite
+from mmrl.types import UserError
+from mmrl.utils.files import json_line, replace_nonfinite, report_write_errors, write_atomically
 from mmrl.utils.stats import cluster_bootstrap, maj_at_k, pass_at_k, wilson_interval
 
 _BOOTSTRAP_SEED: Final = 0
-_DECIMALS: Final = 4
-"""Decimals of every share in a report."""
+_DECIMALS: Final = 4  # of every share in a report
 
 _Column = Callable[[Verdict], float]
 _STRICT: Final[_Column] = attrgetter("strict")
@@ -92,9 +96,57 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
     return report
 
 
-def report_json(report: Mapping[str, Any]) -> str:
-    """Return the text of report.json."""
-    return json.dumps(replace_nonfinite(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+def write_report(run: ScoredRun, out_dir: Path, *, rescore: bool) -> dict[str, Any]:
+    """Write verdicts.jsonl, report.json and report.md, and return the report.
+
+    Args:
+        run: scored responses.
+        out_dir: folder of the files.
+        rescore: replace a report on other files.
+
+    Raises:
+        UserError: the folder holds a report on other files, or cannot be written.
+    """
+    report = build_report(run)
+    if not rescore:
+        _check_same_files(out_dir / "report.json", report)
+    texts = {(response.id, response.response_index): response.text for response in run.responses}
+    lines = []
+    for verdict in run.verdicts:
+        # Items without a response have a verdict, but no text.
+        lines.append(json_line(verdict.to_row(texts.get((verdict.id, verdict.response_index), ""))))
+    json_text = json.dumps(replace_nonfinite(report), indent=1, ensure_ascii=False, allow_nan=False)
+    with report_write_errors(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(out_dir / "verdicts.jsonl", "".join(lines))
+    write_atomically(out_dir / "report.json", json_text + "\n")
+    write_atomically(out_dir / "report.md", report_markdown(report))
+    return report
+
+
+def report_markdown(report: Mapping[str, Any]) -> str:
+    """Return the page. The console prints the part before its first `##`."""
+    lines = [f"# {report['benchmark']}", "", *_score_table(report), "", _summary_line(report), ""]
+    lines += _outcome_lines(report)
+    if report["samples"]:
+        rows = [(k, _percent(row["pass"]), _percent(row["maj"])) for k, row in report["samples"].items()]
+        lines += ["", *_markdown_table(("k", "pass@k", "maj@k"), rows)]
+    if report.get("rewards"):
+        rewards = [(task, f"{value:.4f}") for task, value in report["rewards"].items()]
+        lines += ["", *_markdown_table(("task", "mean reward"), rewards)]
+    for column, subsets in report["subsets"].items():
+        subset_rows = []
+        for value, row in subsets.items():
+            accuracies = _percent(row["strict"]), _percent(row["official"])
+            subset_rows.append((value, str(row["n"]), *accuracies, _interval(row)))
+        head = (column, "n", "strict", "official", "95 % of strict")
+        lines += ["", f"## {column}", "", *_markdown_table(head, subset_rows)]
+    rules = [(rule, str(row["n"]), _percent(row["strict"])) for rule, row in report["rules"].items()]
+    lines += ["", "## Rules", "", *_markdown_table(("found by", "responses", "strict"), rules)]
+    if report.get("generation"):
+        settings = [(name, _format_setting(value)) for name, value in report["generation"].items()]
+        lines += ["", "## Generation", "", *_markdown_table(("", "value"), settings)]
+    return "\n".join(lines) + "\n"
 
 
 def _judge_section(summary: JudgeSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -176,19 +228,14 @@ def _pass_and_majority(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float
     powers = [2**exponent for exponent in range(max_k.bit_length())]
     rows = {}
     for k in sorted({*powers, max_k}):
-        passed = sum(_pass_at_k(item_verdicts, k) for item_verdicts in answered)
-        majority = sum(_maj_at_k(item_verdicts, k) for item_verdicts in answered)
-        rows[str(k)] = {"pass": _round(passed / len(by_item)), "maj": _round(majority / len(by_item))}
+        passed, majority = [], []
+        for item_verdicts in answered:
+            correct = [verdict.strict for verdict in item_verdicts]
+            votes = [_normalize_vote(verdict.value) for verdict in item_verdicts]
+            passed.append(pass_at_k(sum(correct), len(correct), k))
+            majority.append(maj_at_k(votes, correct, k))
+        rows[str(k)] = {"pass": _round(sum(passed) / len(by_item)), "maj": _round(sum(majority) / len(by_item))}
     return rows
-
-
-def _pass_at_k(verdicts: Sequence[Verdict], k: int) -> float:
-    return pass_at_k(sum(verdict.strict for verdict in verdicts), len(verdicts), k)
-
-
-def _maj_at_k(verdicts: Sequence[Verdict], k: int) -> float:
-    votes = [_normalize_vote(verdict.value) for verdict in verdicts]
-    return maj_at_k(votes, [verdict.strict for verdict in verdicts], k)
 
 
 def _normalize_vote(value: str | None) -> str | float | None:
@@ -208,3 +255,79 @@ def _rule_section(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:
 
 def _round(value: float) -> float:
     return round(float(value), _DECIMALS)
+
+
+def _check_same_files(path: Path, report: Mapping[str, Any]) -> None:
+    """Raise UserError where a report on other files would be overwritten."""
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        same = all(before[key] == report[key] for key in ("benchmark", "items_sha256", "responses_sha256"))
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise UserError(f"{path}: reports on other files; choose another --out, or --rescore to replace it")
+
+
+def _score_table(report: Mapping[str, Any]) -> list[str]:
+    rows = [(name, _percent(report[name]["value"]), _interval(report[name])) for name in ("strict", "official")]
+    if report.get("judge"):
+        accuracy = report["judge"]["accuracy"]
+        rows.append(("strict, with judge", _percent(accuracy["value"]), _interval(accuracy)))
+    rows += [(name, _percent(value), "") for name, value in report["overall"].items()]
+    return _markdown_table(("", "accuracy", "95 % interval"), rows)
+
+
+def _summary_line(report: Mapping[str, Any]) -> str:
+    line = (
+        f"{report['items']} items, {report['responses']} responses, {report['missing']} missing; "
+        f"scorer {report['scorer']}. Intervals resample images; those of subsets are Wilson's."
+    )
+    judge = report.get("judge")
+    if judge:
+        line += (
+            f" {judge['model']} was asked about {judge['asked']} responses that no rule could read: "
+            f"{judge['correct']} correct, {judge['failed']} without a verdict."
+        )
+    return line
+
+
+def _outcome_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return the table of outcomes, and a line on length and truncation."""
+    outcomes = report["outcomes"]
+    total = max(1, sum(outcomes.values()))
+    rows = []
+    for name, count in outcomes.items():
+        rows.append((name, str(count), _percent(count / total)))
+    line = f"{_percent(report['truncated_rate'])} % of responses reached the limit of tokens."
+    if report["mean_tokens"] is not None:
+        line += f" They are {report['mean_tokens']:.1f} tokens long on average."
+    return [*_markdown_table(("outcome", "responses", "%"), rows), "", line]
+
+
+def _interval(row: Mapping[str, float]) -> str:
+    return f"{_percent(row['low'])} - {_percent(row['high'])}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _format_setting(value: object) -> str:
+    """Return a setting without JSON's punctuation. Values of a section that are off or empty are left out."""
+    if isinstance(value, Mapping):
+        shown = {name: inner for name, inner in value.items() if inner not in (None, False, [], ())}
+        return ", ".join(f"{name} {_format_setting(inner)}" for name, inner in shown.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_format_setting, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = []
+    for line in (head, ["---"] * len(head), *rows):
+        # A bar or a line break in a cell would end it.
+        cells = [cell.replace("|", "/").replace("\n", " ") for cell in line]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
