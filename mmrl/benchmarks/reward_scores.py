@@ -23,10 +23,9 @@ from mmrl_rewards import maths
 from mmrl_rewards.contract import Reward
 
 _IDENTITY_RESIZE: Final = ResizeMap(Size(1, 1), Size(1, 1))
-_MAX_FORMULA_CHARS: Final = 120
-"""Characters of the longest formula that is compared algebraically."""
+_MAX_FORMULA_CHARS: Final = 120  # characters of the longest formula that is compared algebraically
+# Formulas that may keep the computer algebra system busy without end: towers of powers, factorials, integrals.
 _EXPENSIVE_FORMULA: Final = re.compile(r"\^[^\\]{0,20}\^|\^\{?\d{3}|\d{16}|!|\\(?:sum|prod|int|lim)|\^\{[^}]*\^")
-"""Formulas that may keep the computer algebra system busy without end: towers of powers, factorials, integrals."""
 
 
 def reward_score(

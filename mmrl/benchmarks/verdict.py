@@ -16,8 +16,7 @@ SCORER_VERSION: Final = "2"
 """Version of the extraction and scoring rules; increase it whenever any verdict may change."""
 MISSING_RULE: Final = "missing"
 """Rule named by the verdict on an item without a response."""
-# Characters of answers and texts that a row of verdicts.jsonl repeats.
-_EXCERPT_CHARS: Final = 120
+_EXCERPT_CHARS: Final = 120  # characters of answers and texts that a row of verdicts.jsonl repeats
 
 
 class ResponseOutcome(StrEnum):

@@ -26,16 +26,11 @@ _NEGATED_BEFORE: Final = re.compile(r"\bnot(?: option)?\s*$", re.IGNORECASE)
 _BUT_OPTION: Final = re.compile(r"\b(?:but|rather)\s+(?:option\s+)?\(?([A-Z])\b")
 _OR_WORD: Final = re.compile(r"\bor\b|或")
 _LATEX_WRAPPER: Final = re.compile(letters.LATEX_WRAPPER)
-_BUT_WINDOW: Final = 12
-"""Characters before "B is correct" in which a "not" turns it round."""
-_MENTION_WINDOW: Final = 40
-"""Characters before such a letter in which an option's text may end with it."""
-_MAX_SENTENCES: Final = 12
-"""Sentences at the end of a response that may state its conclusion."""
-_MAX_YES_NO_SENTENCES: Final = 20
-"""Sentences at the start of a response that may answer a yes-or-no question."""
-_MIN_SHARED_WORDS: Final = 0.5
-"""Share of the question's words that a sentence must have to answer it."""
+_BUT_WINDOW: Final = 12  # characters before "B is correct" in which a "not" turns it round
+_MENTION_WINDOW: Final = 40  # characters before such a letter in which an option's text may end with it
+_MAX_SENTENCES: Final = 12  # sentences at the end of a response that may state its conclusion
+_MAX_YES_NO_SENTENCES: Final = 20  # sentences at the start of a response that may answer a yes-or-no question
+_MIN_SHARED_WORDS: Final = 0.5  # share of the question's words that a sentence must have to answer it
 
 
 def option_in_span(text: str, span: CharSpan, options: AnswerOptions, rule: str) -> ChosenOption | None:

@@ -32,10 +32,8 @@ NoAnswerReason = Literal["", "no_answer", "refusal", "truncated"]
 ExpectedType = Literal["choice", "number", "list", "text", "box", "boxes", "point"]
 _STRIP_CHARS: Final = " \t\r\n$\"'.:;,"
 _BRACKETED_LIST: Final = re.compile(r"\[[^\[\]]{1,500}\]")
-# Characters of the longest answer in tags that is no explanation.
-_MAX_TERSE_CHARS: Final = 100
-# Spaces in a number with its unit and a word such as "about".
-_MAX_NUMBER_WORDS: Final = 5
+_MAX_TERSE_CHARS: Final = 100  # characters of the longest answer in tags that is no explanation
+_MAX_NUMBER_WORDS: Final = 5  # spaces in a number with its unit and a word such as "about"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from mmrl.benchmarks.extraction import phrases
 from mmrl.benchmarks.extraction.options import AnswerOptions
 from mmrl.benchmarks.extraction.text import CharSpan
 
+# LaTeX command around a letter or text, to its opening brace.
 LATEX_WRAPPER: Final = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boxed|rm|bf)\s*\{"
-"""LaTeX command around a letter or text, to its opening brace."""
 _LABEL_PREFIX: Final = rf"[\s\"'\[<{{$:]*(?:(?:\\[(\[]|{LATEX_WRAPPER})[\s$]*)*"
 _OPTION_LABEL: Final = re.compile(
     r"[\s\"'\[<{$:,-]*(?:(?:the|most likely|likely|probably|either)\s+)?"
@@ -20,11 +20,11 @@ _OPTION_LABEL: Final = re.compile(
     r"|\s+(?:-|because|since|as|is|and|or|&|\()|\s*[\u4e00-\u9fff])|([a-z])(?=[.)]?\s*\Z))"
 )
 _BARE_LABEL: Final = re.compile(r"[\s\"'\[{$:]*([A-Z])[ \t]+(\S[^\n]{0,200})")
+# A second letter behind the first; who names two options chooses neither.
 _SECOND_LETTER: Final = re.compile(
     r"[\s)\].,]{0,3}\s*(?:and|or|&|/|或|和|与|及)[\s}]*(?:option\s+)?\(?([A-Z])(?![A-Za-z'])"
     r"|[)\]]?(?:\s*,\s*|\s+)\(?([A-Z])\)?(?=\s*(?:[,}\]]|\.?\s*(?:$|\n|</)|(?:,\s*)?(?:and|or)\s+\(?[A-Z]\b))"
 )
-"""A second letter behind the first; who names two options chooses neither."""
 _LEADING_LABEL: Final = re.compile(
     r"[\s\"'\[{]*(?:(?i:answer|option|choice)\s*:?\s*)?"
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=[).:\]]|\s*$|\s*\n|\s*,)|([a-z])(?=[).]?\s*\Z))"
@@ -33,16 +33,12 @@ _ANY_LABEL: Final = re.compile(
     r"\(([A-Z])\)|(?<![A-Za-z0-9_(])([A-Z])\)(?=\s|$|[.,])"
     r"|\b(?:[Oo]ption|[Cc]hoice)s?\s+\"?([A-Z])\b|选项?\s*([A-Z])(?![A-Za-z])"
 )
+# A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it.
 _UNCLOSED_BRACKET: Final = re.compile(r"\([^()\n]{0,38}$")
-"""A bracket that is open before a letter; the bracket behind the letter closes it, and makes no label of it."""
-_ELIMINATION_WINDOW: Final = 60
-"""Characters before a letter in which "eliminate" excludes it."""
-_MAX_LETTER_SENTENCE_CHARS: Final = 60
-"""Characters of the longest last sentence that may be nothing but a letter."""
-_CONCLUDING_WINDOW: Final = 40
-"""Characters at the end of a sentence that may name a letter after a comma."""
-_MAX_LISTED_LINES: Final = 40
-"""Lines at the start of a response that may list options."""
+_ELIMINATION_WINDOW: Final = 60  # characters before a letter in which "eliminate" excludes it
+_MAX_LETTER_SENTENCE_CHARS: Final = 60  # characters of the longest last sentence that may be nothing but a letter
+_CONCLUDING_WINDOW: Final = 40  # characters at the end of a sentence that may name a letter after a comma
+_MAX_LISTED_LINES: Final = 40  # lines at the start of a response that may list options
 _LONE_LETTER: Final = re.compile(
     r"(?<![A-Za-z0-9_(\\])\(?([A-Z])\)?(?=[.,;:!]|\s*$|\s+(?:because|since|it is)\b|\s*(?:选项|项)?是?正确)", re.M
 )

@@ -16,14 +16,12 @@ from mmrl_rewards import box, detect
 from mmrl_rewards.number import UNITS, Unit
 from mmrl_rewards.strings import words
 
-LATEX_MARKUP: Final = re.compile(r"\\[a-z]|\^|√|π")
-"""Signs that a text is a formula."""
+LATEX_MARKUP: Final = re.compile(r"\\[a-z]|\^|√|π")  # signs that a text is a formula
 _UNIT_TEXT: Final = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*)?([A-Za-zµ°%]{1,12}(?:/[a-z]{1,2}|\^[23]|[²³])?)")
 _IOU_THRESHOLD: Final = 0.5
 _RELATIVE_TOLERANCE: Final = 1e-9
 _DEFAULT_FORMULA_DECIMALS: Final = 6
-# Characters behind a number in which its unit is looked for.
-_UNIT_WINDOW: Final = 40
+_UNIT_WINDOW: Final = 40  # characters behind a number in which its unit is looked for
 _SINGLE_NUMBER: Final = re.compile(r"[\s$]*-?(?:0|[1-9][\d,]*)?(?:\.\d+)?\s*(?:\\?%|°|\^\\circ|[A-Za-z]{1,9})?[\s$]*")
 
 

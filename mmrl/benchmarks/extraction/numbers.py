@@ -8,16 +8,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-_MAX_NUMBER_CHARS: Final = 40
-"""Characters of the longest number; more digits are no answer."""
-_MAX_SINGLE_CHARS: Final = 200
-"""Characters of the longest text that may be one number."""
-_MAX_EXPONENT: Final = 300
-"""Exponents from here on overflow or are no answer."""
-_LABEL_WINDOW: Final = 14
-"""Characters before a number in which a word such as "Step" makes it a label."""
-_PRONOUN_WINDOW: Final = 9
-"""Characters before "one" in which a word such as "the" makes it a pronoun."""
+_MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are no answer
+_MAX_SINGLE_CHARS: Final = 200  # characters of the longest text that may be one number
+_MAX_EXPONENT: Final = 300  # exponents from here on overflow or are no answer
+_LABEL_WINDOW: Final = 14  # characters before a number in which a word such as "Step" makes it a label
+_PRONOUN_WINDOW: Final = 9  # characters before "one" in which a word such as "the" makes it a pronoun
 _NUMBER: Final = re.compile(
     r"(?<![A-Za-z0-9_.^\\{-])(?<!\d[:/])(?P<sign>[-+]?)(?:[$\u20ac\u00a3\u00a5S][ ]?)?"
     r"(?P<digits>\d{1,3}(?:(?:,|\{,\}|\\[,!])\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
@@ -29,8 +24,7 @@ _FRACTION: Final = re.compile(
     r"(?P<sign>-?)\\[dt]?frac\s*\{\s*(?P<over>-?\d{1,20}(?:\.\d{1,20})?)\s*\}"
     r"\s*\{\s*(?P<below>\d{1,20}(?:\.\d{1,20})?)\s*\}"
 )
-_THOUSANDS_SEPARATOR: Final = re.compile(r"[,{}\\!]")
-"""Signs between groups of three digits, those of LaTeX included."""
+_THOUSANDS_SEPARATOR: Final = re.compile(r"[,{}\\!]")  # signs between groups of three digits, those of LaTeX included
 _NON_NUMBER_SUFFIX: Final = re.compile(
     r"(?:st|nd|rd|th)\b|\^(?!\s*\{?\s*(?:\\circ|°|o\b))|:\d|-\d+-\d|/\d+/\d|[A-Za-z]{0,3}_"
 )

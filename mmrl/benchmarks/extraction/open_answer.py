@@ -32,25 +32,21 @@ _SUBCLAUSE: Final = re.compile(
 _RANGE_TO: Final = re.compile(r"[^\d\n.,]{0,12}\b(?:to)\b[ $€£]*")
 _OR_BETWEEN: Final = re.compile(r"[^\d\n.,]{0,12}(?:\bor\b|[ ]/[ ])[ $€£\\a-z{}]{0,12}")
 _BETWEEN_WORD: Final = re.compile(r"\bbetween[^\d\n]{0,12}$", re.IGNORECASE)
+# Numbers in a row and nothing else, such as "3, 5 and 7".
 _NUMBER_ROW: Final = re.compile(r"[^\w\n-]*-?[\d.]{1,12}(?:[ ]?,[ ]{0,2}(?:and[ ])?-?[\d.]{1,12})+[^\w\n]*\Z")
-"""Numbers in a row and nothing else, such as "3, 5 and 7"."""
 _NEGATED_BEFORE: Final = re.compile(r"(?:\bnot|n't) $", re.IGNORECASE)
+# Text behind a number that is given first and then explained: a unit, and the end of the line or "Because".
 _AFTER_LEADING_NUMBER: Final = re.compile(
     r"[ \t]*(?:[A-Za-z%°²³$]+[ \t]*){0,2}[.!]?(?:[ \t]*\n|[ ]+(?:This|That|Because|Since|Explanation)\b)"
 )
-"""Text behind a number that is given first and then explained: a unit, and the end of the line or "Because"."""
+# Characters besides digits that a number may begin with: signs, fractions, currencies.
 _NUMBER_START_CHARS: Final = "+-.\\S\u20ac\u00a3\u00a5"
-"""Characters besides digits that a number may begin with: signs, fractions, currencies."""
 _BOLD_TEXT: Final = re.compile(r"\*\*[^*\n]{1,80}\*\*")
 _CLOSING_REMARK: Final = re.compile(r"\s*(?:I hope|let me know|please let|note that|if you)\b", re.IGNORECASE)
-_MAX_LONE_CHARS: Final = 60
-"""Characters of a text whose only number is its answer."""
-_MAX_SENTENCES: Final = 60
-"""Sentences at the end of a response in which a conclusion is looked for."""
-_MIN_SHARED_WORDS: Final = 0.4
-"""Share of the question's words that a sentence must have to answer it."""
-_EQUATION_WINDOW: Final = 40
-"""Characters behind the last = in which its result stands."""
+_MAX_LONE_CHARS: Final = 60  # characters of a text whose only number is its answer
+_MAX_SENTENCES: Final = 60  # sentences at the end of a response in which a conclusion is looked for
+_MIN_SHARED_WORDS: Final = 0.4  # share of the question's words that a sentence must have to answer it
+_EQUATION_WINDOW: Final = 40  # characters behind the last = in which its result stands
 
 
 class OpenAnswer(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 TAIL_CHARS: Final = 4000
 """Characters at the end of a response in which a conclusion is looked for."""
-HEAD_CHARS: Final = 400
-"""Characters of the longest text that may be an option."""
+HEAD_CHARS: Final = 400  # characters of the longest text that may be an option
 
 _FULLWIDTH_FORMS: Final = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
+# One character for one, so that places stay.
 _ASCII_EQUIVALENTS: Final[Mapping[int, str]] = MappingProxyType(
     _FULLWIDTH_FORMS
     | dict.fromkeys(map(ord, "\u3010"), "[")
@@ -27,17 +27,16 @@ _ASCII_EQUIVALENTS: Final[Mapping[int, str]] = MappingProxyType(
     | dict.fromkeys(map(ord, "\u201c\u201d"), '"')
     | dict.fromkeys(map(ord, "\u00a0\u2009\u200b\u202f\u3000"), " ")
 )
-"""One character for one, so that places stay."""
+# Tags around the thinking of known models.
 _THINKING_TAGS: Final = (
     *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("\u25c1think\u25b7", "\u25c1/think\u25b7")),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
-"""Tags around the thinking of known models."""
+# Tags that open the answer of known models.
 _ANSWER_TAG: Final = re.compile(r"<(answer|final_answer|conclusion)>|<\|begin_of_box\|>", re.IGNORECASE)
-"""Tags that open the answer of known models."""
 _STOP_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<eos>", "<end_of_turn>", "<|end|>")
+# Words that begin a line of the prompt, or of a further turn that the model invents.
 _PROMPT_LABELS: Final = ("Hint", "Question", "Human", "User", "Instruction", "Problem", "Q", "问题", "提示")
-"""Words that begin a line of the prompt, or of a further turn that the model invents."""
 _INVENTED_TURN: Final = re.compile(
     rf"^[ \t*]*(?:{'|'.join(_PROMPT_LABELS)})(?:[ \t]+\d{{1,3}})?[*]*[ \t]*[:\uff1a]"
     r"|#{2,4}[ \t]*(?:Human|User|Assistant|Instruction|Input|Question)\b",
@@ -47,12 +46,9 @@ _REPLY_LABEL: Final = re.compile(
     r"^[ \t#*]*(?:Answer|Solution|Response|Assistant|Final answer|A|答案|解|答)[*]*[ \t]*[:\uff1a]", re.M | re.I
 )
 _BRACES: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-_MAX_BOXED_CHARS: Final = 1000
-"""Characters of the longest box."""
-_MAX_BOXES: Final = 8
-"""Boxes at the end of a response that are looked at for one whose braces balance."""
-_MAX_SENTENCE_CHARS: Final = 300
-"""Characters that a sentence is followed in either direction."""
+_MAX_BOXED_CHARS: Final = 1000  # characters of the longest box
+_MAX_BOXES: Final = 8  # boxes at the end of a response that are looked at for one whose braces balance
+_MAX_SENTENCE_CHARS: Final = 300  # characters that a sentence is followed in either direction
 _EMPHASIS: Final = re.compile(r"\*\*|__|`")
 _SENTENCE_END: Final = re.compile(
     r"(?:[.!?][\"')\]]{0,3}(?=[ \t]+(?![a-z])|$)|[。\uff01\uff1f\uff1b]|\n)[ \t]*", re.MULTILINE

@@ -19,10 +19,8 @@ from mmrl.benchmarks.reward_scores import formulas_equal
 
 _NUMERIC_TEXT: Final = re.compile(r"\d|\\pi|\\e\b")
 _DECIMALS: Final = 2
-# Characters at the end of a response that are read.
-_MAX_CHARS: Final = 20_000
-# Characters of an answer in which a number written as a word counts.
-_MAX_COUNT_CHARS: Final = 40
+_MAX_CHARS: Final = 20_000  # characters at the end of a response that are read
+_MAX_COUNT_CHARS: Final = 40  # characters of an answer in which a number written as a word counts
 _MATHVISION_FLAGS: Final = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _EMMA_FLAGS: Final = ("final answer is", "correct answer is", "answer should be", "answer is", "answer:")
 _LATEX_TEXT: Final = re.compile(r"\\text\{(.*?)\}")

@@ -26,8 +26,7 @@ from mmrl_rewards.geometry import COCO_THRESHOLDS
 _INTEGER_BOX: Final = re.compile(r"\[(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9}),\s{0,9}(\d{1,9})\]")
 _IOU_THRESHOLD: Final = 0.5
 _RECALL_POINTS: Final = np.linspace(0.0, 1.0, 101)
-# Boxes of one label in one image that count, the most confident first; COCO's maxDets.
-_MAX_BOXES: Final = 100
+_MAX_BOXES: Final = 100  # boxes of one label in one image that count, the most confident first; COCO's maxDets
 
 
 class RankedBoxes(NamedTuple):

@@ -21,8 +21,7 @@ from mmrl.benchmarks.items import Item, ItemResponse
 _PUNCTUATION: Final = ",.!?;:'"
 _BRACKETED_LETTER: Final = "({})"
 _SPACED_LETTER: Final = " {} "
-# Words beyond which the text of an option may count in place of its letter.
-_MIN_WORDS_FOR_TEXT: Final = 5
+_MIN_WORDS_FOR_TEXT: Final = 5  # words beyond which the text of an option may count in place of its letter
 _ANSWER_PREFIXES: Final = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is"),
     *("The correct option is", "Best answer:", "Best option:"),

@@ -16,8 +16,7 @@ from mmrl.benchmarks.reward_scores import reward_score
 from mmrl.types import AnswerType
 from mmrl_rewards import ocr
 
-# Characters at the start of a response that are compared.
-_MAX_CHARS: Final = 20_000
+_MAX_CHARS: Final = 20_000  # characters at the start of a response that are compared
 _TAGGED_COUNT: Final = re.compile(r"<answer>\s*(\d{1,9})\s*</answer>")
 _FORMULA_DATASET: Final = "HME100k"
 _FORMULA_CATEGORY: Final = "Handwritten Mathematical Expression Recognition"
@@ -29,8 +28,7 @@ _WORD_DIGITS: Final = {
 _PUNCTUATION: Final = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`?!]")
 _PERIOD: Final = re.compile(r"(?<!\d)\.(?!\d)")
 _COMMA: Final = re.compile(r"(\d)(,)(\d)")
-# People who must agree for full marks in VQA.
-_NUM_AGREEING: Final = 3
+_NUM_AGREEING: Final = 3  # people who must agree for full marks in VQA
 
 
 def score_ocrbench(item: Item, response: ItemResponse, extraction: Extraction) -> float:

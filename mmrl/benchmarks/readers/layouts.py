@@ -25,8 +25,7 @@ explanations. parts: they name regions of the row's only image, such as figures 
 _WRITTEN_LIST: Final = re.compile(r"\[\s*['\"]")
 _LETTERED_OPTION: Final = re.compile(r"^\s*\(?([A-H])[.:)]\s*(.+?)\s*$", re.MULTILINE)
 _COORDINATE_LIMITS: Final = {CoordinateSystem.NORM_1: 1.0, CoordinateSystem.NORM_1000: 1000.0}
-# Slack above the limit before a box counts as being in another coordinate system.
-_LIMIT_TOLERANCE: Final = 1.01
+_LIMIT_TOLERANCE: Final = 1.01  # slack above the limit before a box counts as being in another coordinate system
 
 
 class UnscorableRowError(BadRowError):

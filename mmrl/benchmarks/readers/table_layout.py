@@ -20,8 +20,8 @@ from mmrl_datasets.formats.row import BadRowError, Cells, get_cell, short_repr
 from mmrl_datasets.readers.columns import Column, optional_value, parse_column
 from mmrl_datasets.readers.media_resolver import MediaResolver, parse_fps, parse_time_range
 
+# Roles whose values go into the canonical row under the same name.
 _COPIED_ROLES: Final = ("id", "question", "options", "answer", "precision", "unit", "cluster", "image_size")
-"""Roles whose values go into the canonical row under the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
