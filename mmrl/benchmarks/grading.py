@@ -115,13 +115,9 @@ def score_files(benchmark: Benchmark, items_file: Path, responses_file: Path) ->
 def score_responses(
     benchmark: Benchmark, items: Mapping[str, Item], responses: Sequence[ItemResponse], provenance: Mapping[str, Any]
 ) -> ScoredRun:
-    """Score responses. Verdicts are in the order of the items, and of the responses to each.
+    """Score responses; items without one get a verdict of their own. The report repeats `provenance`.
 
-    Args:
-        benchmark: its rules score.
-        items: by id, in the order of the report.
-        responses: any number to each item; items without one get a verdict of their own.
-        provenance: goes into the report as it is.
+    Verdicts are in the order of the items, and of the responses to each.
     """
     positions = {id: index for index, id in enumerate(items)}
 
@@ -158,11 +154,7 @@ def score_responses(
 
 
 def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file's bytes; raise UserError when it cannot be read."""
     try:
         return compute_sha256(path)
     except OSError as error:

@@ -102,8 +102,8 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
         options=options,
         precision=parse_precision(row.get("precision")),
         unit=text_cell(row, "unit"),
-        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        image_size=parse_size(row.get("image_size")),
+        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        image_size=_parse_size(row.get("image_size")),
         cluster=str(row.get("cluster") or row["id"]),
         subsets={key: subset_values(value) for key, value in meta.items() if not isinstance(value, Mapping | None)},
         meta=meta,
@@ -111,18 +111,16 @@ def parse_canonical_item(row: Mapping[str, Any]) -> Item:
 
 
 def parse_answer(answer_type: ItemAnswerType, answer: object, options: tuple[str, ...]) -> AnswerValue:
-    """Return the correct answer in the form that scoring compares.
-
-    Coordinates are checked, and a choice becomes the text of its option. The answer to a point question is a box: any
-    point in it is correct.
+    """Return the correct answer in the form that scoring compares: checked coordinates, the text of an option.
 
     Raises:
         ValueError: the answer does not fit its type.
     """
     match answer_type:
         case "choice":
-            return answer_option(answer, options)
+            return _answer_option(answer, options)
         case "box" | "point":
+            # The answer to a point question is a box: any point in it is correct.
             return validate_value(AnswerType.BOX, answer)
         case "boxes":
             return validate_value(AnswerType.BOXES, answer)
@@ -189,12 +187,8 @@ def parse_options(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def answer_option(answer: object, options: tuple[str, ...]) -> str:
-    """Return the text of the correct option; the answer is that text, or its letter.
-
-    Raises:
-        ValueError: the answer is none of the options.
-    """
+def _answer_option(answer: object, options: tuple[str, ...]) -> str:
+    """Return the text of the correct option, given by that text or its letter; raise ValueError for none of them."""
     if isinstance(answer, str) and answer in options:
         return answer
     index = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
@@ -205,23 +199,15 @@ def answer_option(answer: object, options: tuple[str, ...]) -> str:
     return options[index]
 
 
-def parse_coordinate_system(value: object) -> CoordinateSystem:
-    """Return the coordinate system of a name.
-
-    Raises:
-        ValueError: there is no such coordinate system.
-    """
+def _parse_coordinate_system(value: object) -> CoordinateSystem:
+    """Return the coordinate system of a name; raise ValueError when there is none."""
     if value not in list(CoordinateSystem):
         raise ValueError(f"frame is {value!r:.40}, not one of {', '.join(CoordinateSystem)}")
     return CoordinateSystem(str(value))
 
 
-def parse_size(value: object) -> Size | None:
-    """Return width and height.
-
-    Raises:
-        ValueError: they are not two positive whole numbers.
-    """
+def _parse_size(value: object) -> Size | None:
+    """Return width and height; raise ValueError unless they are two positive whole numbers."""
     if value is None:
         return None
     sides = value if isinstance(value, list | tuple) else ()
@@ -304,8 +290,8 @@ def _parse_response(row: Mapping[str, Any]) -> ItemResponse:
         response_index=response_index,
         finished=row.get("finish") != "length",
         num_tokens=num_tokens,
-        coordinate_system=parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
-        resized_size=parse_size(row.get("resized")),
+        coordinate_system=_parse_coordinate_system(row.get("frame", CoordinateSystem.PX_ORIGINAL)),
+        resized_size=_parse_size(row.get("resized")),
     )
 
 

@@ -40,15 +40,9 @@ class _JudgeReply:
 
 
 def add_judge_verdicts(run: ScoredRun, service: JudgeService, *, max_concurrent: int) -> ScoredRun:
-    """Ask a judge about every response in which no rule found an answer.
+    """Return the run with a judge's verdicts on every response in which no rule found an answer, and their summary.
 
-    Args:
-        run: scored responses.
-        service: client of the judge; it keeps replies, so that nothing is asked twice.
-        max_concurrent: requests under way at a time.
-
-    Returns:
-        The run with the judge's verdicts and a summary of them.
+    `service` keeps replies, so that nothing is asked twice; `max_concurrent` requests are under way at a time.
 
     Raises:
         UserError: the judge gave no verdict at all.

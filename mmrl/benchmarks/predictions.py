@@ -71,9 +71,7 @@ def parse_prediction(row: dict[str, Any]) -> Prediction:
     """Return the prediction of a row of predictions.jsonl.
 
     Raises:
-        KeyError: a column is missing.
-        TypeError: a column has the wrong type.
-        ValueError: a column holds an unknown value.
+        KeyError, TypeError, ValueError: a column is missing, has the wrong type, or holds an unknown value.
     """
     return Prediction(
         id=row["pid"],
@@ -105,9 +103,7 @@ def append_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 def read_complete_batches(path: Path, batch_sizes: Sequence[int]) -> list[Prediction]:
     """Return the predictions of the complete batches at the start of a file, and cut the file off behind them.
 
-    Args:
-        path: the file; it need not exist.
-        batch_sizes: rows of each batch, in order.
+    `batch_sizes` has the rows of each batch, in order. The file need not exist.
 
     Raises:
         UserError: a row cannot be read.

@@ -97,15 +97,10 @@ def build_report(run: ScoredRun) -> dict[str, Any]:
 
 
 def write_report(run: ScoredRun, out_dir: Path, *, rescore: bool) -> dict[str, Any]:
-    """Write verdicts.jsonl, report.json and report.md, and return the report.
-
-    Args:
-        run: scored responses.
-        out_dir: folder of the files.
-        rescore: replace a report on other files.
+    """Write verdicts.jsonl, report.json and report.md into a folder, and return the report.
 
     Raises:
-        UserError: the folder holds a report on other files, or cannot be written.
+        UserError: the folder holds a report on other files and `rescore` is off, or it cannot be written.
     """
     report = build_report(run)
     if not rescore:

@@ -43,14 +43,8 @@ def reward_score(
 ) -> float:
     """Return the reward of an answer, in [0, 1]; 0 where the reward cannot score the target.
 
-    Args:
-        reward: the reward function.
-        answer_type: type of both answers.
-        value: the answer found.
-        target: the correct answer.
-        coordinate_systems: that of the answer found and that of the target.
-        resize_map: resize of the image between the two.
-        **options: options of the reward.
+    `coordinate_systems` are that of the answer found, `value`, and that of the target; `resize_map` leads from one to
+    the other. `options` are those of the reward.
     """
     has_coordinates = answer_type in (AnswerType.BOX, AnswerType.BOXES, AnswerType.POINT)
     sample_target = Target(

@@ -188,10 +188,7 @@ class RuleScorer:
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
     """Return what predictions.jsonl keeps of a rollout.
 
-    Args:
-        item_id: id of the item it answers.
-        rollout: the response.
-        first_response: text before its last forced trigger, or None without one.
+    `first_response` is the text before its last forced trigger, or None without one.
     """
     return Prediction(
         id=item_id,

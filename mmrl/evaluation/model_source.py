@@ -49,11 +49,7 @@ class ModelSource:
     """The checkpoint, when the model is one."""
 
     def inherited_settings(self, *, by_rule: bool) -> dict[str, Any]:
-        """Return the evaluation settings that the model's run brings.
-
-        Args:
-            by_rule: a benchmark's rules grade, not the run's rewards.
-        """
+        """Return the evaluation settings that the model's run brings; `by_rule` as in `inherit_settings`."""
         if self.config is None:
             return {"model": {"path": str(self.path)}}
         settings = inherit_settings(self.config, by_rule=by_rule)
@@ -100,15 +96,13 @@ class LoadedModel:
 def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
     """Return the settings of a run that its evaluations use, as a mapping for `load_eval_config`.
 
-    Args:
-        config: config of the run.
-        by_rule: a benchmark's rules grade. Rollout steps that ask which responses are correct then get the
-            benchmark's verdict, the term `correct`, in place of the run's rewards.
+    With `by_rule`, a benchmark's rules grade and not the run's rewards.
     """
     plain = config.model_dump(mode="json")
     settings = {name: plain[name] for name in _INHERITED_SECTIONS}
     del settings["evaluation"]["benchmarks"]
     if by_rule:
+        # Steps that ask which responses are correct get the benchmark's verdict in place of the run's rewards.
         for step in settings["evaluation"]["rollout_steps"]:
             if "correct" in step:
                 step["correct"] = [CORRECT_TERM]
@@ -118,12 +112,9 @@ def inherit_settings(config: Config, *, by_rule: bool) -> dict[str, Any]:
 
 
 def find_model_source(model: str, checkpoint_name: str | None, warn: Callable[[str], None]) -> ModelSource:
-    """Return the model at a path; of a run, the checkpoint of a name, the best, or the newest.
+    """Return the model in a folder of transformers, a run directory, or a checkpoint in one.
 
-    Args:
-        model: a folder of transformers, a run directory, or a checkpoint in one.
-        checkpoint_name: a checkpoint's name or `best`; None takes the newest.
-        warn: shows a message, for example about a checkpoint that is damaged.
+    `checkpoint_name` is a checkpoint of the run or `best`; None takes the newest.
 
     Raises:
         UserError: there is no such model or checkpoint.

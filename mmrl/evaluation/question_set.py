@@ -67,14 +67,9 @@ def benchmark_question_set(
 
 
 def run_question_set(name: str, config: Config, eval_config: EvalConfig, base_dir: Path, out_dir: Path) -> QuestionSet:
-    """Return a split of a run's own data, which the run's rewards grade.
+    """Return a split of a run's own data, named `run:test` for example, which the run's rewards grade.
 
-    Args:
-        name: `run:` and the split.
-        config: config of the run.
-        eval_config: settings of the evaluation.
-        base_dir: folder that relative paths of the config start from.
-        out_dir: folder of the evaluation; generated data go below it.
+    Relative paths of the config start from `base_dir`; generated data go below `out_dir`.
 
     Raises:
         UserError: the run has no such split, or a sample of it cannot be used.

@@ -58,10 +58,7 @@ class EvalDir:
         return self.path / "predictions.jsonl"
 
     def claim(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the folder this evaluation's.
-
-        Returns:
-            The contents of settings.json from an earlier start, or None at the first start.
+        """Make the folder this evaluation's; return settings.json of an earlier start, or None at the first start.
 
         Raises:
             UserError: the folder holds another evaluation, or something else.
@@ -166,14 +163,8 @@ class EvalSession:
 def evaluation_identity(
     benchmark: str, revision: str, questions: BenchmarkQuestions, eval_config: EvalConfig
 ) -> dict[str, Any]:
-    """Return everything that decides the responses, so that no folder mixes two evaluations.
-
-    Args:
-        benchmark: name of the benchmark.
-        revision: hash of the model's weights.
-        questions: what is asked.
-        eval_config: settings; the model's path and the judge are left out, which change no response.
-    """
+    """Return everything that decides the responses, so that no folder mixes two evaluations."""
+    # The model's path and the judge change no response.
     settings = flatten_settings(eval_config.model_dump(mode="json", exclude={"model": {"path"}, "judge": True}))
     return {"benchmark": benchmark, "model": revision, "data": questions.digest(), **settings}
 
@@ -187,16 +178,7 @@ def describe_generation(
     questions: BenchmarkQuestions,
     predictions: Sequence[Prediction],
 ) -> dict[str, Any]:
-    """Return the `generation` section of a report.
-
-    Args:
-        model: name of the model as the user gave it.
-        data_files: files of the benchmark as the user gave them.
-        identity: result of `evaluation_identity`.
-        eval_config: settings.
-        questions: what was asked.
-        predictions: all responses.
-    """
+    """Return the `generation` section of a report; `identity` is the result of `evaluation_identity`."""
     generation = eval_config.evaluation
     # A prompt's own digest covers its text, images and positions.
     prompts_digest = hashlib.sha256("".join(prediction.prompt_digest for prediction in predictions).encode())
@@ -237,9 +219,7 @@ def make_batches(
 def find_unusable_questions(questions: BenchmarkQuestions, measure: Callable[[Sample], object]) -> dict[str, str]:
     """Return the reasons why questions cannot be asked, by item id.
 
-    Args:
-        questions: those of a benchmark, some of which may lack their media.
-        measure: opens the media of a sample and measures its prompt; raises UserError when it does not fit.
+    `measure` opens the media of a sample and measures its prompt; it raises UserError when it does not fit.
     """
     problems = questions.problems
     for question in questions.entries:
@@ -261,12 +241,7 @@ def check_missing(
 ) -> None:
     """Report the questions that cannot be asked, and the rows that no rule scores.
 
-    Args:
-        missing: reasons by item id.
-        questions: all questions.
-        allowed: missing questions count as incorrect instead of ending the evaluation.
-        remedy: setting that allows them, for the message.
-        warn: shows a warning.
+    With `allowed`, missing questions count as incorrect; `remedy` names the setting that does so, for the message.
 
     Raises:
         UserError: questions are missing and not allowed to, or none is left.
@@ -321,12 +296,7 @@ def build_eval_pipeline(
 
 
 def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: EvalSession) -> list[Prediction]:
-    """Generate the missing responses, save each batch, and return all predictions.
-
-    Args:
-        batches: all questions.
-        earlier: predictions of the first batches, from an earlier start.
-        session: what generates and saves.
+    """Generate the responses that `earlier` lacks, save each batch, and return all predictions.
 
     Raises:
         UserError: a question cannot be asked after all, or the disk is full.

@@ -69,13 +69,7 @@ class Number(NamedTuple):
 
 
 def find_numbers(text: str, start: int = 0, end: int | None = None) -> Iterator[Number]:
-    """Yield the numbers in digits in reading order; no ordinals, dates, times of day, labels, list markers, exponents.
-
-    Args:
-        text: any text.
-        start: character to begin at.
-        end: character to end before; the end of the text by default.
-    """
+    """Yield the numbers in digits in reading order; no ordinals, dates, times, labels, list markers or exponents."""
     stop = len(text) if end is None else end
     # LaTeX fractions come first, since their parts must not count as numbers of their own.
     fractions = []

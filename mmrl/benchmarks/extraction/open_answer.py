@@ -132,10 +132,7 @@ def is_ambiguous(text: str) -> bool:
 def bold_number(text: str, text_with_emphasis: str, question_numbers: frozenset[float]) -> OpenAnswer | None:
     """Return the number in bold in the last sentence that concludes, else the first number in bold.
 
-    Args:
-        text: the response with its emphasis blanked out.
-        text_with_emphasis: the same text, as long, with its asterisks.
-        question_numbers: numbers that the question gives; these are no answers.
+    `text` is the response with its emphasis blanked out, `text_with_emphasis` the same with its asterisks.
     """
     stated = []
     for match in _BOLD_TEXT.finditer(text_with_emphasis):

@@ -70,11 +70,7 @@ class MegaBenchLayout:
 
 
 def _parse_metrics(metric_info: Mapping[str, Any], answer: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """Return the metric of each field.
-
-    Raises:
-        UnscorableRowError: a metric needs a judge or a program, or scores something that is no field.
-    """
+    """Return the metric of each field; raise UnscorableRowError for one that needs a judge or scores no field."""
     metrics = _parse_mapping(metric_info.get("field_score_function"), "field_score_function")
     unknown = sorted({*map(str, metrics.values())} - FIELD_METRICS.keys())
     if unknown or not metrics:

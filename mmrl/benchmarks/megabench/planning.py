@@ -104,11 +104,7 @@ def score_plan(prediction: object, reference: object) -> float:
 
 
 def _parse_pddl(text: str) -> Fact:
-    """Return the one expression of a text as nested tuples.
-
-    Raises:
-        ValueError: parentheses do not match, or there is more than one expression.
-    """
+    """Return the one expression of a text as nested tuples; raise ValueError unless it is exactly one."""
     stack: list[list[Any]] = [[]]
     for token in _TOKEN.findall(_COMMENT.sub("", text)):
         if token == "(":

@@ -55,12 +55,7 @@ def score_refcoco(item: Item, response: ItemResponse, extraction: Extraction) ->
 
 
 def pixel_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the IoU as VLM-R1 computes it.
-
-    Args:
-        a: x1, y1, x2, y2 in pixels.
-        b: the same.
-    """
+    """Return the IoU of two boxes (x1, y1, x2, y2 in pixels) as VLM-R1 computes it."""
     # As published, the intersection counts its last pixel and the areas do not.
     width = min(a[2] - 1, b[2] - 1) - max(a[0], b[0])
     height = min(a[3] - 1, b[3] - 1) - max(a[1], b[1])
@@ -113,12 +108,8 @@ def _rank_boxes(results: Sequence[tuple[Item, ItemResponse, Extraction]], label:
 def _match_boxes(boxes: NDArray[np.float64], target_boxes: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
     """Match each box to the best target that is still free, at each threshold.
 
-    Args:
-        boxes: [N, 4], x1, y1, x2, y2 in pixels, the most confident first.
-        target_boxes: [M, 4], the same.
-
-    Returns:
-        N rows [T], True where a target was found.
+    Takes boxes [N, 4], the most confident first, and targets [M, 4], as x1, y1, x2, y2 in pixels. Returns N rows
+    [T], True where a target was found.
     """
     is_match = np.zeros((len(boxes), len(COCO_THRESHOLDS)), dtype=np.bool_)
     if len(boxes) and len(target_boxes):

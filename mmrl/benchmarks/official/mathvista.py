@@ -64,14 +64,7 @@ def normalize_extraction(
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
     A letter in brackets stands for its choice, and any other text for the nearest one. Integers are cut off, floats
-    rounded.
-
-    Args:
-        extraction: the text that was extracted from a response.
-        choices: options, if the question has any.
-        answer_type: `integer`, `float` or anything else, which is compared as text.
-        precision: decimals of a float.
-        digits_only: read integers as the verdicts of 2023 did, for which "18.0" is none.
+    rounded to `precision` decimals. With `digits_only`, "18.0" is no integer, as in the verdicts of 2023.
     """
     if choices:
         return _match_choice(extraction.strip(), choices)

@@ -62,10 +62,7 @@ def score_mmmu_pro(item: Item, response: ItemResponse, extraction: Extraction) -
 def parse_mmmu_letter(text: str, options: Sequence[str], forms: Sequence[str]) -> str | None:
     """Return the letter that MMMU's parser chooses: in the first form that any letter has, the last letter.
 
-    Args:
-        text: the response.
-        options: texts of the options.
-        forms: ways to write a letter, tried in this order.
+    `forms` are ways to write a letter, such as "({})", tried in this order.
     """
     for mark in _PUNCTUATION:
         text = text.strip(mark)

@@ -415,10 +415,7 @@ def get_layouts(
 ) -> tuple[RowLayout, ...]:
     """Return every layout that the files of a benchmark may have, the more specific first.
 
-    Args:
-        benchmark: name of the benchmark.
-        own_layouts: layouts that a benchmark plug-in brings.
-        coordinate_system: set on layouts that need one.
+    `own_layouts` are those that a plug-in brings; `coordinate_system` is set on layouts that need one.
     """
     layouts: list[RowLayout] = []
     for layout in (*LAYOUTS.get(benchmark, ()), *own_layouts, CANONICAL_JSONL):

@@ -173,11 +173,7 @@ def _read_rows(
     coordinate_system: CoordinateSystem | None,
     is_only_file: bool,
 ) -> Iterator[Question | RejectedRow | None]:
-    """Yield the questions of one file or folder, and None for each row that no rule can score.
-
-    Raises:
-        UserError: the file cannot be read, has no known layout or no rows, or must not have a coordinate system.
-    """
+    """Yield the questions of one file or folder, and None for each row that no rule can score."""
     if benchmark.reads_coco_annotations:
         yield from _read_coco(path, dataset_context, split, media_root, coordinate_system)
         return
@@ -227,11 +223,7 @@ def _read_coco(
 def _select_layout(
     layouts: Sequence[RowLayout], cells: Cells, coordinate_system: CoordinateSystem | None, *, location: str
 ) -> RowLayout:
-    """Return the layout of a file by its first row.
-
-    Raises:
-        UserError: no layout fits, or the layout says its coordinate system and the user named one, too.
-    """
+    """Return the layout of a file by its first row; raise UserError when none fits, or `coordinate_system` does not."""
     missing_columns, missing_shares = [], []
     for layout in layouts:
         missing = sorted(name for name in layout.required_columns if not has_column(cells, name))
@@ -254,11 +246,7 @@ def _select_layout(
 
 
 def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: str) -> Question:
-    """Return a row as a question.
-
-    Raises:
-        ValueError: the row makes no item, or asks nothing.
-    """
+    """Return a row as a question; raise ValueError for a row that makes no item, or asks nothing."""
     item = parse_canonical_item({name: value for name, value in row.columns.items() if value is not None})
     try:
         images = row.image_refs or media_resolver.images(row.images)
@@ -282,11 +270,7 @@ def _make_question(row: QuestionRow, media_resolver: MediaResolver, benchmark: s
 def _interleave_media(
     text: str, images: Sequence[ImageRef], videos: Sequence[VideoRef], image_numbering: ImageNumbering
 ) -> Sequence[ContentPart]:
-    """Return text and media in reading order.
-
-    Raises:
-        BadRowError: placeholders and media do not match.
-    """
+    """Return text and media in reading order; raise BadRowError when placeholders and media do not match."""
     pieces = split_at_placeholders(text)
     numbers = [piece.number for piece in pieces if isinstance(piece, MediaPlaceholder)]
     if image_numbering == "parts" and len(images) == 1 and {*numbers} - {1, None}:

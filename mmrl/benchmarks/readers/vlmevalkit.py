@@ -124,11 +124,7 @@ class VlmEvalKitLayout:
 
 
 def _parse_options(cells: Cells, question: str) -> tuple[tuple[str, ...], bool]:
-    """Return the options of a row, and True when they must still be listed below the question.
-
-    Raises:
-        BadRowError: an option between two others is empty.
-    """
+    """Return the options of a row, and True when they must still be listed below the question."""
     lettered = vlmevalkit.read_options(cells)
     if lettered:
         return lettered, True
