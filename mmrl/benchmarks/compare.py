@@ -50,9 +50,7 @@ def compare_runs(verdicts_a: Sequence[Verdict], verdicts_b: Sequence[Verdict], c
             f"{len(unshared)} questions are in one run alone ({', '.join(sorted(unshared)[:_MAX_LISTED])}); "
             "runs to compare must have the same items"
         )
-    cluster_of = {}
-    for verdict in verdicts_a:
-        cluster_of[verdict.id] = verdict.cluster or verdict.id
+    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts_a}
     means_a, means_b, clusters = [], [], []
     a_only_ids, b_only_ids = [], []
     for id in correct_a:

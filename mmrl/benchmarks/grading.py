@@ -51,10 +51,10 @@ def extract_answer(item: Item, response: ItemResponse) -> Extraction:
 
 def grade_response(benchmark: Benchmark, item: Item, response: ItemResponse) -> Verdict:
     """Find the answer in a response and return the verdict on it."""
-    return make_verdict(benchmark, item, response, extract_answer(item, response))
+    return _make_verdict(benchmark, item, response, extract_answer(item, response))
 
 
-def make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction) -> Verdict:
+def _make_verdict(benchmark: Benchmark, item: Item, response: ItemResponse, extraction: Extraction) -> Verdict:
     """Return the verdict on an answer that was found already."""
     strict = benchmark.is_correct(item, response, extraction)
     score = float(strict)
@@ -90,12 +90,6 @@ def missing_verdict(item: Item) -> Verdict:
         cluster=item.cluster,
         outcome=ResponseOutcome.NO_ANSWER,
         rule=MISSING_RULE,
-        start=0,
-        end=0,
-        value=None,
-        strict=False,
-        official=False,
-        score=0.0,
         subsets=item.subsets,
     )
 
@@ -132,7 +126,7 @@ def score_responses(
         item = items[response.id]
         extraction = extract_answer(item, response)
         graded.append((item, response, extraction))
-        verdicts.append(make_verdict(benchmark, item, response, extraction))
+        verdicts.append(_make_verdict(benchmark, item, response, extraction))
     for id in absent:
         # An overall metric must see missing items, too: COCO's recall counts their boxes.
         silence = ItemResponse(id=id, text="")

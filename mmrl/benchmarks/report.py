@@ -168,9 +168,7 @@ def _mean_over_items(verdicts: Sequence[Verdict], column: _Column) -> float:
 
 def _clustered_mean(verdicts: Sequence[Verdict], column: _Column) -> dict[str, float]:
     """Return the mean over items with an interval that resamples clusters."""
-    cluster_of = {}
-    for verdict in verdicts:
-        cluster_of[verdict.id] = verdict.cluster or verdict.id
+    cluster_of = {verdict.id: verdict.cluster or verdict.id for verdict in verdicts}
     means = _mean_by_item(verdicts, column)
     clusters = [cluster_of[id] for id in means]
     interval = cluster_bootstrap([*means.values()], clusters, seed=_BOOTSTRAP_SEED)

@@ -42,17 +42,17 @@ class Verdict:
     """By the strict verdict."""
     rule: str
     """Extraction rule that found the answer."""
-    start: int
+    start: int = 0
     """First character of the answer in the response."""
-    end: int
+    end: int = 0
     """Character behind the answer."""
-    value: str | None
+    value: str | None = None
     """The answer found; None when there is none."""
-    strict: bool
+    strict: bool = False
     """True when a careful reader would call the answer correct."""
-    official: bool
+    official: bool = False
     """True when the benchmark's own rule gives full marks."""
-    score: float
+    score: float = 0.0
     """Score by the benchmark's own rule, in [0, 1]."""
     response_index: int = 0
     """Number of the response among those to the same item, from 0."""

@@ -48,16 +48,6 @@ class ModelSource:
     checkpoint_dir: Path | None = None
     """The checkpoint, when the model is one."""
 
-    def inherited_settings(self, *, by_rule: bool) -> dict[str, Any]:
-        """Return the evaluation settings that the model's run brings; `by_rule` as in `inherit_settings`."""
-        if self.config is None:
-            return {"model": {"path": str(self.path)}}
-        settings = inherit_settings(self.config, by_rule=by_rule)
-        if self.checkpoint_dir is None:
-            # An export holds everything itself, so what the run was built from no longer matters.
-            settings["model"] |= {"path": str(self.path), "from_scratch": None, "lora": None}
-        return settings
-
     def revision(self) -> str:
         """Return a hash of the model's files; for a checkpoint, those of the model it builds on are included."""
         folders = [self.path] if self.checkpoint_dir is None else [self.checkpoint_dir]

@@ -310,19 +310,16 @@ def run_session(batches: EvalBatches, earlier: Sequence[Prediction], session: Ev
         session.ranks.on_rank0(partial(append_predictions, session.eval_dir.predictions_file, new_predictions))
         predictions += new_predictions
         num_correct += sum(verdict.strict for verdict in session.grader.grade(new_predictions))
-        session.console.show_step(number, _progress_metrics(predictions, num_correct), {})
+        num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
+        num_tokens = sum(prediction.num_tokens for prediction in predictions)
+        progress = {
+            "accuracy": num_correct / len(predictions),
+            "rollout/truncated_frac": num_truncated / len(predictions),
+            "rollout/response_tokens_mean": num_tokens / len(predictions),
+        }
+        session.console.show_step(number, progress, {})
     session.console.end_stage()
     return predictions
-
-
-def _progress_metrics(predictions: Sequence[Prediction], num_correct: int) -> dict[str, float]:
-    num_truncated = sum(prediction.finish_reason is FinishReason.LENGTH for prediction in predictions)
-    num_tokens = sum(prediction.num_tokens for prediction in predictions)
-    return {
-        "accuracy": num_correct / len(predictions),
-        "rollout/truncated_frac": num_truncated / len(predictions),
-        "rollout/response_tokens_mean": num_tokens / len(predictions),
-    }
 
 
 def _answer_batch(batch: Sequence[tuple[str, Sample]], session: EvalSession) -> list[Prediction]:

@@ -13,9 +13,8 @@ from typing import Final, Literal
 
 from mmrl.answer import parse_answer_value
 from mmrl.benchmarks.extraction import choice, open_answer, phrases
-from mmrl.benchmarks.extraction.coordinates import BOX_PATTERN, POINT_PATTERN, find_coordinates
 from mmrl.benchmarks.extraction.letters import ChosenOption
-from mmrl.benchmarks.extraction.numbers import find_numbers
+from mmrl.benchmarks.extraction.numbers import BOX_PATTERN, POINT_PATTERN, find_coordinates, find_numbers
 from mmrl.benchmarks.extraction.options import prepare_options
 from mmrl.benchmarks.extraction.text import (
     TAIL_CHARS,

@@ -1,4 +1,7 @@
-r"""Numbers as models write them: 1,234.5, 3/4, \frac{3}{4}, 2.5 x 10^{-3}, twenty-five; no dates and no ordinals."""
+r"""Numbers and coordinates as models write them: 1,234.5, 3/4, \frac{3}{4}, 2.5 x 10^{-3}, twenty-five, [1, 2, 3, 4].
+
+Dates and ordinals are no numbers. The coordinate system of coordinates is never guessed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from mmrl.benchmarks.extraction.text import CharSpan
 
 _MAX_NUMBER_CHARS: Final = 40  # characters of the longest number; more digits are no answer
 _MAX_SINGLE_CHARS: Final = 200  # characters of the longest text that may be one number
@@ -55,6 +60,22 @@ _NOT_COUNT_AFTER: Final = re.compile(
 )
 _PRONOUN_BEFORE: Final = re.compile(
     r"(?:\b(?:no|the|this|that|which|each|any|every|another|other|the only|first|last|same)[ -]|-)$", re.I
+)
+
+
+_COORDINATE: Final = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
+_COORDINATE_SEPARATOR: Final = r"\s{0,9}[,\s]\s{0,9}"
+_PAIR: Final = rf"{_COORDINATE}{_COORDINATE_SEPARATOR}{_COORDINATE}"
+# Four numbers in brackets, or two pairs of them in parentheses.
+BOX_PATTERN: Final = re.compile(
+    rf"[\[(<]\s{{0,9}}{_PAIR}{_COORDINATE_SEPARATOR}{_PAIR}\s{{0,9}}[\])>]"
+    rf"|\(\s{{0,9}}{_PAIR}\s{{0,9}}\)\s{{0,9}},?\s{{0,9}}\(\s{{0,9}}{_PAIR}\s{{0,9}}\)"
+)
+# Two numbers in brackets, after x= and y=, or in point tags.
+POINT_PATTERN: Final = re.compile(
+    rf"[\[(]\s{{0,9}}{_PAIR}\s{{0,9}}[\])]"
+    rf"|\bx\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_COORDINATE}\"?\s{{0,9}},?\s{{0,9}}\"?y\"?\s{{0,9}}[=:]\s{{0,9}}\"?{_COORDINATE}"
+    rf"|<point>\s{{0,9}}{_PAIR}\s{{0,9}}</point>"
 )
 
 
@@ -111,6 +132,12 @@ def parse_single_number(text: str) -> float | None:
     """Return the one number of a short text, with or without a unit; None for none, or for several."""
     numbers = list(find_numbers(text)) if len(text) <= _MAX_SINGLE_CHARS else []
     return numbers[0].value if len(numbers) == 1 else None
+
+
+def find_coordinates(pattern: re.Pattern[str], text: str) -> Iterator[tuple[tuple[float, ...], CharSpan]]:
+    """Yield the coordinates and the place of everything that `BOX_PATTERN` or `POINT_PATTERN` finds."""
+    for match in pattern.finditer(text):
+        yield tuple(float(number) for number in match.groups() if number is not None), CharSpan(*match.span())
 
 
 def _parse_value(match: re.Match[str]) -> float | None:

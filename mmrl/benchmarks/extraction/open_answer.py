@@ -160,10 +160,11 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     if not stated:
         return None
     question_words = content_words(question)
-    equation_value = _last_equation_value(text)
+    equals = text.rfind("=")
+    result = next(find_numbers(text, equals, equals + _EQUATION_WINDOW), None) if equals >= 0 else None
 
     def rank(sentence: CharSpan, number: Number) -> float:
-        is_last_equation = sentence == stated[0][0] and number.value == equation_value
+        is_last_equation = sentence == stated[0][0] and result is not None and number.value == result.value
         if phrases.is_conclusion(text, *sentence) or is_last_equation:
             return 2.0
         is_plan = phrases.PLAN_START.match(text, sentence.start) is not None
@@ -175,14 +176,6 @@ def concluding_number(text: str, question: str, question_numbers: frozenset[floa
     # Sentences come last first, and `max` keeps the first of equals.
     best = max(stated, key=lambda entry: rank(*entry))
     return _to_open_answer(text, best[1], "concluding_number")
-
-
-def _last_equation_value(text: str) -> float | None:
-    """Return the first number behind the last = of a text."""
-    equals = text.rfind("=")
-    if equals < 0:
-        return None
-    return next((number.value for number in find_numbers(text, equals, equals + _EQUATION_WINDOW)), None)
 
 
 def _stated_number(

@@ -22,9 +22,8 @@ from typing import Any, Final
 
 from rapidfuzz.distance import DamerauLevenshtein
 
-from mmrl.benchmarks.extraction.coordinates import BOX_PATTERN, find_coordinates
 from mmrl.benchmarks.extraction.fields import MAX_FIELD_CHARS, parse_fields, parse_written_value
-from mmrl.benchmarks.extraction.numbers import find_numbers
+from mmrl.benchmarks.extraction.numbers import BOX_PATTERN, find_coordinates, find_numbers
 from mmrl.benchmarks.megabench.planning import score_plan
 from mmrl.benchmarks.reward_scores import formulas_equal
 from mmrl_rewards import geometry
